@@ -76,7 +76,6 @@ def capture(target: list[str], bench: Path) -> dict[str, Any]:
         cwd=bench,
         limit_s=LIMIT_S,
         cache_folder=None,
-        on_progress=lambda line: None,
     ) as captured:
         return {
             "seconds": time.perf_counter() - started,

@@ -180,7 +180,6 @@ def capture(out: Path, target: tuple[str, ...]) -> int:
             cwd=Path.cwd(),
             limit_s=RUN_TIMEOUT_S,
             cache_folder=None,
-            on_progress=print,
         ) as captured:
             (out / "capture.json").write_text(capture_to_json(captured.capture))
     except UserError as error:

@@ -6,12 +6,12 @@ import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from zerofit.core.observer import SILENT, Observer
 from zerofit.scripts.capture.capture import CapturedScript, capture_script
 
 _MADE_CHILD = (sys.executable, str(Path(__file__).parent / "programs" / "made_child.py"))
@@ -36,7 +36,7 @@ class Workplace:
         *arguments: str,
         limit_s: float = 30,
         name: str = "train.py",
-        on_start: Callable[[bool], None] = lambda _: None,
+        observer: Observer = SILENT,
     ) -> CapturedScript:
         return capture_script(
             (name, *arguments),
@@ -44,8 +44,7 @@ class Workplace:
             cwd=self.cwd,
             limit_s=limit_s,
             cache_folder=self.cache,
-            on_progress=lambda _: None,
-            on_start=on_start,
+            observer=observer,
             command=self.command,
         )
 

@@ -51,7 +51,6 @@ def test_it_is_captured_for_each_machine_and_kept_for_each(tmp_path: Path) -> No
             cwd=tmp_path,
             limit_s=240,
             cache_folder=tmp_path / "cache",
-            on_progress=lambda _: None,
             gpus=(find_gpu(name),) * count,
         ) as script:
             return script.capture
@@ -68,7 +67,7 @@ def test_it_is_captured_for_each_machine_and_kept_for_each(tmp_path: Path) -> No
     assert captured("V100-32G", 4) == capture  # its wall_time_s too: the script is not run again
 
 
-_GPUS = [{"name": "NVIDIA L4", "memory_bytes": 24 << 30, "capability": [8, 9]}] * 2
+_GPUS = [{"name": "NVIDIA L4", "memory_bytes": 24 << 30, "compute_capability": [8, 9]}] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import pytest
 
+from zerofit.cli.output.console import Console
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.errors import UserError
-from zerofit.scripts.capture.capture import capture_script
+from zerofit.core.observer import Observer
 
 _REQUEST = TraceRequest(sequence_length=8)
 
@@ -129,16 +131,21 @@ _DRAWN = """
 """
 
 
-def test_a_capture_of_before_stays_where_the_script_runs_again_for_its_model(workplace) -> None:
-    started = []
+def test_a_capture_of_before_stays_where_the_script_runs_again_for_its_model(workplace, capsys) -> None:
     workplace.write_counted(_DRAWN)
-    with workplace.capture(on_start=started.append) as script:
+    with workplace.capture(observer=Console()) as script:
         first = script.capture
         assert not script.is_kept
-    with workplace.capture(on_start=started.append) as script:
-        assert (script.capture, script.is_kept, started) == (first, True, [False])
+    assert capsys.readouterr().err == "zerofit: looking at what train.py trains, up to its first step ...\n"
+    with workplace.capture(observer=Console()) as script:
+        assert (script.capture, script.is_kept) == (first, True)
+        assert capsys.readouterr().err == ""
         script.trace(_REQUEST)
-        assert (script.capture, started) == (first, [False, True])
+        assert script.capture == first
+    assert capsys.readouterr().err == (
+        "zerofit: train.py runs again up to its first step: what it trains is known from before, and its "
+        "model is needed once more ...\n"
+    )
     with workplace.capture() as script:
         assert script.capture == first
 
@@ -288,13 +295,7 @@ def test_what_the_script_prints_last_is_told_meanwhile(workplace) -> None:
         "import time, training\nprint('Tokenizing: 12%', end='\\r')\ntime.sleep(1)\ntraining.begin()\n"
     )
     told: list[str] = []
-    capture_script(
-        ("train.py",),
-        environment=workplace.environment,
-        cwd=workplace.cwd,
-        limit_s=30,
-        cache_folder=None,
-        on_progress=told.append,
-        command=workplace.command,
-    ).close()
+    observer = Observer()
+    observer.task = lambda title, **_: nullcontext(told.append)
+    workplace.capture(observer=observer).close()
     assert told == ["Tokenizing: 12%"]

@@ -85,11 +85,15 @@ def test_a_process_of_the_script_that_is_killed_leaves_the_files_as_they_were(wo
 
 
 _PARENT = """
-import os, sys
+import contextlib, os, sys
 from pathlib import Path
+from zerofit.core.observer import Observer
 from zerofit.scripts.capture.capture import capture_script
+class Printing(Observer):
+    def task(self, title, **_):
+        return contextlib.nullcontext(print)
 capture_script(("train.py",), environment=os.environ, cwd=Path.cwd(), limit_s=60,
-    cache_folder=Path(sys.argv[1]), on_progress=print, command=sys.argv[2:])
+    cache_folder=Path(sys.argv[1]), observer=Printing(), command=sys.argv[2:])
 """
 
 

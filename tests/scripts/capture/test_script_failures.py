@@ -51,7 +51,6 @@ def test_the_message_says_what_to_do(tmp_path: Path, golden: Callable[[str, str]
             cwd=tmp_path,
             limit_s=limit_s,
             cache_folder=tmp_path / "cache",
-            on_progress=lambda _: None,
         )
     assert time.monotonic() - started < limit_s + 2
     assert [process.pid for process in psutil.process_iter() if _is_in(process, tmp_path)] == []

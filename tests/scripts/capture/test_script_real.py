@@ -57,7 +57,6 @@ def test_a_script_that_looks_at_its_weights_is_captured_with_them(tmp_path: Path
         cwd=tmp_path,
         limit_s=240,
         cache_folder=tmp_path / "cache",
-        on_progress=lambda _: None,
     ) as script:
         assert script._child is not None
         assert "attempts x" in script._child.output

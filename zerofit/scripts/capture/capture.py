@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Self
 
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
+from zerofit.core.observer import SILENT, Observer
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.models.trace.cache import read_trace, write_trace
 from zerofit.scripts.capture.cache import ScriptRun, before_run, load, store, trace_file
 from zerofit.scripts.capture.child_process import Child, free_host_bytes
 from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
+from zerofit.scripts.target import script_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +40,8 @@ def capture_script(
     cwd: Path,
     limit_s: float,
     cache_folder: Path | None,
-    on_progress: Callable[[str], None],
+    observer: Observer = SILENT,
     gpus: tuple[GpuSpec, ...] = (),
-    on_start: Callable[[bool], None] = lambda _: None,
     instead: str = INSTEAD,
     command: Sequence[str] = _COMMAND,
 ) -> CapturedScript:
@@ -58,9 +59,8 @@ def capture_script(
         cwd: where the script runs; absolute.
         limit_s: how long it may take to come to its training.
         cache_folder: zerofit's (see cache_folder.cache_folder); None keeps nothing.
-        on_progress: told what the script last printed.
+        observer: is told that the script runs, and what it last printed.
         gpus: of the node that is planned for; the script's own code is told of them.
-        on_start: told that the script is run, and whether it is for the model of a capture from the cache.
         instead: what an error says that the user can do in the place of a capture.
         command: what captures; takes a folder and the target.
 
@@ -72,8 +72,7 @@ def capture_script(
         run=ScriptRun(target=target, environment=environment, cwd=cwd, gpus=gpus),
         limit_s=limit_s,
         cache_folder=cache_folder,
-        on_progress=on_progress,
-        on_start=on_start,
+        observer=observer,
         instead=instead,
         command=command,
     )
@@ -99,8 +98,7 @@ class CapturedScript:
     run: ScriptRun
     limit_s: float
     cache_folder: Path | None
-    on_progress: Callable[[str], None]
-    on_start: Callable[[bool], None]
+    observer: Observer
     instead: str
     command: Sequence[str]
     capture: Capture = field(init=False)
@@ -150,17 +148,30 @@ class CapturedScript:
         Raises:
             UserError: it does not come there, or trains something else than the capture from the cache.
         """
-        self.on_start(self.is_kept)
+        with self._announced() as tell:
+            self._start(tell)
+
+    def _announced(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Say that the script runs; return a context whose value takes what it prints meanwhile."""
+        script = script_words(self.run.target)
+        if self.is_kept:
+            why = "what it trains is known from before, and its model is needed once more"
+            self.observer.say(f"{script} runs again up to its first step: {why} ...")
+            return nullcontext(lambda _: None)
+        title = f"looking at what {script} trains, up to its first step"
+        return self.observer.task(title, is_announced=True)
+
+    def _start(self, tell: Callable[[str], None]) -> None:
         self._stack.enter_context(stopping_by_exception())
         self._folder = CaptureFolder(self.cache_folder)
         before = before_run(self.run)
         free_bytes = free_host_bytes()
         until = time.monotonic() + self.limit_s
-        result = self._attempt("meta", until)
+        result = self._attempt("meta", until, tell)
         if isinstance(result, Failure) and _may_need_weights(result, free_bytes):
             self._end_child()
             self._folder.begin_anew(ended_ns=self._ended())
-            result = self._attempt("real", until)
+            result = self._attempt("real", until, tell)
         if isinstance(result, Failure):
             output = "" if self._child is None else self._child.output
             self.close()
@@ -196,10 +207,10 @@ class CapturedScript:
     def _ended(self) -> int:
         return self._ended_ns or time.time_ns()
 
-    def _attempt(self, weights: str, until: float) -> Capture | Failure:
+    def _attempt(self, weights: str, until: float, tell: Callable[[str], None]) -> Capture | Failure:
         assert self._folder is not None
         self._child = Child(self.run, folder=self._folder, weights=weights, command=self.command)
-        return self._child.wait(until, self.on_progress)
+        return self._child.wait(until, tell)
 
 
 def _may_need_weights(failure: Failure, free_bytes: int) -> bool:

@@ -88,14 +88,7 @@ class Child:
             home=Path(run.environment.get("HOME") or Path.home()),
         )
         named["caches"].append(str(folder.temporary))
-        gpus = [
-            {
-                "name": one.name,
-                "memory_bytes": one.memory_bytes,
-                "capability": one.compute_capability or (8, 0),
-            }
-            for one in run.gpus
-        ]
+        gpus = [asdict(gpu) for gpu in run.gpus]
         pipes = [its_reader, its_writer]
         spec = {"weights": weights, "num_batches": _NUM_BATCHES, "gpus": gpus, "serve": pipes, **named}
         for name in (CAPTURE, FAILURE, REFUSED):

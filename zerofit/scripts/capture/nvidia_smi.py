@@ -51,7 +51,7 @@ def _value(name: str, place: int, gpus: list[dict[str, Any]], options: dict[str,
         "memory.total": f"{mebibytes}{unit}",
         "memory.free": f"{mebibytes}{unit}",
         "memory.used": f"0{unit}",
-        "compute_cap": ".".join(map(str, gpu["capability"])),
+        "compute_cap": ".".join(map(str, gpu["compute_capability"] or (8, 0))),
     }
     return values.get(name, "0" if name.startswith("utilization") else "[N/A]")
 

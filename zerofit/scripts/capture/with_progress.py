@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.core.cache_folder import cache_folder
 from zerofit.machine.library_versions import check_libraries
-from zerofit.scripts.target import script_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from zerofit.core.facts import GpuSpec
     from zerofit.core.observer import Observer
@@ -43,37 +42,17 @@ def captured(
     from zerofit.scripts.capture.capture import capture_script
 
     check_libraries(observer)
-    with ExitStack() as running:
-        script = capture_script(
-            target,
-            environment=os.environ,
-            cwd=Path.cwd(),
-            limit_s=limit_s,
-            cache_folder=cache_folder(os.environ, Path.home()),
-            instead=instead,
-            gpus=gpus,
-            **_callbacks(script_words(target), running, observer),
-        )
+    script = capture_script(
+        target,
+        environment=os.environ,
+        cwd=Path.cwd(),
+        limit_s=limit_s,
+        cache_folder=cache_folder(os.environ, Path.home()),
+        observer=observer,
+        gpus=gpus,
+        instead=instead,
+    )
     with script:
         yield script
     for sentence in script.left:
         observer.say(sentence)
-
-
-def _callbacks(script: str, running: ExitStack, observer: Observer) -> dict[str, Any]:
-    """Return what capture_script calls as the script starts, and with each line that it prints."""
-    tellers: list[Callable[[str], None]] = []
-
-    def start(is_again: bool) -> None:
-        if is_again:
-            why = "what it trains is known from before, and its model is needed once more"
-            observer.say(f"{script} runs again up to its first step: {why} ...")
-            return
-        title = f"looking at what {script} trains, up to its first step"
-        tellers.append(running.enter_context(observer.task(title, is_announced=True)))
-
-    def tell(line: str) -> None:
-        for teller in tellers:
-            teller(line)
-
-    return {"on_start": start, "on_progress": tell}

@@ -209,7 +209,6 @@ def test_what_would_lose_a_file_is_not_done(place: Place, line: str, message: st
         "kind": "would-overwrite",
         "message": message.format(work=place.work),
         "where": "script.py:3",
-        "detail": "",
     }
     undo(place.folder)
     assert sorted(path.name for path in place.work.rglob("*")) == names

@@ -92,7 +92,7 @@ def main() -> None:
         os._exit(0)
 
     def fail(kind: str, **told: object) -> None:
-        document = {"kind": kind, "message": "it failed", "where": "train.py:1", "detail": "", **told}
+        document = {"kind": kind, "message": "it failed", "where": "train.py:1", **told}
         _leave(place, "failure.json", json.dumps(document))
         os._exit(0)
 

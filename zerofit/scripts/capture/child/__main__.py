@@ -7,7 +7,6 @@ failure.json.
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +24,7 @@ from zerofit.scripts.capture.child import (
 from zerofit.scripts.capture.child.files import guard
 from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
 from zerofit.scripts.capture.child.outcome import leave_failed, leave_for, place_in_script
+from zerofit.scripts.capture.journal import SPEC
 from zerofit.scripts.on_import import when_imported
 from zerofit.scripts.run_target import run_target, script_frames
 
@@ -51,8 +51,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _spec_in(folder: Path) -> CaptureSpec:
-    document = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
-    return CaptureSpec(**{name: document[name] for name in ("weights", "num_batches", "gpus", "serve")})
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(CaptureSpec).validate_json((folder / SPEC).read_bytes())
 
 
 def _install(seen: Observations) -> None:

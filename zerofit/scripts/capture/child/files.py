@@ -119,7 +119,7 @@ class _Watch:
 
     def refuse(self, kind: str, message: str) -> NoReturn:
         """Write down why, and end this process before the thing happens."""
-        told = {"kind": kind, "message": message, "where": place_in_script(sys._getframe()), "detail": ""}
+        told = {"kind": kind, "message": message, "where": place_in_script(sys._getframe())}
         self._here.is_busy = True
         partial = self._folder / f"{REFUSED}.{os.getpid()}"
         partial.write_text(json.dumps(told), encoding="utf-8")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
+from zerofit.core.facts import GpuSpec
 from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.capture.nvidia_smi import ASKED
 
@@ -37,13 +37,10 @@ Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-amp
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gpu:
-    """Properties of one GPU; by default of a stand-in like an A100 with 80 GB."""
-
-    name: str = "a GPU that stands in for yours"
-    memory_bytes: int = 80 * 2**30
-    capability: tuple[int, int] = _CAPABILITY
+_STAND_IN = GpuSpec(
+    name="a GPU that stands in for yours", memory_bytes=80 * 2**30, compute_capability=_CAPABILITY
+)
+"""Like an A100 with 80 GB."""
 
 
 def install(torch: ModuleType, seen: Observations) -> None:
@@ -125,9 +122,9 @@ def _answer_the_script(torch: Any, seen: Observations) -> None:
         _note_told(seen)
         return True
 
-    def gpu_for(device: Any) -> _Gpu:
+    def gpu_for(device: Any) -> GpuSpec:
         if not is_own_code(sys._getframe(2).f_code.co_filename):
-            return _Gpu()
+            return _STAND_IN
         _note_told(seen)
         return _gpu_at(seen, device)
 
@@ -138,14 +135,14 @@ def _answer_the_script(torch: Any, seen: Observations) -> None:
         return len(_gpus_of(seen)) if is_asked() else int(device_count())
 
     def capability(device: Any = None) -> tuple[int, int]:
-        return gpu_for(device).capability
+        return _capability_of(gpu_for(device))
 
     def name(device: Any = None) -> str:
         return gpu_for(device).name
 
     def properties(device: Any = None) -> SimpleNamespace:
         gpu = gpu_for(device)
-        major, minor = gpu.capability
+        major, minor = _capability_of(gpu)
         total = gpu.memory_bytes
         return SimpleNamespace(**_BESIDE, name=gpu.name, major=major, minor=minor, total_memory=total)
 
@@ -154,7 +151,7 @@ def _answer_the_script(torch: Any, seen: Observations) -> None:
         return gpu.memory_bytes, gpu.memory_bytes
 
     def has_bf16(*_: Any, **__: Any) -> bool:
-        return gpu_for(None).capability >= _CAPABILITY
+        return _capability_of(gpu_for(None)) >= _CAPABILITY
 
     torch.cuda.is_available, torch.cuda.device_count = has_gpu, num_gpus
     torch.cuda.get_device_capability, torch.cuda.get_device_name = capability, name
@@ -162,15 +159,15 @@ def _answer_the_script(torch: Any, seen: Observations) -> None:
     torch.cuda.is_bf16_supported = has_bf16
 
 
-def _gpus_of(seen: Observations) -> tuple[_Gpu, ...]:
-    planned = tuple(
-        _Gpu(name=one["name"], memory_bytes=one["memory_bytes"], capability=tuple(one["capability"]))
-        for one in seen.spec.gpus
-    )
-    return planned or (_Gpu(),)
+def _gpus_of(seen: Observations) -> tuple[GpuSpec, ...]:
+    return seen.spec.gpus or (_STAND_IN,)
 
 
-def _gpu_at(seen: Observations, device: Any) -> _Gpu:
+def _capability_of(gpu: GpuSpec) -> tuple[int, int]:
+    return gpu.compute_capability or _CAPABILITY
+
+
+def _gpu_at(seen: Observations, device: Any) -> GpuSpec:
     """Return the GPU that a number, a name such as "cuda:1" or a torch.device says; the first without."""
     gpus = _gpus_of(seen)
     number = str(getattr(device, "index", device) or 0).rpartition(":")[2]
@@ -205,7 +202,7 @@ def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:
 
         setattr(pynvml, name, answering)
 
-    def memory(gpu: _Gpu) -> SimpleNamespace:
+    def memory(gpu: GpuSpec) -> SimpleNamespace:
         return SimpleNamespace(total=gpu.memory_bytes, free=gpu.memory_bytes, used=0)
 
     for name in ("nvmlInit", "nvmlInit_v2", "nvmlShutdown"):
@@ -214,7 +211,7 @@ def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:
     answered("nvmlDeviceGetHandleByIndex", lambda number: _gpu_at(seen, number))
     answered("nvmlDeviceGetName", lambda gpu: gpu.name)
     answered("nvmlDeviceGetMemoryInfo", memory)
-    answered("nvmlDeviceGetCudaComputeCapability", lambda gpu: gpu.capability)
+    answered("nvmlDeviceGetCudaComputeCapability", _capability_of)
     answered("nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=0, memory=0))
 
 

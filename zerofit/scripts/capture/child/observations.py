@@ -8,8 +8,10 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.facts import GpuSpec  # noqa: TC001 - read at run time, from JSON
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from zerofit.core.capture import Capture
@@ -24,9 +26,9 @@ class CaptureSpec:
     """"meta": no model of transformers gets weights; "real": all are loaded and initialised as ever."""
     num_batches: int
     """Batches of which the shapes are recorded."""
-    gpus: Sequence[Mapping[str, Any]] = ()
-    """Name, memory_bytes and capability of each GPU that the script is to see; none: one that stands in."""
-    serve: Sequence[int] | None = None
+    gpus: tuple[GpuSpec, ...] = ()
+    """Those that the script is to see; none: one that stands in."""
+    serve: tuple[int, int] | None = None
     """File descriptors for reading requests and writing answers; None ends after the capture."""
 
 

@@ -66,9 +66,7 @@ def leave_failed(
         where: file and line of the script.
         error: what was raised; how much the weights take that are not loaded is told with it.
     """
-    detail = "".join(traceback.format_exception(error)) if error is not None else ""
-    message = " ".join(message.split())
-    document: dict[str, Any] = {"kind": kind, "message": message, "where": where, "detail": detail}
+    document: dict[str, Any] = {"kind": kind, "message": " ".join(message.split()), "where": where}
     if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _OF_THE_SCRIPT):
         document["weight_bytes"] = unloaded_bytes(error)
     _write(seen.folder / "failure.json", json.dumps(document, indent=1) + "\n")
