@@ -12,7 +12,7 @@ from zerofit.data.bucketing import as_lengths
 if TYPE_CHECKING:
     from zerofit.data.bucketing import Lengths
 
-_TOKENS = "input_ids"
+_TOKENS, _MASK = "input_ids", "attention_mask"
 _COUNTED = "length"
 """The column in which tokenizers and Trainer keep lengths (transformers/training_args.py,
 length_column_name)."""
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 100_000
 """ASSUMPTION: so many rows of ids take some hundred MB at most."""
 
 
-def sample_lengths(dataset: Any) -> Lengths | None:
+def sample_lengths(dataset: Any, *, by_mask: bool = False) -> Lengths | None:
     """Return the tokens of each sample; None where that takes reading them.
 
     Known are tables of `datasets` with a column input_ids or length, lists of dicts or of encodings, datasets
@@ -29,6 +29,7 @@ def sample_lengths(dataset: Any) -> Lengths | None:
 
     Args:
         dataset: a dataset with indices.
+        by_mask: whether tokens that an attention_mask leaves out, the padding, are not counted.
 
     Raises:
         UserError: its field `lengths` has other things than numbers of tokens.
@@ -37,28 +38,31 @@ def sample_lengths(dataset: Any) -> Lengths | None:
 
     data = torch.utils.data
     if isinstance(dataset, data.Subset):
-        whole = sample_lengths(dataset.dataset)
+        whole = sample_lengths(dataset.dataset, by_mask=by_mask)
         return None if whole is None else whole[numpy.asarray(dataset.indices)]
     if isinstance(dataset, data.ConcatDataset):
-        parts = [sample_lengths(part) for part in dataset.datasets]
+        parts = [sample_lengths(part, by_mask=by_mask) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         return numpy.concatenate(known) if len(known) == len(parts) else None
     found: Any
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list) and hasattr(dataset, "with_format"):
-        found = _of_table(dataset, names)
+        found = _of_table(dataset, names, by_mask=by_mask)
     else:
-        found = _of_rows(dataset) if isinstance(dataset, list) else None
+        found = _of_rows(dataset, by_mask=by_mask) if isinstance(dataset, list) else None
         if found is None:
             found = getattr(dataset, "lengths", None)
     is_one_each = hasattr(found, "__len__") and 0 < len(found) == len(dataset)
     return as_lengths(found) if is_one_each else None
 
 
-def _of_rows(rows: list[Any]) -> list[int] | None:
+def _of_rows(rows: list[Any], *, by_mask: bool) -> list[int] | None:
     """Return the lengths of rows, dicts or what tokenizers return; None where they are no tokens."""
     ids: list[Any] = [row.get(_TOKENS) if isinstance(row, Mapping) else None for row in rows]
-    return [len(one) for one in ids] if all(map(_are_tokens, ids)) else None
+    if not all(map(_are_tokens, ids)):
+        return None
+    masks = [row.get(_MASK) if by_mask else None for row in rows]
+    return [len(one) if mask is None else int(sum(mask)) for one, mask in zip(ids, masks, strict=True)]
 
 
 def _are_tokens(ids: Any) -> bool:
@@ -70,7 +74,7 @@ def _are_tokens(ids: Any) -> bool:
     return not (ids and isinstance(ids[0], Sized))
 
 
-def _of_table(dataset: Any, names: list[str]) -> Any:
+def _of_table(dataset: Any, names: list[str], *, by_mask: bool) -> Any:
     """Return the lengths of a table of `datasets`, without making Python objects of its lists."""
     from pyarrow import types  # type: ignore[import-untyped]
 
@@ -79,13 +83,17 @@ def _of_table(dataset: Any, names: list[str]) -> Any:
             return None
         column = dataset.with_format("arrow", columns=[_COUNTED])[:].column(_COUNTED)
         return numpy.asarray(column) if types.is_integer(column.type) and not column.null_count else None
-    rows = dataset.with_format("arrow", columns=[_TOKENS])
+    counts_mask = by_mask and _MASK in names
+    name = _MASK if counts_mask else _TOKENS
+    rows = dataset.with_format("arrow", columns=[name])
     parts = []
     for start in range(0, len(dataset), _ROWS_AT_ONCE):
-        column = rows[start : start + _ROWS_AT_ONCE].column(_TOKENS)
+        column = rows[start : start + _ROWS_AT_ONCE].column(name)
         if not holds_ids(column.type):
             return None
-        parts += [as_lengths(list_lengths(chunk)) for chunk in column.chunks if len(chunk)]
+        parts += [
+            as_lengths(list_lengths(chunk, is_mask=counts_mask)) for chunk in column.chunks if len(chunk)
+        ]
     return numpy.concatenate(parts) if parts else None
 
 

@@ -8,7 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.facts import GpuSpec  # noqa: TC001 - read at run time, from JSON
+from zerofit.core.facts import GpuSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
