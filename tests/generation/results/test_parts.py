@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import resource
@@ -18,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from zerofit.core.errors import UserError
-from zerofit.generation.results import parts as parts_module
 from zerofit.generation.results.parts import PartFiles, check_claim, claim, kept_batch_size, parts_folder
 
 if TYPE_CHECKING:
@@ -324,45 +322,6 @@ def test_results_get_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert out.stat().st_mode & 0o777 == 0o640
-
-
-def test_a_file_system_without_hard_links_gets_the_whole_file_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(parts_module.os, "link", refuse)
-    out = tmp_path / "out.jsonl"
-    with begin(out) as parts:
-        parts.write([document(0)])
-        out.write_text("mine")
-        with pytest.raises(UserError, match="the file for the results is there already"):
-            parts.assemble(1)
-        assert out.read_text() == "mine"
-        out.unlink()
-        parts.assemble(1)
-    assert lines_of(out) == [document(0)]
-    assert os.listdir(tmp_path) == ["out.jsonl"]
-
-
-def test_a_run_killed_between_its_last_two_acts_is_said_to_be_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out.jsonl"
-    monkeypatch.setattr("zerofit.generation.results.parts._remove_parts", lambda _: None)
-    with begin(out) as parts:
-        parts.write([document(0)])
-        parts.assemble(1)
-    with pytest.raises(UserError) as raised:
-        begin(out)
-    assert str(raised.value) == (
-        "error[generate-out-exists]: all results are there already\n"
-        f"  found: {out}: whole; the run that wrote it was killed at its very end\n"
-        "  why:   nothing is left to do, and results are never written over\n"
-        f"  fix:   rm -r {out}.parts, which holds the same in parts; to do all anew, name another file"
-    )
-    assert lines_of(out) == [document(0)]
 
 
 @pytest.mark.parametrize("half", [b"", b'{"index": 0}\n{"in'])

@@ -8,7 +8,6 @@ end of each; the next start reads all whole lines, and writes files of its own.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -30,8 +29,6 @@ _VERSION = 1
 """Of the files in the folder; rises when an older zerofit could not read them."""
 _JOB, _WHOLE = "job.json", "whole.jsonl"
 _PART = re.compile(r"start(\d+)-rank(\d+)\.jsonl")
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-"""Errors of link(2) on file systems that have no hard links."""
 _MOST_NAMED = 5
 """ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
 
@@ -57,16 +54,6 @@ def check_free(out: Path) -> None:
     """Check that there is nothing at the place of the results."""
     if not os.path.lexists(out):
         return
-    whole = parts_folder(out) / _WHOLE
-    with contextlib.suppress(OSError):
-        if whole.samefile(out):
-            raise UserError(
-                "generate-out-exists",
-                "all results are there already",
-                found=f"{out}: whole; the run that wrote it was killed at its very end",
-                why="nothing is left to do, and results are never written over",
-                fix=f"rm -r {whole.parent}, which holds the same in parts; to do all anew, name another file",
-            )
     is_dangling = out.is_symlink() and not out.exists()
     kind = "a folder" if out.is_dir() else "a link to nothing" if is_dangling else "a file"
     raise UserError(
@@ -215,10 +202,8 @@ class PartFiles:
                     whole.write(line if describe is None else _line(describe(json.loads(line))))
                 whole.flush()
                 os.fsync(whole.fileno())
-            self._name_whole()
-        except FileExistsError:
             check_free(self.out)
-            raise
+            os.rename(self.folder / _WHOLE, self.out)
         except OSError as error:
             raise not_writable(self.out, error) from None
         else:
@@ -233,18 +218,6 @@ class PartFiles:
                     _remove_parts(self.folder)
         while self._held:
             os.close(self._held.pop())
-
-    def _name_whole(self) -> None:
-        """Give the results the name that the user asked for, all at once."""
-        whole = self.folder / _WHOLE
-        try:
-            os.link(whole, self.out)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            if os.path.lexists(self.out):
-                raise FileExistsError from None
-            whole.rename(self.out)
 
     def _not_shared(self, rank: int) -> UserError:
         return UserError(
