@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from runs import run_command
+from runs import run_two_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,10 +49,7 @@ MORE = (
 
 def run_cases(names: Sequence[str], folder: Path) -> tuple[dict[str, Answers], str]:
     """Return the answers of both ranks by case, and what they printed."""
-    flags = "-m torch.distributed.run --standalone --nproc_per_node=2"
-    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *flags.split(), str(RANKS), "out.json", *names]
-    run = run_command(command, folder, **on_cpu).check()
+    run = run_two_ranks(RANKS, folder, "out.json", *names)
     return json.loads((folder / "out.json").read_text()), run.stderr
 
 

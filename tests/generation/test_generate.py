@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from made.tokenizers import gpt_tokenizer
 from random_cases import VOCABULARY, Family
 from ranks_of_generate import NEW, PROMPTS, model, tokens
-from runs import run_command
+from runs import run_two_ranks
 from tiny_models import make_model
 
 import zerofit
@@ -103,10 +102,7 @@ def slow_ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dic
 
 
 def _run(folder: Path, *cases: str) -> dict[str, list[Any]]:
-    flags = "-m torch.distributed.run --standalone --nproc_per_node=2"
-    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *flags.split(), str(_RANKS), "out.json", *cases]
-    run_command(command, folder, **on_cpu).check()
+    run_two_ranks(_RANKS, folder, "out.json", *cases)
     answers: dict[str, list[Any]] = json.loads((folder / "out.json").read_text())
     return answers
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from runs import ROOT, SCRIPTS, Run, run_command
+from runs import ROOT, SCRIPTS, Run, run_two_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,11 +34,7 @@ Seen = dict[str, Any]
 def train(cases: Sequence[str], folder: Path) -> dict[str, list[Seen]]:
     """Return what both ranks saw in each case, and in training without generation."""
     without = [f"{case.rsplit(' ', 1)[0]} nothing" for case in cases]
-    flags = "-m torch.distributed.run --standalone --nproc_per_node=2"
-    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    script = str(SCRIPTS / "generate_in_training.py")
-    command = [sys.executable, *flags.split(), script, "seen", *dict.fromkeys((*cases, *without))]
-    run_command(command, folder, **on_cpu).check()
+    run_two_ranks(SCRIPTS / "generate_in_training.py", folder, "seen", *dict.fromkeys((*cases, *without)))
     ranks = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
     return {case: [rank[case] for rank in ranks] for case in ranks[0]}
 

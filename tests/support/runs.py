@@ -62,3 +62,10 @@ def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
         timeout=RUN_TIMEOUT_S,
     )
     return Run(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr, folder=folder)
+
+
+def run_two_ranks(script: Path, folder: Path, *arguments: str) -> Run:
+    """Run a script in a folder on two CPU ranks of torchrun to its end, which must be a good one."""
+    flags = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return run_command((sys.executable, *flags, str(script), *arguments), folder, **on_cpu).check()

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from captures import LOOP
 from torch import nn
 
 from zerofit.core.allocation_log import TraceRequest
-from zerofit.core.capture import Capture, CapturedBatch, CapturedModel, CapturedTensor
-from zerofit.core.command import Route
-from zerofit.core.facts import ModelFacts
+from zerofit.core.capture import CapturedBatch, CapturedTensor
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.trace.cache import read_trace
 from zerofit.models.trace.live import trace_live
@@ -30,28 +29,8 @@ _REQUEST = TraceRequest(sequence_length=1)
 
 
 def _live(model: nn.Module) -> Live:
-    facts = ModelFacts(
-        name="net",
-        model_type="",
-        num_parameters=8,
-        num_trainable_parameters=8,
-        num_layers=1,
-        hidden_size=0,
-        vocab_size=0,
-    )
-    capture = Capture(
-        target=("train.py",),
-        route=Route.ACCELERATE,
-        stopped_at="",
-        model=CapturedModel(class_path="train.Net", name="net", facts=facts, is_transformers=False),
-        optimizers=(),
-        schedulers=(),
-        loader=None,
-        batches=(CapturedBatch(tensors=(CapturedTensor(name="", shape=(4, 3), dtype="float32"),)),),
-        lengths=None,
-        micro_batch_size=4,
-        gradient_accumulation_steps=1,
-    )
+    batch = CapturedBatch(tensors=(CapturedTensor(name="", shape=(4, 3), dtype="float32"),))
+    capture = dataclasses.replace(LOOP, batches=(batch,), lengths=None, micro_batch_size=4)
     return Live(model=model, batch=_GIVEN, capture=capture)
 
 

@@ -12,35 +12,15 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[3] / "support"))
+from captures import LOOP, with_model
+
 from zerofit.core.allocation_log import AllocationLog, Storages, Trace, TraceRequest
-from zerofit.core.capture import Capture, CapturedModel, capture_to_json
-from zerofit.core.command import Route
-from zerofit.core.facts import ModelFacts
+from zerofit.core.capture import capture_to_json
 from zerofit.models.trace.cache import write_trace
 from zerofit.scripts.capture.child.files import guard
 
-_FACTS = ModelFacts(
-    name="made",
-    model_type="made",
-    num_parameters=10,
-    num_trainable_parameters=10,
-    num_layers=1,
-    hidden_size=2,
-    vocab_size=5,
-)
-_CAPTURE = Capture(
-    target=(),
-    route=Route.ACCELERATE,
-    stopped_at="train.py:1",
-    model=CapturedModel(class_path="made.Model", name="made", facts=_FACTS, is_transformers=False),
-    optimizers=(),
-    schedulers=(),
-    loader=None,
-    batches=(),
-    lengths=None,
-    micro_batch_size=4,
-    gradient_accumulation_steps=1,
-)
+_CAPTURE = with_model(LOOP, name="made")
 _LOG = AllocationLog(
     least_micro_batch_size=1,
     modules=("",),
