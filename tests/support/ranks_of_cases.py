@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-import traceback
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +27,7 @@ _SMALL = 100
 
 
 def main(folder: Path, numbers: Sequence[int]) -> None:
-    """Run cases to the end, or to the first that fails on this rank."""
+    """Run cases one after the other."""
     import deepspeed
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -37,15 +35,10 @@ def main(folder: Path, numbers: Sequence[int]) -> None:
     heart.beat("start", limit_s=START_S)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     for number in numbers:
-        place = folder / str(number)
         heart.beat(f"{number} engine")
-        started = time.monotonic()
-        try:
-            results = run_case(make_case(number, world_size=world_size), place, rank=rank, heart=heart)
-        except Exception:
-            _write(place / f"rank{rank}.json", {"error": traceback.format_exc()})
-            os._exit(1)  # the others wait for this rank, so that nothing is to be waited for
-        _write(place / f"rank{rank}.json", {"calls": results, "time_s": time.monotonic() - started})
+        case = make_case(number, world_size=world_size)
+        results = run_case(case, folder / str(number), rank=rank, heart=heart)
+        (folder / str(number) / f"rank{rank}.json").write_text(json.dumps(results))
     heart.beat("end")
     os._exit(0)  # threads of gloo sometimes abort a process that is torn down
 
@@ -197,13 +190,6 @@ def _as_document(result: Any) -> dict[str, Any]:
         "num_prompt_tokens": result.num_prompt_tokens,
         "completions": [[list(one.tokens), str(one.finish_reason)] for one in result.completions],
     }
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write a file that is whole wherever it is there."""
-    half = path.with_suffix(".half")
-    half.write_text(json.dumps(document))
-    half.rename(path)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Starts ranks that have hearts, ends them where those stop, and runs cases to results or failures."""
+"""Starts ranks that have hearts, ends them where those stop, and runs cases."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heart import LIMIT_S, LIMIT_VARIABLE, START_S
 from references import prepare
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from random_cases import Case
 
 HERE = Path(__file__).parent
-_FAILED_FILE = "failed.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,49 +74,13 @@ def run_ranks(
 
 
 def run_cases(cases: Sequence[Case], folder: Path) -> None:
-    """Run cases until each has its results or its failure in FOLDER/NUMBER; what is there is not run again.
-
-    Args:
-        cases: of one number of ranks.
-        folder: of this number of ranks.
-    """
+    """Run cases of one number of ranks, each of which leaves its results in FOLDER/NUMBER."""
     for case in cases:
-        place = folder / str(case.number)
-        place.mkdir(parents=True, exist_ok=True)
-        prepare(case, place)
-    while missing := [case for case in cases if not _is_done(case, folder)]:
-        numbers = [str(case.number) for case in missing]
-        world_size = missing[0].world_size
-        end = run_ranks(HERE / "ranks_of_cases.py", *numbers, world_size=world_size, folder=folder)
-        still = next((case for case in missing if not _has_results(case, folder)), None)
-        if still is not None:
-            kind = f"no step in {LIMIT_S:.0f} s" if end.has_stopped else f"exit code {end.exit_code}"
-            failure = f"{kind}; ranks at {end.places}\n{_errors(still, folder)}\n{end.said}"
-            (folder / str(still.number) / _FAILED_FILE).write_text(failure)
-
-
-def results_of(case: Case, folder: Path) -> list[dict[str, Any]] | str:
-    """Return what each rank of a case that ran has written, or how the case failed."""
-    place = folder / str(case.number)
-    if (place / _FAILED_FILE).exists():
-        return (place / _FAILED_FILE).read_text()
-    return [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(case.world_size)]
-
-
-def _is_done(case: Case, folder: Path) -> bool:
-    return _has_results(case, folder) or (folder / str(case.number) / _FAILED_FILE).exists()
-
-
-def _has_results(case: Case, folder: Path) -> bool:
-    paths = [folder / str(case.number) / f"rank{rank}.json" for rank in range(case.world_size)]
-    return all(path.exists() and "error" not in json.loads(path.read_text()) for path in paths)
-
-
-def _errors(case: Case, folder: Path) -> str:
-    """Errors that ranks of a failed case have raised."""
-    paths = sorted((folder / str(case.number)).glob("rank*.json"))
-    raised = {path.stem: json.loads(path.read_text()).get("error") for path in paths}
-    return "\n".join(f"{rank}: {error}" for rank, error in raised.items() if error)
+        (folder / str(case.number)).mkdir(parents=True, exist_ok=True)
+        prepare(case, folder / str(case.number))
+    numbers = [str(case.number) for case in cases]
+    end = run_ranks(HERE / "ranks_of_cases.py", *numbers, world_size=cases[0].world_size, folder=folder)
+    assert end.exit_code == 0, f"ranks ended at {end.places}\n{end.said}"
 
 
 def _said(log: Path) -> str:
