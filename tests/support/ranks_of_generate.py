@@ -11,10 +11,13 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from random_cases import VOCABULARY, Family
 from tiny_models import make_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROMPTS = [[3 + (7 * index + place) % 50 for place in range(1 + index % 5)] for index in range(7)]
 NEW = 9
@@ -28,7 +31,7 @@ def main(out: Path, names: list[str]) -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     answers = {}
     for name in names:
-        mine = globals()[name](distributed.get_rank())
+        mine = _SIMPLE.get(name, globals().get(name))(distributed.get_rank())
         each: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(each, mine)
         answers[name] = each
@@ -103,18 +106,6 @@ def data_parallel(rank: int) -> Any:
     return tokens(DistributedDataParallel(model()))
 
 
-def zero2(rank: int) -> Any:
-    return tokens(engine(stage=2))
-
-
-def zero3(rank: int) -> Any:
-    return tokens(shared())
-
-
-def zero3_gathered(rank: int) -> Any:
-    return tokens(shared(), gather="always")
-
-
 def zero3_weights_meanwhile(rank: int) -> Any:
     """Return of each way to gather whether all weights were whole whenever a token was chosen."""
     from zerofit.generation.gathering import is_available
@@ -145,23 +136,6 @@ def zero3_in_bf16_autocast(rank: int) -> Any:
     return [tokens(of) == tokens(of.module), tokens(of) == tokens(of, gather="always")]
 
 
-def zero3_encoder_decoder(rank: int) -> Any:
-    return tokens(shared_t5(), num_beams=2, num_return_sequences=2)
-
-
-def zero3_sampling(rank: int) -> Any:
-    return tokens(shared(), do_sample=True, top_k=0, seed=5)
-
-
-def zero3_without_cache(rank: int) -> Any:
-    # Two prompts of different lengths, of which one rank's end early: its mask would outgrow its tokens.
-    return tokens(shared(), use_cache=False, eos_token_id=list(range(0, 64, 3)))
-
-
-def own_prompts(rank: int) -> Any:
-    return tokens(shared(), PROMPTS if rank else [], per_rank=True)
-
-
 def in_inference_mode(rank: int) -> Any:
     import torch
 
@@ -175,35 +149,6 @@ def in_inference_mode(rank: int) -> Any:
             with torch.inference_mode():
                 tokens(of)
     return losses[1] < losses[0]
-
-
-def other_prompts_on_each_rank(rank: int) -> Any:
-    return error_of(shared(), PROMPTS[rank:])
-
-
-def other_settings_on_each_rank(rank: int) -> Any:
-    return error_of(shared(), num_beams=1 + rank)
-
-
-def out_on_rank_0_alone(rank: int) -> Any:
-    return error_of(shared(), out=None if rank else "/results.jsonl", limit_s=9)
-
-
-def an_empty_prompt_on_rank_1(rank: int) -> Any:
-    return error_of(shared(), [[3], []] if rank else [[3]], per_rank=True)
-
-
-def an_assistant_in_step(rank: int) -> Any:
-    return error_of(shared(), assistant_early_exit=1, batch_size=1)
-
-
-def prompt_lookup_in_step(rank: int) -> Any:
-    # Ends early on one rank and not on the other, and leaves a rank without a prompt in the last step.
-    return tokens(shared(), prompt_lookup_num_tokens=3, batch_size=1, eos_token_id=list(range(0, 64, 3)))
-
-
-def an_assistant_in_parts(rank: int) -> Any:
-    return error_of(model(), assistant_model=shared().module, batch_size=1)
 
 
 def weights_of_one_rank_each(rank: int) -> Any:
@@ -233,25 +178,12 @@ def gathered_under_zenflow(rank: int) -> Any:
         offload.zenflow = before
 
 
-def called_on_rank_0_alone(rank: int) -> Any:
-    return ["not called", ""] if rank else error_of(shared(), limit_s=1)
-
-
-def guidance_in_step(rank: int) -> Any:
-    return error_of(shared(), guidance_scale=1.5)
-
-
 def experts_apart(rank: int) -> Any:
     import torch
 
     of = model()
     of.transformer.h[0].experts = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
     return error_of(engine(of))
-
-
-def a_bad_temperature(rank: int) -> Any:
-    # One prompt, so that rank 1 takes part with a dummy, which has no temperature.
-    return error_of(shared(), PROMPTS[:1], do_sample=True, temperature=0.0)[0]
 
 
 def a_bad_word(rank: int) -> Any:
@@ -344,6 +276,33 @@ def written(rank: int) -> Any:
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     same = [[each["tokens"] for each in line["completions"]] for line in lines] == again
     return [first, is_there, same, seen, again]
+
+
+_SIMPLE: dict[str, Callable[[int], Any]] = {
+    "zero2": lambda rank: tokens(engine(stage=2)),
+    "zero3": lambda rank: tokens(shared()),
+    "zero3_gathered": lambda rank: tokens(shared(), gather="always"),
+    "zero3_encoder_decoder": lambda rank: tokens(shared_t5(), num_beams=2, num_return_sequences=2),
+    "zero3_sampling": lambda rank: tokens(shared(), do_sample=True, top_k=0, seed=5),
+    # Two prompts of different lengths, of which one rank's end early: its mask would outgrow its tokens.
+    "zero3_without_cache": lambda rank: tokens(shared(), use_cache=False, eos_token_id=list(range(0, 64, 3))),
+    "own_prompts": lambda rank: tokens(shared(), PROMPTS if rank else [], per_rank=True),
+    "other_prompts_on_each_rank": lambda rank: error_of(shared(), PROMPTS[rank:]),
+    "other_settings_on_each_rank": lambda rank: error_of(shared(), num_beams=1 + rank),
+    "out_on_rank_0_alone": lambda rank: error_of(shared(), out=None if rank else "/results.jsonl", limit_s=9),
+    "an_empty_prompt_on_rank_1": lambda rank: error_of(shared(), [[3], []] if rank else [[3]], per_rank=True),
+    "an_assistant_in_step": lambda rank: error_of(shared(), assistant_early_exit=1, batch_size=1),
+    # Ends early on one rank and not on the other, and leaves a rank without a prompt in the last step.
+    "prompt_lookup_in_step": lambda rank: tokens(
+        shared(), prompt_lookup_num_tokens=3, batch_size=1, eos_token_id=list(range(0, 64, 3))
+    ),
+    "an_assistant_in_parts": lambda rank: error_of(model(), assistant_model=shared().module, batch_size=1),
+    "called_on_rank_0_alone": lambda rank: ["not called", ""] if rank else error_of(shared(), limit_s=1),
+    "guidance_in_step": lambda rank: error_of(shared(), guidance_scale=1.5),
+    # One prompt, so that rank 1 takes part with a dummy, which has no temperature.
+    "a_bad_temperature": lambda rank: error_of(shared(), PROMPTS[:1], do_sample=True, temperature=0.0)[0],
+}
+"""Cases of one call, given the rank."""
 
 
 if __name__ == "__main__":
