@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.checking.targets import is_mendable
 from zerofit.configs.text.edits import Uneditable, apply_edits
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -107,85 +111,41 @@ def _edited(document: Document, edits: Sequence[Edit]) -> str:
 
 def _refuse_if_not_writable(fix: Fix) -> None:
     path = os.path.realpath(fix.name)
-    mode = os.stat(path).st_mode
     folder = os.path.dirname(path)
     fix_text = "make it writable, or see the change with check --fix --dry-run"
-    if not mode & 0o222 or not os.access(path, os.W_OK):
+    if not os.stat(path).st_mode & 0o222 or not os.access(path, os.W_OK):
         found, why = "it is read-only", "someone protected it from changes"
     elif not os.access(folder, os.W_OK | os.X_OK):
         found, why = f"{folder} is read-only", "the backup is written beside the file"
+    elif Path(path).read_bytes() == fix.before.encode("utf-8"):
+        return
     else:
-        with open(path, "rb") as file:
-            if file.read() == fix.before.encode("utf-8"):
-                return
-        found, why, fix_text = (
-            "it has changed since it was checked",
-            "another program writes it",
-            "check it again",
-        )
-    raise UserError(
-        "fix-not-written", "a file can't be mended", found=f"{fix.name}: {found}", why=why, fix=fix_text
-    )
+        found, why = "it has changed since it was checked", "another program writes it"
+        fix_text = "check it again"
+    raise _not_written(f"{fix.name}: {found}", why, fix_text)
+
+
+def _not_written(found: str, why: str, fix: str) -> UserError:
+    return UserError("fix-not-written", "a file can't be mended", found=found, why=why, fix=fix)
 
 
 def _write(fix: Fix) -> str:
-    """Write a backup, then the new text beside the file, then put it in its place: a stop spoils nothing."""
-    import tempfile
-
+    """Write a backup and the file whole, with its mode and owner; return the backup's name."""
     path = os.path.realpath(fix.name)
-    partial = backup = None
+    before = os.stat(path)
+    names = (f"{path}.bak{number or ''}" for number in itertools.count())
+    backup = next(name for name in names if not os.path.lexists(name))
     try:
-        backup = _back_up(path)
-        descriptor, partial = tempfile.mkstemp(
-            dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}."
-        )
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(fix.after.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(path, partial)
-        _keep_owner(path, partial)
-        os.replace(partial, path)
-        partial = None
+        shutil.copy2(path, backup)
+        write_whole(Path(path), fix.after, mode=0o600, sync=True)
     except BaseException as error:
-        for leftover in (partial, backup):
-            if leftover is not None:
-                os.unlink(leftover)
+        Path(backup).unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            "fix-not-written",
-            "a file can't be mended",
-            found=f"{fix.name}: {error.strerror}",
-            why="the file is as it was",
-            fix="free some space, or see the change with check --fix --dry-run",
-        ) from None
+        fix_text = "free some space, or see the change with check --fix --dry-run"
+        raise _not_written(f"{fix.name}: {error.strerror}", "the file is as it was", fix_text) from None
+    os.chmod(path, stat.S_IMODE(before.st_mode))
+    with suppress(PermissionError):  # only root may give a file away
+        os.chown(path, before.st_uid, before.st_gid)
     beside = os.path.relpath(backup)
     return backup if beside.startswith(os.pardir) else beside
-
-
-def _keep_owner(path: str, partial: str) -> None:
-    """Give the new file to whom the old one belongs, where the system lets us."""
-    owner = os.stat(path)
-    with suppress(PermissionError):
-        os.chown(partial, owner.st_uid, owner.st_gid)
-
-
-def _back_up(path: str) -> str:
-    """Copy a file to a name beside it that is free; return the name."""
-    number = 0
-    while True:
-        name = f"{path}.bak{number or ''}"
-        try:
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            number += 1
-            continue
-        try:
-            with os.fdopen(descriptor, "wb") as copy, open(path, "rb") as original:
-                shutil.copyfileobj(original, copy)
-            shutil.copystat(path, name)
-        except BaseException:
-            os.unlink(name)
-            raise
-        return name

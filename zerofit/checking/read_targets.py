@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,21 +76,13 @@ def decode_script(data: bytes) -> str:
 
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode(encoding), final=True)
+        return io.TextIOWrapper(io.BytesIO(data), encoding).read()
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise Unreadable(
             "the file is no text in the encoding that it declares",
             f"Python can't read it: {getattr(error, 'msg', None) or error}",
             "save the file as UTF-8",
         ) from None
-    if "\x00" in text:
-        raise Unreadable(
-            "the file holds zero bytes",
-            "Python refuses them in source: the file is binary, or damaged",
-            "name the script",
-            text.count("\n", 0, text.index("\x00")) + 1,
-        )
-    return text
 
 
 def script_file(name: str) -> TargetFile:
@@ -105,17 +99,14 @@ def script_file(name: str) -> TargetFile:
 
 
 def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
-    """Return the checkpoint that a script's arguments say to resume from; None where they name none."""
-    folder = resumed_from(arguments)
-    return probe_checkpoint(folder) if folder else None
-
-
-def probe_checkpoint(folder: str) -> Checkpoint | None:
-    """Return what a folder that a run is to resume from shows; None where DeepSpeed did not write it.
+    """Return the checkpoint that a script's arguments say to resume from.
 
     The folder is the one that is given to Trainer's --resume_from_checkpoint or accelerate's load_state: the
-    file `latest` in it names the folder of the shards.
+    file `latest` in it names the folder of the shards. None without one, or where DeepSpeed did not write it.
     """
+    folder = resumed_from(arguments)
+    if folder is None:
+        return None
     try:
         with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
             names = os.listdir(os.path.join(folder, file.read().strip()))
@@ -191,7 +182,13 @@ class _Reading:
         for number, word in enumerate(words):
             try:
                 if word.startswith("-") and word != "-":
-                    raise _flag_behind_a_file(word)
+                    raise UserError(
+                        "flag-behind-file",
+                        "flags of zerofit check stand before the files",
+                        found=word,
+                        why="what stands behind a script or a launcher belongs to those",
+                        fix=f"zerofit check {word} FILES",
+                    )
                 if self._read_target(word).kind is FileKind.SCRIPT:
                     return tuple(words[number + 1 :])
             except UserError as error:
@@ -237,24 +234,19 @@ class _Reading:
                 self.missing.append(said)
             return
         try:
-            text_read = self._text(path, read_bytes(path))
+            file = _configuration(path, self._content(path, read_bytes(path)), kind)
         except UserError as error:
             self.errors.append(error)
-            return
-        self._add(path, replace(_configuration(path, text_read, kind), named_by=said))
+        else:
+            self._add(path, replace(file, named_by=said))
 
     def _read_target(self, name: str) -> TargetFile:
         if name == "-":
-            return self._add(STDIN, _configuration(STDIN, _text_of(self._stdin()), FileKind.DEEPSPEED))
+            return self._add(STDIN, _configuration(STDIN, self._stdin(), FileKind.DEEPSPEED))
         data = check_target(name)
         if name.endswith((".py", ".pyw")):
             return self._add(name, script_file(name))
-        text = self._text(name, data)
-        if isinstance(text, str) and format_of(name, text) is None:
-            raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
-        # What a file that can't be read was meant for, its suffix tells.
-        is_yaml = name.lower().endswith((".yaml", ".yml"))
-        file = _configuration(name, text, FileKind.ACCELERATE if is_yaml else FileKind.DEEPSPEED)
+        file = _configuration(name, self._content(name, data))
         if file.document is not None:
             found = kind_of(file.document, self._schemas)
             if not isinstance(found, FileKind):
@@ -262,9 +254,8 @@ class _Reading:
             file = replace(file, kind=found)
         return self._add(name, file)
 
-    def _text(self, name: str, data: bytes) -> str | Unreadable:
-        overlaid = self._overlay.get(os.path.realpath(name))
-        return _text_of(data) if overlaid is None else overlaid
+    def _content(self, name: str, data: bytes) -> bytes | str:
+        return self._overlay.get(os.path.realpath(name), data)
 
     def _add(self, path: str, file: TargetFile) -> TargetFile:
         return self.files.setdefault(os.path.realpath(path), file)
@@ -279,22 +270,23 @@ def _beside(said: Said[str], file: str) -> Said[str]:
     return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
 
 
-def _configuration(name: str, text: str | Unreadable, kind: FileKind) -> TargetFile:
-    """Return a file whose kind is known, read."""
-    try:
-        if isinstance(text, Unreadable):
-            raise text
-        document = read_document(text, name=name, format=format_of(name, text))
-    except Unreadable as error:
-        return TargetFile(name=name, kind=kind, broken=error)
-    return TargetFile(name=name, kind=kind, document=document)
+def _configuration(name: str, content: bytes | str, kind: FileKind | None = None) -> TargetFile:
+    """Return a configuration, read; one of no kind is a target, and has the kind that its suffix tells.
 
-
-def _text_of(data: bytes) -> str | Unreadable:
+    Raises:
+        UserError: it is a target, and of no language of configurations.
+    """
+    is_yaml = name.lower().endswith((".yaml", ".yml"))
+    kind_read = kind or (FileKind.ACCELERATE if is_yaml else FileKind.DEEPSPEED)
     try:
-        return decode(data)
+        text = decode(content) if isinstance(content, bytes) else content
+        language = format_of(name, text)
+        if language is None and kind is None:
+            raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
+        document = read_document(text, name=name, format=language)
     except Unreadable as error:
-        return error
+        return TargetFile(name=name, kind=kind_read, broken=error)
+    return TargetFile(name=name, kind=kind_read, document=document)
 
 
 def _is_path(value: str) -> bool:
@@ -304,15 +296,9 @@ def _is_path(value: str) -> bool:
 
 def _inline(value: str) -> str | None:
     """Return the JSON that stands in place of a file's name, as it is or in base64; accelerate takes both."""
-    if value.lstrip().startswith("{"):
-        return value
-    import base64
-
-    try:
-        text = base64.urlsafe_b64decode(value).decode("utf-8")
-    except ValueError:  # of binascii and of utf-8
-        return None
-    return text if text.lstrip().startswith("{") else None
+    with suppress(ValueError):  # of binascii and of utf-8
+        value = value if value.lstrip().startswith("{") else base64.urlsafe_b64decode(value).decode("utf-8")
+    return value if value.lstrip().startswith("{") else None
 
 
 def _is_dotted(name: str) -> bool:
@@ -362,16 +348,6 @@ def check_target(name: str) -> bytes:
         found=name,
         why="check takes files, or a whole command such as accelerate launch train.py",
         fix=f"did you mean {os.path.join(folder, near)}?" if near else "name a file that is there",
-    )
-
-
-def _flag_behind_a_file(word: str) -> UserError:
-    return UserError(
-        "flag-behind-file",
-        "flags of zerofit check stand before the files",
-        found=word,
-        why="what stands behind a script or a launcher belongs to those",
-        fix=f"zerofit check {word} FILES",
     )
 
 
