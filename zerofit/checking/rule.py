@@ -121,6 +121,16 @@ class Evidence:
     """Why the harness can't run it: "needs a GPU"; the rule's `see` is then its evidence."""
 
 
+def fails(says: str = "", *, not_reproduced: str = "") -> Evidence:
+    """Return the evidence that a run ends in an error; arguments as in Evidence."""
+    return Evidence(outcome=Effect.FAILS, says=says, not_reproduced=not_reproduced)
+
+
+def ignored(*observed: tuple[str, Any], not_reproduced: str = "") -> Evidence:
+    """Return the evidence that the engine does not do what was asked for; arguments as in Evidence."""
+    return Evidence(outcome=Effect.IGNORED, observed=observed, not_reproduced=not_reproduced)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """The layers of a run; what is None is not there."""

@@ -7,7 +7,7 @@ from rule_examples import situations_of_example
 
 from zerofit.checking.engine import check
 from zerofit.checking.rule import Example
-from zerofit.checking.rules.example_scripts import changed
+from zerofit.checking.rules.examples import changed
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions

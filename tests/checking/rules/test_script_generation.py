@@ -10,7 +10,7 @@ import pytest
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.situations import settings_of_deepspeed
 from zerofit.checking.rules import ALL_RULES
-from zerofit.checking.rules.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
+from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
 from zerofit.checking.situation import Situation
 from zerofit.configs.text.read import read_document
 from zerofit.core.plan import Topology

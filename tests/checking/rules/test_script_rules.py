@@ -11,7 +11,7 @@ import pytest
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.situations import settings_of_deepspeed
 from zerofit.checking.rule import Example, Rule
-from zerofit.checking.rules.example_scripts import EVALUATES, LANGUAGE, LOADED, SMALL, changed, ending, zero
+from zerofit.checking.rules.examples import EVALUATES, LANGUAGE, LOADED, SMALL, changed, ending, zero
 from zerofit.checking.rules.script import generation as script_generation
 from zerofit.checking.rules.script import inference as script_inference
 from zerofit.checking.rules.script import loop as script_loop

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, by_accelerate, config
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
 from zerofit.core.command import Route
@@ -56,12 +57,10 @@ def _machine(name: str, capability: tuple[int, int]) -> Machine:
 
 
 _OLD = _machine("Tesla V100-SXM2-32GB", (7, 0))
-_ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
-_FP16 = {**_ZERO2, "fp16": {"enabled": True}}
-_BF16 = {**_ZERO2, "bf16": {"enabled": True}}
+_FP16 = {**config(2), "fp16": {"enabled": True}}
+_BF16 = {**config(2), "bf16": {"enabled": True}}
 
 
-_PLUGIN = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py"
 _OTHER = {"bf16": "fp16", "fp16": "bf16"}
 
 
@@ -117,22 +116,11 @@ _ONE_RANK: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "zero_optimization": {"stage": 2},
 }
-_NAMED: dict[str, Any] = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "DEEPSPEED",
-    "num_machines": 1,
-    "num_processes": 1,
-    "deepspeed_config": {"deepspeed_config_file": "ds_config.json"},
-}
 
 
 def _flag_and_file(**sections: Any) -> Example:
-    return Example(
-        deepspeed={**_ONE_RANK, **sections},
-        accelerate=_NAMED,
-        route=Route.ACCELERATE,
-        command="accelerate launch --config_file accelerate.yaml --mixed_precision bf16",
-    )
+    command = f"{LAUNCH} --mixed_precision bf16"
+    return by_accelerate({**_ONE_RANK, **sections}, accelerate=NAMING_LAUNCH, command=command)
 
 
 _NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
@@ -196,7 +184,7 @@ RULES = (
         find=_bf16_before_ampere,
         bad=Example(deepspeed=_BF16, machine=_OLD),
         good=Example(deepspeed=_FP16, machine=_OLD),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU older than Ampere"),
+        evidence=fails(not_reproduced="needs a GPU older than Ampere"),
     ),
     Rule(
         id="fp16-needs-gpu",
@@ -208,7 +196,7 @@ RULES = (
         find=_fp16_on_cpu,
         bad=Example(deepspeed=_FP16, topology=Topology(on_cpu=True)),
         good=Example(deepspeed=_BF16, topology=Topology(on_cpu=True)),
-        evidence=Evidence(outcome=Effect.FAILS, says="fp16"),
+        evidence=fails("fp16"),
     ),
     Rule(
         id="mixed-precision-turned-off-in-file",
@@ -216,11 +204,11 @@ RULES = (
         summary="the DeepSpeed file turns off the number format that was asked for",
         why="the DeepSpeed file has the last word, and the run trains in fp32 without a message",
         fix='write "auto" or true for enabled in the DeepSpeed file',
-        see=_PLUGIN,
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_turned_off,
         bad=_flag_and_file(bf16={"enabled": False}),
         good=_flag_and_file(bf16={"enabled": "auto"}),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("parameter_dtype", "float32"),)),
+        evidence=ignored(("parameter_dtype", "float32")),
     ),
     Rule(
         id="mixed-precision-against-file",
@@ -228,11 +216,11 @@ RULES = (
         summary="accelerate refuses one number format where the DeepSpeed file has the other",
         why="a run has one format for forward and backward",
         fix="choose one of bf16 and fp16 in both places",
-        see=_PLUGIN,
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_opposite,
         bad=_flag_and_file(fp16={"enabled": True}),
         good=_flag_and_file(bf16={"enabled": True}),
-        evidence=Evidence(outcome=Effect.FAILS, says="`--mixed_precision` arg cannot be set to `bf16`"),
+        evidence=fails("`--mixed_precision` arg cannot be set to `bf16`"),
     ),
     Rule(
         id="quantization-needs-lora",
@@ -244,7 +232,7 @@ RULES = (
         find=_quantized_without_adapters,
         bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
         good=Example(strategy=_NF4, topology=_TWO),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
+        evidence=fails(not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
         id="quantized-base-not-partitioned",
@@ -257,7 +245,7 @@ RULES = (
         find=_quantized_at_stage_3,
         bad=_sharded(ZeroStage.PARAMETERS),
         good=_sharded(ZeroStage.GRADIENTS),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
+        evidence=fails(not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
         id="liger-needs-gpu",
@@ -269,7 +257,7 @@ RULES = (
         find=_on_cpu("liger"),
         bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
-        evidence=Evidence(outcome=Effect.FAILS, says="error[liger-"),
+        evidence=fails("error[liger-"),
     ),
     Rule(
         id="tf32-on-cpu",
@@ -281,9 +269,7 @@ RULES = (
         find=_on_cpu("tf32"),
         bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
-        evidence=Evidence(
-            outcome=Effect.IGNORED, not_reproduced="the harness's observations have no format of products"
-        ),
+        evidence=ignored(not_reproduced="the harness's observations have no format of products"),
     ),
     Rule(
         id="tf32-needs-ampere",
@@ -295,6 +281,6 @@ RULES = (
         find=_tf32_before_ampere,
         bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
         good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
-        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs a GPU older than Ampere"),
+        evidence=ignored(not_reproduced="needs a GPU older than Ampere"),
     ),
 )

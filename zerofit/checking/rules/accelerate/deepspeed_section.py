@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
@@ -14,7 +16,14 @@ from zerofit.checking.inputs.accelerate import (
     named_deepspeed_file,
     whether_deepspeed,
 )
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rules.examples import (
+    ACCELERATE,
+    NAMING_LAUNCH,
+    ZERO2_LAUNCH,
+    config,
+    launching,
+)
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.setting import Place, Said
@@ -22,48 +31,36 @@ from zerofit.core.setting import Place, Said
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.inputs.accelerate import LaunchLayers
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.scripts.facts import Keyword, ScriptFacts
+    from zerofit.scripts.facts import Keyword
 
-_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
-_PLUGIN = f"{_SOURCE}/utils/dataclasses.py"
-_FILE: dict[str, Any] = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "DEEPSPEED",
-    "num_machines": 1,
-    "num_processes": 1,
-}
-_NAMED = {**_FILE, DEEPSPEED_SECTION: {"deepspeed_config_file": "ds_config.json"}}
-_ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+_PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
+
+
+_PRECISION = ("mixed_precision",)
 
 
 def _keys_beside_file(situation: Situation) -> Iterator[Hit]:
-    found = launch_of_deepspeed(situation)
-    named = named_deepspeed_file(found[0]) if found else None
-    if found is None or named is None or (file := found[0].file) is None:
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    named = named_deepspeed_file(launch) if launch else None
+    if launch is None or launch.file is None or named is None:
         return
-    command = found[0].command
-    is_said_by_flag = command is not None and command.find("mixed_precision") is not None
-    paths = [(DEEPSPEED_SECTION, key) for key in IN_DEEPSPEED_FILE]
-    for path in paths if is_said_by_flag else [*paths, ("mixed_precision",)]:
-        entry = file.at(*path)
-        if entry is None or (path == ("mixed_precision",) and entry.plain is None):
-            continue
-        yield hit_at(
-            file,
-            path,
-            found=f"{say(file, *path)} beside {named.text}",
-            fix=_where_it_belongs(path),
-            edits=_move(file, situation.deepspeed, path, entry.plain),
-        )
-
-
-def _where_it_belongs(path: tuple[str, ...]) -> str:
-    if path == ("mixed_precision",):
-        return "take the key out, and choose bf16.enabled or fp16.enabled in the DeepSpeed file"
-    return f"take the key out, and write {'.'.join(IN_DEEPSPEED_FILE[path[-1]])} in the DeepSpeed file"
+    file, is_said_by_flag = launch.file, launch.command and launch.command.find("mixed_precision")
+    paths: dict[tuple[str, ...], str] = {
+        (DEEPSPEED_SECTION, key): f"write {'.'.join(path)}" for key, path in IN_DEEPSPEED_FILE.items()
+    }
+    if not is_said_by_flag and file.value(*_PRECISION) is not None:
+        paths[_PRECISION] = "choose bf16.enabled or fp16.enabled"
+    for path, instead in paths.items():
+        if entry := file.at(*path):
+            yield hit_at(
+                file,
+                path,
+                found=f"{say(file, *path)} beside {named.text}",
+                fix=f"take the key out, and {instead} in the DeepSpeed file",
+                edits=_move(file, situation.deepspeed, path, entry.plain),
+            )
 
 
 def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], value: Any) -> tuple[Edit, ...]:
@@ -71,13 +68,12 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
     if deepspeed is None:
         return ()
     take_out = RemoveKey(document=file.name, path=path)
-    if path == ("mixed_precision",):
+    if path == _PRECISION:
         is_on = any(deepspeed.value(key, "enabled") not in (None, False) for key in ("bf16", "fp16"))
         # No edit for a value without quotes: the rule of types puts quotes around it first.
         return (take_out,) if value == "no" and not is_on else ()
     target = IN_DEEPSPEED_FILE[path[-1]]
-    there = deepspeed.at(*target)
-    if there is not None:
+    if there := deepspeed.at(*target):
         return (take_out,) if there.plain == value else ()
     if value in (None, "none"):
         return (take_out,)
@@ -103,99 +99,64 @@ def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
 
 
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
-    found = launch_of_deepspeed(situation)
-    if found is None or named_deepspeed_file(found[0]) is not None:
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    if launch is None or named_deepspeed_file(launch) is not None:
         return
     for part in ("optimizer", "param"):
-        device = launch_value(found[0], f"offload_{part}_device")
-        folder = launch_value(found[0], f"offload_{part}_nvme_path")
+        device = launch_value(launch, f"offload_{part}_device")
+        folder = launch_value(launch, f"offload_{part}_nvme_path")
         if device is not None and str(device.value).lower() == "nvme":
             told = f" with {folder.text}" if folder else ""
             yield Hit(found=f"{device.text}{told}", place=device.place)
 
 
 def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
-    found = launch_of_deepspeed(situation)
-    clipping = launch_value(found[0], "gradient_clipping") if found else None
-    if found is None or clipping is None or named_deepspeed_file(found[0]) is not None:
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    clipping = launch_value(launch, "gradient_clipping") if launch else None
+    if launch is None or clipping is None or named_deepspeed_file(launch) is not None:
         return
-    try:
-        is_off = float(clipping.value) == 0
-    except (TypeError, ValueError, OverflowError):
-        return
-    if is_off:
-        yield Hit(found=clipping.text, place=clipping.place)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if float(clipping.value) == 0:
+            yield Hit(found=clipping.text, place=clipping.place)
 
 
 def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
-    found = launch_of_deepspeed(situation)
-    for said in _dynamo_backends(found[0]) if found else ():
-        if found and isinstance(said.value, str) and said.value.upper() not in ("", "NO"):
-            yield Hit(found=f"{said.text} with {found[1].text}", place=said.place)
-
-
-def _dynamo_backends(launch: LaunchLayers) -> Iterator[Said[Any]]:
-    """Yield the backend of torch.compile that the flags or, without one, the file choose."""
-    flag = launch.command.find("dynamo_backend") if launch.command else None
-    if flag is not None:
-        yield Said(value=flag.value, text=flag.text)
+    launch, deepspeed = launch_of_deepspeed(situation) or (None, None)
+    if launch is None or deepspeed is None:
         return
-    for path in DYNAMO_BACKEND:
-        said = launch.file.said(*path) if launch.file else None
-        if said is not None:
-            yield said
+    flag = launch.command.find("dynamo_backend") if launch.command else None
+    by_file = [launch.file.said(*path) for path in DYNAMO_BACKEND] if launch.file else []
+    for said in [Said(value=flag.value, text=flag.text)] if flag else by_file:
+        if said is not None and isinstance(said.value, str) and said.value.upper() not in ("", "NO"):
+            yield Hit(found=f"{said.text} with {deepspeed.text}", place=said.place)
 
 
-_DATACLASSES = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py"
-_ACCELERATOR = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py"
 _STEPS = "gradient_accumulation_steps"
 
 
-def _script_with_accelerator(situation: Situation) -> tuple[ScriptFacts, Document] | None:
-    if situation.script is None or situation.deepspeed is None or situation.route is not Route.ACCELERATE:
-        return None
-    return situation.script, situation.deepspeed
-
-
-def _steps_of(script: ScriptFacts) -> tuple[Keyword, int] | None:
-    """Return the number of steps in Accelerator(...) and where it stands."""
-    for keyword in script.accelerator_keywords:
-        if keyword.name == _STEPS and type(keyword.value) is int:
-            return keyword, keyword.value
+def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
+    """Return the DeepSpeed file, the steps given to Accelerator(...), and a hit that holds them together."""
+    script, file = situation.script, situation.deepspeed
+    for keyword in script.accelerator_keywords if script else ():
+        is_number = keyword.name == _STEPS and type(keyword.value) is int
+        if script and file and is_number and situation.route is Route.ACCELERATE:
+            place = Place(file=script.name, line=keyword.line, column=keyword.column)
+            found = f"Accelerator({keyword.text}) with {say(file, _STEPS)} in {file.name}"
+            return file, keyword, Hit(found=found, place=place, confidence=keyword.confidence)
     return None
 
 
 def _steps_missing(situation: Situation) -> Iterator[Hit]:
-    found = _script_with_accelerator(situation)
-    steps = _steps_of(found[0]) if found else None
-    if found is None or steps is None or steps[1] == 1 or found[1].at(_STEPS) is not None:
-        return
-    script, file = found
-    yield Hit(
-        found=f"Accelerator({steps[0].text}) with no {_STEPS} in {file.name}",
-        place=_place(script, steps[0]),
-        edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),),
-        confidence=steps[0].confidence,
-    )
+    file, keyword, hit = _steps(situation) or (None, None, None)
+    if file and keyword and hit and keyword.value != 1 and file.at(_STEPS) is None:
+        yield replace(hit, edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),))
 
 
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
-    found = _script_with_accelerator(situation)
-    steps = _steps_of(found[0]) if found else None
-    if found is None or steps is None:
-        return
-    script, file = found
-    value = file.value(_STEPS)
-    if isinstance(value, int) and value != steps[1]:
-        yield Hit(
-            found=f"Accelerator({steps[0].text}) with {say(file, _STEPS)} in {file.name}",
-            place=_place(script, steps[0]),
-            confidence=steps[0].confidence,
-        )
-
-
-def _place(script: ScriptFacts, keyword: Keyword) -> Place:
-    return Place(file=script.name, line=keyword.line, column=keyword.column)
+    file, keyword, hit = _steps(situation) or (None, None, None)
+    steps = file.value(_STEPS) if file else None
+    if keyword and hit and isinstance(steps, int) and steps != keyword.value:
+        yield hit
 
 
 _FOUR = """\
@@ -213,7 +174,8 @@ for batch in data:
         optimizer.step()
         optimizer.zero_grad()
 """
-_TWO_SAMPLES: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
+_TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
+_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 
 
 RULES = (
@@ -225,11 +187,9 @@ RULES = (
         fix="take the keys out, and say it in the DeepSpeed file",
         see=_PLUGIN,
         find=_keys_beside_file,
-        bad=Example(deepspeed=_ZERO2, accelerate={**_NAMED, "mixed_precision": "no"}),
-        good=Example(deepspeed=_ZERO2, accelerate=_NAMED),
-        evidence=Evidence(
-            outcome=Effect.FAILS, says="the following accelerate config variables will be ignored"
-        ),
+        bad=Example(deepspeed=config(2), accelerate={**NAMING_LAUNCH, "mixed_precision": "no"}),
+        good=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH),
+        evidence=fails("the following accelerate config variables will be ignored"),
     ),
     Rule(
         id="deepspeed-section-without-deepspeed",
@@ -237,13 +197,11 @@ RULES = (
         summary="accelerate's file sets DeepSpeed up and does not use it",
         why="only distributed_type decides what runs; the section alone does nothing",
         fix="write distributed_type: DEEPSPEED, or take deepspeed_config out",
-        see=f"{_SOURCE}/commands/launch.py",
+        see=f"{ACCELERATE}/commands/launch.py",
         find=_section_without_deepspeed,
-        bad=Example(
-            accelerate={**_FILE, "distributed_type": "MULTI_GPU", DEEPSPEED_SECTION: {"zero_stage": 2}}
-        ),
-        good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+        bad=launching(distributed_type="MULTI_GPU"),
+        good=launching(),
+        evidence=ignored(("zero_stage", None)),
     ),
     Rule(
         id="use-cpu-with-deepspeed",
@@ -251,11 +209,11 @@ RULES = (
         summary="accelerate ignores use_cpu under DeepSpeed",
         why="the launcher does not pass it on with DeepSpeed: the ranks take GPUs where there are any",
         fix="rehearse with `zerofit launch --cpu`, or take use_cpu out",
-        see=f"{_SOURCE}/utils/launch.py",
+        see=f"{ACCELERATE}/utils/launch.py",
         find=_use_cpu_with_deepspeed,
-        bad=Example(accelerate={**_FILE, "use_cpu": True, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        good=Example(accelerate={**_FILE, "use_cpu": False, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs a GPU"),
+        bad=launching(use_cpu=True),
+        good=launching(use_cpu=False),
+        evidence=ignored(not_reproduced="needs a GPU"),
     ),
     Rule(
         id="accelerate-loses-nvme-path",
@@ -263,31 +221,11 @@ RULES = (
         summary="offload to NVMe needs a DeepSpeed file: accelerate does not pass the folder on",
         why="the launcher drops the folder, and DeepSpeed writes to a folder named none where it stands",
         fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
-        see=f"{_SOURCE}/utils/launch.py",
+        see=f"{ACCELERATE}/utils/launch.py",
         find=_nvme_folder_is_lost,
-        bad=Example(
-            accelerate={
-                **_FILE,
-                DEEPSPEED_SECTION: {
-                    "zero_stage": 3,
-                    "offload_optimizer_device": "nvme",
-                    "offload_optimizer_nvme_path": "/local_nvme",
-                },
-            }
-        ),
-        good=Example(
-            accelerate=_NAMED,
-            deepspeed={
-                "train_micro_batch_size_per_gpu": 4,
-                "zero_optimization": {
-                    "stage": 3,
-                    "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"},
-                },
-            },
-        ),
-        evidence=Evidence(
-            outcome=Effect.IGNORED, observed=(("engine.zero_offload_optimizer.nvme_path", "none"),)
-        ),
+        bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": _NVME[key] for key in _NVME}}),
+        good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=_NVME)),
+        evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
     ),
     Rule(
         id="accelerate-loses-zero-clipping",
@@ -297,9 +235,9 @@ RULES = (
         fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
         see=_PLUGIN,
         find=_zero_clipping_is_lost,
-        bad=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, "gradient_clipping": 0}}),
-        good=Example(accelerate=_NAMED, deepspeed={**_ZERO2, "gradient_clipping": 0.0}),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("gradient_clipping", 1.0),)),
+        bad=launching({"zero_stage": 2, "gradient_clipping": 0}),
+        good=Example(accelerate=NAMING_LAUNCH, deepspeed={**config(2), "gradient_clipping": 0.0}),
+        evidence=ignored(("gradient_clipping", 1.0)),
     ),
     Rule(
         id="dynamo-ignored-with-deepspeed",
@@ -307,17 +245,11 @@ RULES = (
         summary="accelerate launch does not hand its dynamo settings on where DeepSpeed runs",
         why="with DeepSpeed the launcher leaves ACCELERATE_DYNAMO_BACKEND out, so that nothing is compiled",
         fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
-        see=f"{_SOURCE}/utils/launch.py",
+        see=f"{ACCELERATE}/utils/launch.py",
         find=_dynamo_is_ignored,
-        bad=Example(
-            accelerate={
-                **_FILE,
-                DEEPSPEED_SECTION: {"zero_stage": 2},
-                "dynamo_config": {"dynamo_backend": "EAGER"},
-            }
-        ),
-        good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="the ranks' environment is not observed"),
+        bad=Example(accelerate={**ZERO2_LAUNCH, "dynamo_config": {"dynamo_backend": "EAGER"}}),
+        good=launching(),
+        evidence=ignored(not_reproduced="the ranks' environment is not observed"),
     ),
     Rule(
         id="accumulation-not-in-deepspeed-file",
@@ -325,11 +257,11 @@ RULES = (
         summary="DeepSpeed does not accumulate what Accelerator() asks for",
         why="a file without gradient_accumulation_steps means 1, and accelerate takes the file's value",
         fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
-        see=_DATACLASSES,
+        see=_PLUGIN,
         find=_steps_missing,
         bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
         good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_FOUR),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 1),)),
+        evidence=ignored((_STEPS, 1)),
     ),
     Rule(
         id="accumulation-differs",
@@ -337,10 +269,10 @@ RULES = (
         summary="Accelerator() and the DeepSpeed file accumulate different numbers of steps",
         why="accelerate takes the DeepSpeed file's number and says so in one line of its log",
         fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
-        see=_ACCELERATOR,
+        see=f"{ACCELERATE}/accelerator.py",
         find=_steps_differ,
         bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),
         good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_FOUR),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 8),)),
+        evidence=ignored((_STEPS, 8)),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
@@ -13,7 +13,8 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, ZERO2_LAUNCH, launching, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
@@ -22,23 +23,15 @@ from zerofit.configs.text.read import repeated_keys
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Document, KeyValue
+    from zerofit.configs.document import Document, Edit, KeyValue
     from zerofit.configs.schema import Key, Schema
 
-_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 _NEAR = 0.85
 """Likeness of two spellings from which one is the other misspelt. ASSUMPTION: 0.85 takes zero_stag for
 zero_stage and does not take one key of accelerate for another."""
-_FILE: dict[str, Any] = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "DEEPSPEED",
-    "num_machines": 1,
-    "num_processes": 1,
-    "deepspeed_config": {"zero_stage": 2},
-}
 _PRECISION = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: DEEPSPEED
@@ -59,18 +52,22 @@ def written(file: Document, *path: str) -> str:
     return f"{'.'.join(path)}={show(text)}"
 
 
-def _schema_of(situation: Situation) -> tuple[Document, Schema] | None:
-    file = situation.accelerate
-    if file is None or is_for_sagemaker(file):
-        return None
-    return file, known(situation.schemas, "the keys that accelerate reads").accelerate
+def _in_file(
+    find: Callable[[Situation, Document, Schema], Iterator[Hit]],
+) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that is asked of a file that is not for SageMaker, and is given its schema."""
+
+    def of_situation(situation: Situation) -> Iterator[Hit]:
+        file = situation.accelerate
+        if file is not None and not is_for_sagemaker(file):
+            schema = known(situation.schemas, "the keys that accelerate reads").accelerate
+            yield from find(situation, file, schema)
+
+    return of_situation
 
 
-def _unknown_keys(situation: Situation) -> Iterator[Hit]:
-    found = _schema_of(situation)
-    if found is None:
-        return
-    file, schema = found
+@_in_file
+def _unknown_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     removed = {former.path[0]: former.instead for former in schema.removed}
     names = [key.name for key in schema.root.keys]
     for entry in file.root.entries:
@@ -79,11 +76,8 @@ def _unknown_keys(situation: Situation) -> Iterator[Hit]:
             yield _unknown(file, (entry.key,), entry, names, instead)
 
 
-def _ignored_keys(situation: Situation) -> Iterator[Hit]:
-    found = _schema_of(situation)
-    if found is None:
-        return
-    file, schema = found
+@_in_file
+def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     # accelerate gives each of these keys to the flag of that name, whatever section it stands in.
     schemas = known(situation.schemas, "the flags of accelerate launch")
     flags, deepspeed = schemas.accelerate_launch.root, schemas.deepspeed.root
@@ -94,18 +88,14 @@ def _ignored_keys(situation: Situation) -> Iterator[Hit]:
         names = [key.name for key in section.section.keys if key.replaced_by is None]
         for entry in top.node.entries:
             key = section.section.find(entry.key)
+            path = (section.name, entry.key)
             if key is not None and key.replaced_by is not None:
-                yield _unknown(file, (section.name, entry.key), entry, [], f"write {key.replaced_by}")
+                yield _unknown(file, path, entry, [], f"write {key.replaced_by}")
             elif key is None and flags.find(entry.key) is None and entry.plain is not None:
-                is_deepspeed_key = section.name == DEEPSPEED_SECTION and deepspeed.find(entry.key) is not None
-                instead = "write it in a DeepSpeed file, and name that with deepspeed_config_file"
-                yield _unknown(
-                    file,
-                    (section.name, entry.key),
-                    entry,
-                    names,
-                    instead if is_deepspeed_key else fix_for_release(schema, section.name, entry.key),
-                )
+                instead = fix_for_release(schema, *path)
+                if section.name == DEEPSPEED_SECTION and deepspeed.find(entry.key) is not None:
+                    instead = "write it in a DeepSpeed file, and name that with deepspeed_config_file"
+                yield _unknown(file, path, entry, names, instead)
 
 
 def _unknown(
@@ -125,23 +115,21 @@ def _unknown(
 
 
 def _repeated_keys(situation: Situation) -> Iterator[Hit]:
-    for path, entry, values in repeated_keys(situation.accelerate) if situation.accelerate else ():
-        if situation.accelerate and any(value != entry.plain for value in values):
+    file = situation.accelerate
+    for path, entry, values in repeated_keys(file) if file else ():
+        if file and any(value != entry.plain for value in values):
             told = f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}"
-            yield Hit(found=told, place=situation.accelerate.place(entry.key_span))
+            yield Hit(found=told, place=file.place(entry.key_span))
 
 
-def _wrong_types(situation: Situation) -> Iterator[Hit]:
-    for file, path, entry, key in _known_entries(situation):
+@_in_file
+def _wrong_types(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+    for path, entry, key in _known_entries(situation, file, schema):
         if not is_right_type(key, entry.plain):
             repaired = _repaired(file, entry, key)
-            fix = f"write {'.'.join(path)}: {_yaml(repaired)}" if repaired is not None else None
-            yield Hit(
-                found=f"{written(file, *path)}, where accelerate takes {expected(key)}",
-                place=file.place(entry.key_span),
-                fix=fix or f"give {'.'.join(path)} {expected(key)}",
-                edits=(SetValue(document=file.name, path=path, value=repaired),) if fix else (),
-            )
+            spelt = f'"{repaired}"' if isinstance(repaired, str) else repaired
+            edit = SetValue(document=file.name, path=path, value=repaired)
+            yield _wrong(file, path, key, spelt, () if repaired is None else (edit,))
 
 
 def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
@@ -155,30 +143,30 @@ def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
     return whole_number(value) if ValueKind.INTEGER in key.kinds and isinstance(value, str) else None
 
 
-def _yaml(value: str | int) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _wrong_choices(situation: Situation) -> Iterator[Hit]:
-    for file, path, entry, key in _known_entries(situation):
+@_in_file
+def _wrong_choices(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+    for path, entry, key in _known_entries(situation, file, schema):
         is_word = not isinstance(entry.plain, bool)
         if is_word and is_right_type(key, entry.plain) and not is_in_range(key, entry.plain):
-            near = nearest(str(entry.plain), [str(choice) for choice in key.choices])
             upper = str(entry.plain).upper()
-            near = upper if upper in key.choices else near
-            yield Hit(
-                found=f"{written(file, *path)}, where accelerate takes {expected(key)}",
-                place=file.place(entry.key_span),
-                fix=f"write {'.'.join(path)}: {near}" if near else f"give {'.'.join(path)} {expected(key)}",
-            )
+            near = nearest(str(entry.plain), [str(choice) for choice in key.choices])
+            yield _wrong(file, path, key, upper if upper in key.choices else near)
 
 
-def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, ...], KeyValue, Key]]:
+def _wrong(
+    file: Document, path: tuple[str, ...], key: Key, right: str | int | None, edits: tuple[Edit, ...] = ()
+) -> Hit:
+    """Return a hit at a value that accelerate does not take, with the right one, where one is near."""
+    found = f"{written(file, *path)}, where accelerate takes {expected(key)}"
+    name = ".".join(path)
+    fix = f"give {name} {expected(key)}" if right is None else f"write {name}: {right}"
+    return hit_at(file, path, found=found, fix=fix, edits=edits)
+
+
+def _known_entries(
+    situation: Situation, file: Document, schema: Schema
+) -> Iterator[tuple[tuple[str, ...], KeyValue, Key]]:
     """Yield each entry that counts, at the top and in deepspeed_config, with its key in the schema."""
-    found = _schema_of(situation)
-    if found is None:
-        return
-    file, schema = found
     launch = launch_of(situation)
     deepspeed = whether_deepspeed(launch) if launch else None
     # With DeepSpeed the launcher does not look at it, and dynamo-ignored-with-deepspeed says so.
@@ -190,7 +178,7 @@ def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, 
     ]:
         entry, key = file.at(*path), schema.find(*path)
         if entry is not None and key is not None and (is_read or path not in DYNAMO_BACKEND):
-            yield file, path, entry, key
+            yield path, entry, key
 
 
 def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
@@ -198,17 +186,16 @@ def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
     return section.section.keys if section and section.section else ()
 
 
-def _no_distributed_type(situation: Situation) -> Iterator[Hit]:
-    found = _schema_of(situation)
-    if found is not None and found[0].at("distributed_type") is None:
-        yield Hit(found="no distributed_type", place=found[0].place(found[0].root.span))
+@_in_file
+def _no_distributed_type(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+    if file.at("distributed_type") is None:
+        yield Hit(found="no distributed_type", place=file.place(file.root.span))
 
 
-def _no_num_processes(situation: Situation) -> Iterator[Hit]:
-    found = _schema_of(situation)
-    if found is None or found[0].value("distributed_type") in (None, "NO"):
+@_in_file
+def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+    if file.value("distributed_type") in (None, "NO"):
         return
-    file = found[0]
     entry = file.at("num_processes")
     if entry is not None and entry.plain != -1:
         return
@@ -221,22 +208,15 @@ def _no_num_processes(situation: Situation) -> Iterator[Hit]:
         )
 
 
-def _unheard_keys(situation: Situation) -> Iterator[Hit]:
-    found = _schema_of(situation)
-    if found is None:
-        return
-    file = found[0]
+@_in_file
+def _unheard_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     for key, default in (("rdzv_backend", "static"), ("enable_cpu_affinity", False)):
         entry = file.at(key)
         if entry is None or entry.plain in (default, None):
             continue
         flag = f"--{key} {entry.plain}" if isinstance(entry.plain, str) else f"--{key}"
         if situation.command is None or situation.command.find(key) is None:
-            yield Hit(
-                found=written(file, key),
-                place=file.place(entry.key_span),
-                fix=f"say it on the command line: {flag}",
-            )
+            yield hit_at(file, (key,), found=written(file, key), fix=f"say it on the command line: {flag}")
 
 
 _TWICE = """\
@@ -260,7 +240,7 @@ RULES = (
         find=_repeated_keys,
         bad=Example(accelerate=_TWICE),
         good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 1),)),
+        evidence=ignored(("zero_stage", 1)),
     ),
     Rule(
         id="accelerate-unknown-key",
@@ -268,11 +248,11 @@ RULES = (
         summary="accelerate does not know a key of its file",
         why="accelerate refuses a file with a key that it does not know",
         fix="take the key out, or upgrade accelerate where it is a newer one",
-        see=f"{_SOURCE}/commands/config/config_args.py#L154",
+        see=f"{ACCELERATE}/commands/config/config_args.py#L154",
         find=_unknown_keys,
-        bad=Example(accelerate={**_FILE, "num_proceses": 1}),
-        good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Effect.FAILS, says="had unknown keys (['num_proceses'])"),
+        bad=Example(accelerate={**ZERO2_LAUNCH, "num_proceses": 1}),
+        good=launching(),
+        evidence=fails("had unknown keys (['num_proceses'])"),
     ),
     Rule(
         id="accelerate-ignored-key",
@@ -280,11 +260,11 @@ RULES = (
         summary="accelerate ignores a key of its file",
         why="accelerate checks the top of its file only; a key below that it does not know has no effect",
         fix="take the key out",
-        see=f"{_SOURCE}/commands/launch.py",
+        see=f"{ACCELERATE}/commands/launch.py",
         find=_ignored_keys,
-        bad=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stag": 3}}),
-        good=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stage": 3}}),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 2),)),
+        bad=launching({"zero_stag": 3}),
+        good=launching({"zero_stage": 3}),
+        evidence=ignored(("zero_stage", 2)),
     ),
     Rule(
         id="accelerate-value-type",
@@ -292,11 +272,11 @@ RULES = (
         summary="a value in accelerate's file has the wrong type",
         why="the launcher uses values as they stand, and YAML reads no as false and 0 as a number",
         fix="give the key a value of the type that accelerate takes",
-        see=f"{_SOURCE}/commands/launch.py",
+        see=f"{ACCELERATE}/commands/launch.py",
         find=_wrong_types,
         bad=Example(accelerate=_PRECISION.format("no")),
         good=Example(accelerate=_PRECISION.format('"no"')),
-        evidence=Evidence(outcome=Effect.FAILS, says="'bool' object has no attribute 'lower'"),
+        evidence=fails("'bool' object has no attribute 'lower'"),
     ),
     Rule(
         id="accelerate-value-choice",
@@ -304,11 +284,11 @@ RULES = (
         summary="a value in accelerate's file is none of those that it takes",
         why="accelerate or DeepSpeed refuses the value when the run starts",
         fix="give the key one of the values that it takes",
-        see=f"{_SOURCE}/utils/dataclasses.py",
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_wrong_choices,
-        bad=Example(accelerate={**_FILE, "distributed_type": "deepspeed"}),
-        good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Effect.FAILS, says="is not a valid DistributedType"),
+        bad=launching(distributed_type="deepspeed"),
+        good=launching(),
+        evidence=fails("is not a valid DistributedType"),
     ),
     Rule(
         id="accelerate-needs-distributed-type",
@@ -316,11 +296,11 @@ RULES = (
         summary="accelerate's file needs distributed_type",
         why="accelerate refuses a file that does not say how the run is distributed",
         fix="write distributed_type: DEEPSPEED, or the kind that is meant",
-        see=f"{_SOURCE}/commands/config/config_args.py#L110",
+        see=f"{ACCELERATE}/commands/config/config_args.py#L110",
         find=_no_distributed_type,
-        bad=Example(accelerate={key: value for key, value in _FILE.items() if key != "distributed_type"}),
-        good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Effect.FAILS, says="A `distributed_type` must be specified"),
+        bad=Example(accelerate=without(ZERO2_LAUNCH, "distributed_type")),
+        good=launching(),
+        evidence=fails("A `distributed_type` must be specified"),
     ),
     Rule(
         id="accelerate-needs-num-processes",
@@ -328,14 +308,11 @@ RULES = (
         summary="accelerate needs num_processes in its file or on the command line",
         why="with a file accelerate does not count the GPUs",
         fix="write num_processes: the GPUs of all machines together",
-        see=f"{_SOURCE}/commands/launch.py",
+        see=f"{ACCELERATE}/commands/launch.py",
         find=_no_num_processes,
-        bad=Example(
-            accelerate={key: value for key, value in _FILE.items() if key != "num_processes"},
-            command="accelerate launch --config_file accelerate.yaml",
-        ),
-        good=Example(accelerate=_FILE, command="accelerate launch --config_file accelerate.yaml"),
-        evidence=Evidence(outcome=Effect.FAILS, says="You need to manually pass in `--num_processes`"),
+        bad=Example(accelerate=without(ZERO2_LAUNCH, "num_processes"), command=LAUNCH),
+        good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
+        evidence=fails("You need to manually pass in `--num_processes`"),
     ),
     Rule(
         id="accelerate-key-needs-flag",
@@ -343,10 +320,10 @@ RULES = (
         summary="accelerate takes this setting from the command line only",
         why="the flag has a default of its own, so that the launcher never looks at the file's value",
         fix="say it on the command line",
-        see=f"{_SOURCE}/commands/launch.py",
+        see=f"{ACCELERATE}/commands/launch.py",
         find=_unheard_keys,
-        bad=Example(accelerate={**_FILE, "rdzv_backend": "c10d"}),
-        good=Example(accelerate={**_FILE, "rdzv_backend": "static"}),
-        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="the launcher's own state is not observed"),
+        bad=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "c10d"}),
+        good=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "static"}),
+        evidence=ignored(not_reproduced="the launcher's own state is not observed"),
     ),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails, hit_at, ignored
 from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
+from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, config, native
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
 from zerofit.configs.schema import OnUnknown, params_section
@@ -109,8 +110,7 @@ def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
     )
 
 
-_DOCS = "https://www.deepspeed.ai/docs/config-json/"
-_SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
+_SOURCE = f"{DEEPSPEED}/runtime"
 _REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
 _MAX_NAMED = 5
 """Of the unknown keys of one section; a file with more than these is hardly one for DeepSpeed."""
@@ -118,11 +118,11 @@ _WHY_OF_PARAMS = (
     "params are the arguments of a constructor, and Python ends the run where it takes no such one"
 )
 _IS_OFF = "remove it: it is switched off anyway"
-_BATCH = {"train_micro_batch_size_per_gpu": 4}
-_ZERO2 = {**_BATCH, "zero_optimization": {"stage": 2}}
-
-_DECAY = {"type": "WarmupDecayLR"}
 _RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
+
+
+def _decaying(**params: Any) -> Example:
+    return native({**config(2), "scheduler": {"type": "WarmupDecayLR", "params": {**_RATES, **params}}})
 
 
 def _misspelt(situation: Situation) -> Iterator[Hit]:
@@ -297,9 +297,9 @@ RULES = (
         fix="write the key that is meant, in its section",
         see=f"{_SOURCE}/config.py",
         find=_misspelt,
-        bad=Example(deepspeed={**_BATCH, "zero_optimisation": {"stage": 2}}, route=Route.NATIVE),
-        good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 0),)),
+        bad=native({"train_micro_batch_size_per_gpu": 4, "zero_optimisation": {"stage": 2}}),
+        good=native(config(2)),
+        evidence=ignored(("zero_stage", 0)),
     ),
     Rule(
         id="deepspeed-key-ignored",
@@ -307,13 +307,11 @@ RULES = (
         summary="DeepSpeed ignores a key that it does not have",
         why="these sections are read key by key and nobody looks for others, so the key does nothing",
         fix="remove it, or look up the key that is meant",
-        see=_DOCS,
+        see=DEEPSPEED_DOCS,
         find=_ignored,
-        bad=Example(deepspeed={**_ZERO2, "fp32_allreduce": True}, route=Route.NATIVE),
-        good=Example(deepspeed={**_ZERO2, "communication_data_type": "fp32"}, route=Route.NATIVE),
-        evidence=Evidence(
-            outcome=Effect.IGNORED, observed=(("engine._config.communication_data_type", None),)
-        ),
+        bad=native({**config(2), "fp32_allreduce": True}),
+        good=native({**config(2), "communication_data_type": "fp32"}),
+        evidence=ignored(("engine._config.communication_data_type", None)),
     ),
     Rule(
         id="deepspeed-key-rejected",
@@ -321,15 +319,11 @@ RULES = (
         summary="DeepSpeed refuses a key that this section does not have",
         why="these sections are declared whole, and an unknown key in them ends the run",
         fix="remove it, or look up the key that is meant",
-        see=_DOCS,
+        see=DEEPSPEED_DOCS,
         find=_rejected,
-        bad=Example(
-            deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_com": True}}, route=Route.NATIVE
-        ),
-        good=Example(
-            deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_comm": True}}, route=Route.NATIVE
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="Extra inputs are not permitted"),
+        bad=native(config(2, overlap_com=True)),
+        good=native(config(2, overlap_comm=True)),
+        evidence=fails("Extra inputs are not permitted"),
     ),
     Rule(
         id="deepspeed-params-incomplete",
@@ -339,14 +333,9 @@ RULES = (
         fix="set it",
         see=f"{_SOURCE}/lr_schedules.py",
         find=_incomplete,
-        bad=Example(deepspeed={**_ZERO2, "scheduler": {**_DECAY, "params": _RATES}}, route=Route.NATIVE),
-        good=Example(
-            deepspeed={**_ZERO2, "scheduler": {**_DECAY, "params": {**_RATES, "total_num_steps": 10**6}}},
-            route=Route.NATIVE,
-        ),
-        evidence=Evidence(
-            outcome=Effect.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
-        ),
+        bad=_decaying(),
+        good=_decaying(total_num_steps=10**6),
+        evidence=fails("missing 1 required positional argument: 'total_num_steps'"),
     ),
     Rule(
         id="deepspeed-key-removed",
@@ -356,9 +345,9 @@ RULES = (
         fix="remove it",
         see=_REMOVED_ISSUE,
         find=_removed,
-        bad=Example(deepspeed={**_ZERO2, "amp": {"enabled": False}}, route=Route.NATIVE),
-        good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
-        evidence=Evidence(outcome=Effect.FAILS, says="has been removed"),
+        bad=native({**config(2), "amp": {"enabled": False}}),
+        good=native(config(2)),
+        evidence=fails("has been removed"),
     ),
     Rule(
         id="deepspeed-key-deprecated",
@@ -368,20 +357,8 @@ RULES = (
         fix="use the newer key",
         see=f"{_SOURCE}/zero/config.py",
         find=_deprecated,
-        bad=Example(
-            deepspeed={
-                **_BATCH,
-                "zero_optimization": {"stage": 2, "stage3_gather_fp16_weights_on_model_save": True},
-            },
-            route=Route.NATIVE,
-        ),
-        good=Example(
-            deepspeed={
-                **_BATCH,
-                "zero_optimization": {"stage": 2, "stage3_gather_16bit_weights_on_model_save": True},
-            },
-            route=Route.NATIVE,
-        ),
+        bad=native(config(2, stage3_gather_fp16_weights_on_model_save=True)),
+        good=native(config(2, stage3_gather_16bit_weights_on_model_save=True)),
         evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
@@ -392,22 +369,9 @@ RULES = (
         fix="keep one of them",
         see=f"{_SOURCE}/config_utils.py",
         find=_two_names,
-        bad=Example(
-            deepspeed={
-                **_BATCH,
-                "zero_optimization": {
-                    "stage": 2,
-                    "cpu_offload": False,
-                    "offload_optimizer": {"device": "none"},
-                },
-            },
-            route=Route.NATIVE,
-        ),
-        good=Example(
-            deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
-            route=Route.NATIVE,
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="Cannot provide deprecated parameter"),
+        bad=native(config(2, cpu_offload=False, offload_optimizer={"device": "none"})),
+        good=native(config(2, offload_optimizer={"device": "none"})),
+        evidence=fails("Cannot provide deprecated parameter"),
     ),
     Rule(
         id="deepspeed-key-repeated",
@@ -417,14 +381,8 @@ RULES = (
         fix="keep one of them",
         see=f"{_SOURCE}/config_utils.py",
         find=_repeated,
-        bad=Example(
-            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, "stage": 2}}',
-            route=Route.NATIVE,
-        ),
-        good=Example(
-            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
-            route=Route.NATIVE,
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="Duplicate keys in DeepSpeed config"),
+        bad=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, "stage": 2}}'),
+        good=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'),
+        evidence=fails("Duplicate keys in DeepSpeed config"),
     ),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, config
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.facts import Checkpoint
 from zerofit.core.plan import Topology
@@ -17,17 +18,16 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.core.setting import Said
 
-_DOCS = "https://www.deepspeed.ai/docs/config-json/"
 _NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 _CPU = {"device": "cpu"}
 _MOVED = (OffloadDevice.CPU, OffloadDevice.NVME)
 _BELOW_3 = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
+_TWO_RANKS = Topology(world_size=2)
 _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
 
 def _zero(stage: int, **offload: dict[str, str]) -> Example:
-    zero: dict[str, Any] = {"stage": stage, **offload}
-    return Example(deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero})
+    return Example(deepspeed=config(stage, **offload))
 
 
 def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -83,10 +83,6 @@ def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{path.text} without an offload to nvme", place=path.place)
 
 
-_ENGINE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py"
-_TWO_RANKS = Topology(world_size=2)
-
-
 def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
     """Return the checkpoint to resume from, where it is of shards and DeepSpeed will read it."""
     checkpoint = situation.checkpoint
@@ -119,7 +115,7 @@ def _other_layout(situation: Situation) -> Iterator[Hit]:
 
 def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = False) -> Example:
     return Example(
-        deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}},
+        deepspeed=config(stage),
         topology=_TWO_RANKS,
         checkpoint=Checkpoint(
             folder="checkpoint-2", num_ranks=num_ranks, partitions_parameters=partitions_parameters
@@ -134,11 +130,11 @@ RULES = (
         summary="ZeRO and offload need DeepSpeed",
         why="PyTorch's own data parallelism keeps whole parameters, gradients and states on every GPU",
         fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
-        see=f"{_DOCS}#zero-optimizations-for-fp16-training",
+        see=f"{DEEPSPEED_DOCS}#zero-optimizations-for-fp16-training",
         find=_zero_without_deepspeed,
-        bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=Topology(world_size=2)),
-        good=Example(strategy=_ZERO3, topology=Topology(world_size=2)),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+        bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=_TWO_RANKS),
+        good=Example(strategy=_ZERO3, topology=_TWO_RANKS),
+        evidence=ignored(("zero_stage", None)),
     ),
     Rule(
         id="optimizer-offload-needs-zero",
@@ -146,11 +142,11 @@ RULES = (
         summary="optimizer offload needs ZeRO-1 or higher",
         why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
         fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
-        see=f"{_DOCS}#optimizer-offloading",
+        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
         find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
         bad=_zero(0, offload_optimizer=_CPU),
         good=_zero(1, offload_optimizer=_CPU),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("partitions_optimizer_states", False),)),
+        evidence=ignored(("partitions_optimizer_states", False)),
     ),
     Rule(
         id="param-offload-needs-zero3",
@@ -158,11 +154,11 @@ RULES = (
         summary="parameter offload needs ZeRO-3",
         why="only stage 3 partitions parameters, so lower stages ignore the setting",
         fix="set {zero_stage} to 3, or leave out {param_offload}",
-        see=f"{_DOCS}#parameter-offloading",
+        see=f"{DEEPSPEED_DOCS}#parameter-offloading",
         find=_offload_at("param_offload", (ZeroStage.NOTHING, *_BELOW_3)),
         bad=_zero(2, offload_param=_CPU),
         good=_zero(3, offload_param=_CPU),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("offloads_parameters", False),)),
+        evidence=ignored(("offloads_parameters", False)),
     ),
     Rule(
         id="nvme-offload-needs-zero3",
@@ -170,11 +166,11 @@ RULES = (
         summary="offload to NVMe needs ZeRO-3",
         why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
         fix="set {zero_stage} to 3, or offload to cpu",
-        see=f"{_DOCS}#optimizer-offloading",
+        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
         find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
         bad=_zero(2, offload_optimizer=_NVME),
         good=_zero(3, offload_optimizer=_NVME),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
+        evidence=ignored(("optimizer_states_on", "cpu")),
     ),
     Rule(
         id="nvme-needs-path",
@@ -182,11 +178,11 @@ RULES = (
         summary="offload to NVMe needs a folder on that disk",
         why="DeepSpeed has no default folder and fails later with an error that does not name the setting",
         fix="name a writable folder on that disk with {nvme_path}",
-        see=f"{_DOCS}#optimizer-offloading",
+        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
         find=_nvme_without_path,
         bad=_zero(3, offload_optimizer={"device": "nvme"}),
         good=_zero(3, offload_optimizer=_NVME),
-        evidence=Evidence(outcome=Effect.FAILS, says="TypeError"),
+        evidence=fails("TypeError"),
     ),
     Rule(
         id="nvme-path-unused",
@@ -194,14 +190,14 @@ RULES = (
         summary="nothing is offloaded to NVMe",
         why="the folder would stay empty, and everything in memory",
         fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
-        see=f"{_DOCS}#optimizer-offloading",
+        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
         find=_nvme_path_unused,
-        bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=Topology(world_size=2)),
+        bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=_TWO_RANKS),
         good=Example(
             strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
-            topology=Topology(world_size=2),
+            topology=_TWO_RANKS,
         ),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
+        evidence=ignored(("optimizer_states_on", "gpu")),
     ),
     Rule(
         id="resume-needs-same-ranks",
@@ -209,13 +205,11 @@ RULES = (
         summary="a DeepSpeed checkpoint resumes on as many ranks as saved it",
         why="each rank saved its own shard of the optimizer states, and DeepSpeed does not cut them anew",
         fix="run on as many ranks, or by `zerofit launch`, which converts the checkpoint in a copy",
-        see=_ENGINE,
+        see=f"{DEEPSPEED}/runtime/engine.py",
         find=_other_number_of_ranks,
         bad=_resumed(2, num_ranks=4),
         good=_resumed(2),
-        evidence=Evidence(
-            outcome=Effect.FAILS, says="Automatic adjustment of ZeRO's optimizer state partitioning"
-        ),
+        evidence=fails("Automatic adjustment of ZeRO's optimizer state partitioning"),
     ),
     Rule(
         id="resume-needs-same-layout",
@@ -225,10 +219,10 @@ RULES = (
         "AssertionError without a text",
         fix="set {zero_stage} to what the checkpoint was saved with, or run by `zerofit launch`, which "
         "converts the checkpoint in a copy",
-        see=_ENGINE,
+        see=f"{DEEPSPEED}/runtime/engine.py",
         find=_other_layout,
         bad=_resumed(3),
         good=_resumed(3, partitions_parameters=True),
-        evidence=Evidence(outcome=Effect.FAILS, says="AssertionError"),
+        evidence=fails("AssertionError"),
     ),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rule import Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rules.examples import ACCELERATE, by_accelerate, config
 from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
 from zerofit.configs.document import Format, RemoveKey, RenameKey, say
 from zerofit.configs.text.json import why_not_json
@@ -19,35 +20,23 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.configs.schema import FoundKey
 
-_READ_BY_ACCELERATE = (
-    "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
-)
-
 
 def _only_hjson(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
-    if document is None or document.format is not Format.HJSON:
-        return
-    problem = why_not_json(document.text)
-    if problem is not None and is_read_by_others(situation):
-        yield Hit(
-            found=problem.problem, place=Place(file=document.name, line=problem.line, column=problem.column)
-        )
+    problem = why_not_json(document.text) if document and document.format is Format.HJSON else None
+    if document and problem and is_read_by_others(situation):
+        place = Place(file=document.name, line=problem.line, column=problem.column)
+        yield Hit(found=problem.problem, place=place)
 
 
 def _without_zero_section(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
-    if document is None:
-        return
-    entry = document.at("zero_optimization")
-    if entry is not None and not isinstance(entry.plain, bool):
-        return
-    if is_read_by_others(situation):
+    entry = document.at("zero_optimization") if document else None
+    if document and isinstance(entry.plain if entry else True, bool) and is_read_by_others(situation):
         found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
         yield hit_at(document, ("zero_optimization",), found=found)
 
 
-_ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 _SAVES = """import torch
@@ -121,8 +110,7 @@ def _null_sections(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
 
 
-def _zero(stage: int, **more: Any) -> dict[str, Any]:
-    return {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, **more}}
+_TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
 
 
 RULES = (
@@ -132,17 +120,11 @@ RULES = (
         summary="accelerate and Trainer read plain JSON only",
         why="comments and the like are HJSON, which only DeepSpeed itself reads",
         fix="take out what is not JSON",
-        see=_READ_BY_ACCELERATE,
+        see=f"{ACCELERATE}/utils/deepspeed.py",
         find=_only_hjson,
-        bad=Example(
-            deepspeed='{"train_micro_batch_size_per_gpu": 4, // samples\n "zero_optimization": {"stage": 2}}',
-            route=Route.ACCELERATE,
-        ),
-        good=Example(
-            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
-            route=Route.ACCELERATE,
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="JSONDecodeError"),
+        bad=by_accelerate(_TEXT.replace("4,", "4, // samples\n")),
+        good=by_accelerate(_TEXT),
+        evidence=fails("JSONDecodeError"),
     ),
     Rule(
         id="deepspeed-zero-section-missing",
@@ -150,14 +132,11 @@ RULES = (
         summary="accelerate and Trainer need the section zero_optimization",
         why="they look for its keys at once, where DeepSpeed itself takes stage 0 or, for true, stage 1",
         fix="give it a stage",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_without_zero_section,
-        bad=Example(deepspeed={"train_micro_batch_size_per_gpu": 4}, route=Route.ACCELERATE),
-        good=Example(
-            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
-            route=Route.ACCELERATE,
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="Please specify the ZeRO optimization config"),
+        bad=by_accelerate({"train_micro_batch_size_per_gpu": 4}),
+        good=by_accelerate(config(2)),
+        evidence=fails("Please specify the ZeRO optimization config"),
     ),
     Rule(
         id="bfloat16-is-bf16",
@@ -165,11 +144,11 @@ RULES = (
         summary="accelerate and Trainer know the section bf16 only, not its old name bfloat16",
         why="they add a section bf16 of their own, and DeepSpeed then does not look at bfloat16",
         fix="rename bfloat16 to bf16",
-        see=f"{_ACCELERATE}/utils/dataclasses.py",
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_old_bf16,
-        bad=Example(deepspeed={**_zero(2), "bfloat16": {"enabled": True}}, route=Route.ACCELERATE),
-        good=Example(deepspeed={**_zero(2), "bf16": {"enabled": True}}, route=Route.ACCELERATE),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("parameter_dtype", "float32"),)),
+        bad=by_accelerate({**config(2), "bfloat16": {"enabled": True}}),
+        good=by_accelerate({**config(2), "bf16": {"enabled": True}}),
+        evidence=ignored(("parameter_dtype", "float32")),
     ),
     Rule(
         id="cpu-offload-is-offload-optimizer",
@@ -177,11 +156,11 @@ RULES = (
         summary="accelerate and Trainer know optimizer offload as offload_optimizer only, not as cpu_offload",
         why="they leave the optimizer as it is, and DeepSpeed refuses to offload one that is not its own",
         fix='write "offload_optimizer": {"device": "cpu"} in place of cpu_offload',
-        see=f"{_ACCELERATE}/accelerator.py",
+        see=f"{ACCELERATE}/accelerator.py",
         find=_unseen_offload,
-        bad=Example(deepspeed=_zero(2, cpu_offload=True), route=Route.ACCELERATE),
-        good=Example(deepspeed=_zero(2, offload_optimizer={"device": "cpu"}), route=Route.ACCELERATE),
-        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO-Offload with a client provided optimizer"),
+        bad=by_accelerate(config(2, cpu_offload=True)),
+        good=by_accelerate(config(2, offload_optimizer={"device": "cpu"})),
+        evidence=fails("ZeRO-Offload with a client provided optimizer"),
     ),
     Rule(
         id="deepspeed-section-is-null",
@@ -189,11 +168,11 @@ RULES = (
         summary="accelerate and Trainer can't read a section that is null",
         why="they look for its keys, where DeepSpeed itself takes null for a missing section",
         fix="remove it",
-        see=f"{_ACCELERATE}/accelerator.py",
+        see=f"{ACCELERATE}/accelerator.py",
         find=_null_sections,
-        bad=Example(deepspeed=_zero(2, offload_optimizer=None), route=Route.ACCELERATE),
-        good=Example(deepspeed=_zero(2), route=Route.ACCELERATE),
-        evidence=Evidence(outcome=Effect.FAILS, says="'NoneType' object has no attribute 'get'"),
+        bad=by_accelerate(config(2, offload_optimizer=None)),
+        good=by_accelerate(config(2)),
+        evidence=fails("'NoneType' object has no attribute 'get'"),
     ),
     Rule(
         id="zero3-weights-need-gather",
@@ -201,10 +180,10 @@ RULES = (
         summary="with ZeRO-3, whole weights can be saved only where they are gathered",
         why="each rank holds a part of them: get_state_dict raises, and Trainer saves no weights file",
         fix=f"set zero_optimization.{_GATHER} to true, or convert checkpoints with zero_to_fp32.py",
-        see=f"{_ACCELERATE}/accelerator.py",
+        see=f"{ACCELERATE}/accelerator.py",
         find=_not_gathered,
-        bad=Example(deepspeed=_zero(3), route=Route.ACCELERATE, script=_SAVES),
-        good=Example(deepspeed=_zero(3, **{_GATHER: True}), route=Route.ACCELERATE, script=_SAVES),
-        evidence=Evidence(outcome=Effect.FAILS, says="Cannot get 16bit model weights"),
+        bad=by_accelerate(config(3), script=_SAVES),
+        good=by_accelerate(config(3, **{_GATHER: True}), script=_SAVES),
+        evidence=fails("Cannot get 16bit model weights"),
     ),
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
-from zerofit.checking.rules.example_scripts import optimizer_script
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, config, native, one_step, optimizer_script
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.configs.document import SetValue, say
-from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
 
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
 
-_DOCS = "https://www.deepspeed.ai/docs/config-json/"
-_SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
+_SOURCE = f"{DEEPSPEED}/runtime"
 _ZERO = "zero_optimization"
 _ON_TEXTS = {"true", "t", "yes", "y", "on", "1"}
 _MASTERS = (("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"))
@@ -157,28 +155,7 @@ def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
             yield from _by_stage(situation, (name,), ZeroStage.GRADIENTS)
 
 
-def _zero(stage: int, **more: Any) -> dict[str, Any]:
-    return {"train_micro_batch_size_per_gpu": 4, _ZERO: {"stage": stage, **more}}
-
-
-def _native(deepspeed: dict[str, Any]) -> Example:
-    return Example(deepspeed=deepspeed, route=Route.NATIVE)
-
-
-def _fails(says: str) -> Evidence:
-    return Evidence(outcome=Effect.FAILS, says=says)
-
-
-_STAGE_3: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 1,
-    "gradient_clipping": 0.0,
-    "zero_optimization": {
-        "stage": 3,
-        "stage3_param_persistence_threshold": 0,
-        "stage3_gather_16bit_weights_on_model_save": True,
-    },
-}
+_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
 _SAVES = (
     optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
     + "state = accelerator.get_state_dict(model)\n"
@@ -194,14 +171,11 @@ RULES = (
         why='DeepSpeed makes 3 of "3" and shards the parameters, and they compare it with the number: models '
         "are loaded whole, and saved weights are empty",
         fix="write the stage as a number",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        see=f"{ACCELERATE}/accelerator.py",
         find=_stage_as_text,
-        bad=Example(
-            deepspeed={**_STAGE_3, "zero_optimization": {**_STAGE_3["zero_optimization"], "stage": "3"}},
-            script=_SAVES,
-        ),
-        good=Example(deepspeed=_STAGE_3, script=_SAVES),
-        evidence=Evidence(outcome=Effect.FAILS, says="no weights"),
+        bad=Example(deepspeed=one_step("3", **_WHOLE), script=_SAVES),
+        good=Example(deepspeed=one_step(3, **_WHOLE), script=_SAVES),
+        evidence=fails("no weights"),
     ),
     Rule(
         id="deepspeed-fp16-and-bf16",
@@ -211,9 +185,9 @@ RULES = (
         fix="switch one of them off",
         see=f"{_SOURCE}/config.py",
         find=_two_formats,
-        bad=_native({**_zero(2), "fp16": {"enabled": True}, "bf16": {"enabled": True}}),
-        good=_native({**_zero(2), "fp16": {"enabled": False}, "bf16": {"enabled": True}}),
-        evidence=_fails("bfloat16 and fp16 modes cannot be simultaneously enabled"),
+        bad=native({**config(2), "fp16": {"enabled": True}, "bf16": {"enabled": True}}),
+        good=native({**config(2), "fp16": {"enabled": False}, "bf16": {"enabled": True}}),
+        evidence=fails("bfloat16 and fp16 modes cannot be simultaneously enabled"),
     ),
     Rule(
         id="deepspeed-loss-scale-limits",
@@ -223,10 +197,10 @@ RULES = (
         fix="give a whole number greater than 0",
         see=f"{_SOURCE}/precision_config.py",
         find=_loss_scale,
-        bad=_native({**_zero(2), "fp16": {"enabled": True, "min_loss_scale": 0}}),
+        bad=native({**config(2), "fp16": {"enabled": True, "min_loss_scale": 0}}),
         # fp16 that is on trains on a GPU only.
-        good=_native({**_zero(2), "fp16": {"enabled": False, "min_loss_scale": 0}}),
-        evidence=_fails("min_loss_scale must be > 0"),
+        good=native({**config(2), "fp16": {"enabled": False, "min_loss_scale": 0}}),
+        evidence=fails("min_loss_scale must be > 0"),
     ),
     Rule(
         id="partial-offload-needs-zero3",
@@ -236,9 +210,9 @@ RULES = (
         fix="set {zero_stage} to 3, or leave out ratio",
         see=f"{_SOURCE}/zero/config.py",
         find=_partial_offload,
-        bad=_native({**_zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), **_ADAMW}),
-        good=_native({**_zero(2, offload_optimizer={"device": "cpu"}), **_ADAMW}),
-        evidence=_fails("Partial offloading only supported for ZeRO Stage 3"),
+        bad=native({**config(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), **_ADAMW}),
+        good=native({**config(2, offload_optimizer={"device": "cpu"}), **_ADAMW}),
+        evidence=fails("Partial offloading only supported for ZeRO Stage 3"),
     ),
     Rule(
         id="no-grad-norm-needs-zero1-or-2",
@@ -248,9 +222,9 @@ RULES = (
         fix="set {zero_stage} to 1 or 2, or leave out compute_grad_norm",
         see=f"{_SOURCE}/zero/config.py",
         find=_grad_norm,
-        bad=_native({**_zero(3, compute_grad_norm=False), "gradient_clipping": 0.0}),
-        good=_native({**_zero(2, compute_grad_norm=False), "gradient_clipping": 0.0}),
-        evidence=_fails("compute_grad_norm=false is supported only with ZeRO Stage 1 or 2"),
+        bad=native({**config(3, compute_grad_norm=False), "gradient_clipping": 0.0}),
+        good=native({**config(2, compute_grad_norm=False), "gradient_clipping": 0.0}),
+        evidence=fails("compute_grad_norm=false is supported only with ZeRO Stage 1 or 2"),
     ),
     Rule(
         id="low-precision-masters-need-zero",
@@ -260,9 +234,9 @@ RULES = (
         fix="set {zero_stage} to 1, 2 or 3, or keep them in fp32",
         see=f"{_SOURCE}/config.py",
         find=_low_precision_masters,
-        bad=_native({**_zero(0), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
-        good=_native({**_zero(1), "bf16": {"enabled": True}}),
-        evidence=_fails("is only supported with ZeRO Stage 1, 2, or 3"),
+        bad=native({**config(0), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
+        good=native({**config(1), "bf16": {"enabled": True}}),
+        evidence=fails("is only supported with ZeRO Stage 1, 2, or 3"),
     ),
     Rule(
         id="bf16-states-need-bf16-masters",
@@ -272,9 +246,9 @@ RULES = (
         fix="set bf16.bf16_master_weights_and_grads to true, or leave out bf16_optimizer_states",
         see=f"{_SOURCE}/config.py",
         find=_states_without_masters,
-        bad=_native({**_zero(2), "bf16": {"enabled": True, "bf16_optimizer_states": True}}),
-        good=_native({**_zero(2), "bf16": {"enabled": True}}),
-        evidence=_fails("requires bf16_master_weights_and_grads"),
+        bad=native({**config(2), "bf16": {"enabled": True, "bf16_optimizer_states": True}}),
+        good=native({**config(2), "bf16": {"enabled": True}}),
+        evidence=fails("requires bf16_master_weights_and_grads"),
     ),
     Rule(
         id="summed-gradients-below-zero3",
@@ -284,9 +258,9 @@ RULES = (
         fix="set gradient_allreduce_op to mean",
         see=f"{_SOURCE}/config.py",
         find=_summed_gradients,
-        bad=_native({**_zero(3), "gradient_allreduce_op": "sum"}),
-        good=_native({**_zero(3), "gradient_allreduce_op": "mean"}),
-        evidence=_fails("is not supported with ZeRO stage 3"),
+        bad=native({**config(3), "gradient_allreduce_op": "sum"}),
+        good=native({**config(3), "gradient_allreduce_op": "mean"}),
+        evidence=fails("is not supported with ZeRO stage 3"),
     ),
     Rule(
         id="prescaled-gradients-with-zero2",
@@ -296,9 +270,9 @@ RULES = (
         fix="leave them out, or set zero_optimization.reduce_scatter to false",
         see=f"{_SOURCE}/zero/stage_1_and_2.py",
         find=_scaled_before_reduce,
-        bad=_native({**_zero(2), "prescale_gradients": True}),
-        good=_native(_zero(2)),
-        evidence=_fails("pre-scale gradients is not yet supported"),
+        bad=native({**config(2), "prescale_gradients": True}),
+        good=native(config(2)),
+        evidence=fails("pre-scale gradients is not yet supported"),
     ),
     Rule(
         id="zeropp-needs-zero3",
@@ -308,9 +282,9 @@ RULES = (
         fix="set {zero_stage} to 3, or leave it out",
         see=f"{_SOURCE}/zero/stage3.py",
         find=_quantized_below_zero3,
-        bad=_native(_zero(2, zero_hpz_partition_size=2)),
-        good=_native(_zero(3, zero_hpz_partition_size=2)),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("partitions_parameters", False),)),
+        bad=native(config(2, zero_hpz_partition_size=2)),
+        good=native(config(3, zero_hpz_partition_size=2)),
+        evidence=ignored(("partitions_parameters", False)),
     ),
     Rule(
         id="negative-norm-clips-nothing",
@@ -320,8 +294,8 @@ RULES = (
         fix="give the largest norm, or 0 to clip nothing",
         see=f"{_SOURCE}/zero/stage_1_and_2.py",
         find=_clips_nothing,
-        bad=_native({**_zero(2), **_SGD, "gradient_clipping": -0.1}),
-        good=_native({**_zero(2), **_SGD, "gradient_clipping": 0.1}),
+        bad=native({**config(2), **_SGD, "gradient_clipping": -0.1}),
+        good=native({**config(2), **_SGD, "gradient_clipping": 0.1}),
         evidence=Evidence(outcome=Effect.DIFFERS),
     ),
 )

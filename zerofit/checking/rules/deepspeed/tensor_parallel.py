@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, zero
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, zero
 from zerofit.checking.situation import is_read_by_others, known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.facts import Checkpoint
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 _PATH = ("tensor_parallel", "autotp_size")
 _GATHERS = ("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
 _DOCS = "https://www.deepspeed.ai/tutorials/autotp-training/"
-_ACCELERATOR = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py"
 _ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+_TWO_RANKS = Topology(world_size=2)
 _GROUP = Topology(world_size=2, tensor_parallel_size=2)
+_CUT = {"tensor_parallel": {"autotp_size": 2}}
 
 
 def _group(situation: Situation) -> Said[int] | None:
@@ -116,7 +117,7 @@ def _other_groups(situation: Situation) -> Iterator[Hit]:
 def _resumed(size: int) -> Example:
     return Example(
         deepspeed=zero(2),
-        topology=Topology(world_size=2),
+        topology=_TWO_RANKS,
         checkpoint=Checkpoint(
             folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
         ),
@@ -133,8 +134,8 @@ RULES = (
         see=_DOCS,
         find=_without_deepspeed,
         bad=Example(strategy=Strategy(), topology=_GROUP),
-        good=Example(strategy=_ZERO2, topology=Topology(world_size=2)),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+        good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
+        evidence=ignored(("zero_stage", None)),
     ),
     Rule(
         id="tensor-parallel-groups-not-whole",
@@ -144,9 +145,9 @@ RULES = (
         fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
         see=_DOCS,
         find=_parts_of_groups,
-        bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=Topology(world_size=2)),
-        good=Example(deepspeed=zero(2), topology=Topology(world_size=2)),
-        evidence=Evidence(outcome=Effect.FAILS, says="RuntimeError"),
+        bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=_TWO_RANKS),
+        good=Example(deepspeed=zero(2), topology=_TWO_RANKS),
+        evidence=fails("RuntimeError"),
     ),
     Rule(
         id="tensor-parallel-without-gathered-saving",
@@ -156,11 +157,11 @@ RULES = (
         why="each rank holds parts of the weights at every stage, and accelerate joins them only with "
         "the key; Trainer saves shards in their place",
         fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
-        see=_ACCELERATOR,
+        see=f"{ACCELERATE}/accelerator.py",
         find=_not_gathered,
-        bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 2}), script=LANGUAGE),
+        bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
         good=Example(deepspeed=zero(2), script=LANGUAGE),
-        evidence=Evidence(outcome=Effect.FAILS, says="Cannot get 16bit model weights"),
+        evidence=fails("Cannot get 16bit model weights"),
     ),
     Rule(
         id="tensor-parallel-at-zero3-needs-newer-deepspeed",
@@ -171,12 +172,12 @@ RULES = (
         see="https://github.com/deepspeedai/DeepSpeed/pull/8168",
         find=_at_stage_3,
         bad=Example(
-            deepspeed=zero(3, tensor_parallel={"autotp_size": 2}),
+            deepspeed=zero(3, **_CUT),
             script=LANGUAGE,
             versions={"deepspeed": "0.19.3"},
         ),
         good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs deepspeed before 0.19.4"),
+        evidence=fails(not_reproduced="needs deepspeed before 0.19.4"),
         holds_for=("deepspeed<0.19.4",),
     ),
     Rule(
@@ -187,9 +188,9 @@ RULES = (
         fix="set {zero_stage} to 2 or less, or run by `zerofit launch`, which lets it load",
         see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
         find=_loaded_at_stage_3,
-        bad=Example(deepspeed=zero(3, tensor_parallel={"autotp_size": 2}), script=LOADED),
+        bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Effect.FAILS, says="Weight conversions"),
+        evidence=fails("Weight conversions"),
         holds_for=("transformers>=5.23",),
         is_put_right_by_launch=True,
     ),
@@ -202,8 +203,8 @@ RULES = (
         see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
         find=_with_adapters,
         bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
-        good=Example(strategy=_ZERO2, topology=Topology(world_size=2), script=LANGUAGE),
-        evidence=Evidence(outcome=Effect.FAILS, says="tensor-parallel-adapters"),
+        good=Example(strategy=_ZERO2, topology=_TWO_RANKS, script=LANGUAGE),
+        evidence=fails("tensor-parallel-adapters"),
     ),
     Rule(
         id="resume-needs-same-tensor-parallel-size",
@@ -215,9 +216,7 @@ RULES = (
         find=_other_groups,
         bad=_resumed(2),
         good=_resumed(1),
-        evidence=Evidence(
-            outcome=Effect.FAILS, not_reproduced="the harness saves no tensor-parallel checkpoint"
-        ),
+        evidence=fails(not_reproduced="the harness saves no tensor-parallel checkpoint"),
     ),
     Rule(
         id="tensor-parallel-over-nodes",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rule import Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rules.examples import (
+    ACCELERATE,
+    DEEPSPEED,
+    DEEPSPEED_DOCS,
+    by_accelerate,
+    config,
+    native,
+)
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
@@ -18,9 +26,6 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.configs.schema import FoundKey, Key
 
-_DOCS = "https://www.deepspeed.ai/docs/config-json/"
-_CONFIG_UTILS = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
-_MICRO_4 = {"train_micro_batch_size_per_gpu": 4}
 _FALSE_TEXTS = {"false", "no", "off", "0"}
 _FAILS_ON_TEXT = ("wall_clock_breakdown",)
 """Takes part in a bitwise or, which numbers have and texts do not."""
@@ -94,7 +99,6 @@ def _number(text: str) -> int | float | None:
     return int(number) if number.is_integer() else number
 
 
-_CONFIG = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/config.py"
 _TRAIN = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
@@ -183,10 +187,6 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     )
 
 
-_ACCELERATE_SOURCE = (
-    "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py"
-)
-
 # accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin
 _BY_ACCELERATE = frozenset(
     {
@@ -272,11 +272,11 @@ RULES = (
         summary="DeepSpeed cannot use this value",
         why="it has another type than the key takes, or lies outside of what the key allows",
         fix="give a value that the key takes",
-        see=_DOCS,
+        see=DEEPSPEED_DOCS,
         find=_refused,
-        bad=Example(deepspeed={**_MICRO_4, "zero_optimization": {"stage": 4}}, route=Route.NATIVE),
-        good=Example(deepspeed={**_MICRO_4, "zero_optimization": {"stage": 3}}, route=Route.NATIVE),
-        evidence=Evidence(outcome=Effect.FAILS, says="Input should be 0, 1, 2"),
+        bad=native(config(4)),
+        good=native(config(3)),
+        evidence=fails("Input should be 0, 1, 2"),
     ),
     Rule(
         id="deepspeed-text-is-true",
@@ -284,17 +284,11 @@ RULES = (
         summary="a text that says false counts as true",
         why="DeepSpeed does not check the type of this key, and to Python any text is true",
         fix="write false without quotes",
-        see=f"{_CONFIG_UTILS}/config_utils.py",
+        see=f"{DEEPSPEED}/runtime/config_utils.py",
         find=_text_for_bool,
-        bad=Example(
-            deepspeed={**_MICRO_4, "zero_optimization": {"stage": 2}, "prescale_gradients": "false"},
-            route=Route.NATIVE,
-        ),
-        good=Example(
-            deepspeed={**_MICRO_4, "zero_optimization": {"stage": 2}, "prescale_gradients": False},
-            route=Route.NATIVE,
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="pre-scale gradients is not yet supported"),
+        bad=native({**config(2), "prescale_gradients": "false"}),
+        good=native({**config(2), "prescale_gradients": False}),
+        evidence=fails("pre-scale gradients is not yet supported"),
     ),
     Rule(
         id="deepspeed-batch-sizes-disagree",
@@ -302,11 +296,11 @@ RULES = (
         summary="train_batch_size is not micro batch size x accumulation steps x data-parallel ranks",
         why="DeepSpeed computes what is missing of the three, and refuses to start where they disagree",
         fix="leave out train_batch_size, or set it to the product",
-        see=_CONFIG,
+        see=f"{DEEPSPEED}/runtime/config.py",
         find=_disagreeing,
-        bad=Example(deepspeed={_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}, route=Route.NATIVE),
-        good=Example(deepspeed={_MICRO: 4, _STEPS: 2, **_ZERO2}, route=Route.NATIVE),
-        evidence=Evidence(outcome=Effect.FAILS, says="Check batch related parameters"),
+        bad=native({_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}),
+        good=native({_MICRO: 4, _STEPS: 2, **_ZERO2}),
+        evidence=fails("Check batch related parameters"),
     ),
     Rule(
         id="deepspeed-batch-size-missing",
@@ -314,13 +308,11 @@ RULES = (
         summary="DeepSpeed needs a batch size",
         why="it has no default for train_micro_batch_size_per_gpu, and nobody else fills it in",
         fix="set train_micro_batch_size_per_gpu",
-        see=_CONFIG,
+        see=f"{DEEPSPEED}/runtime/config.py",
         find=_missing,
-        bad=Example(deepspeed=_ZERO2, route=Route.ACCELERATE),
-        good=Example(deepspeed={_MICRO: 4, **_ZERO2}, route=Route.ACCELERATE),
-        evidence=Evidence(
-            outcome=Effect.FAILS, says="Either train_batch_size or train_micro_batch_size_per_gpu"
-        ),
+        bad=by_accelerate(_ZERO2),
+        good=by_accelerate({_MICRO: 4, **_ZERO2}),
+        evidence=fails("Either train_batch_size or train_micro_batch_size_per_gpu"),
     ),
     Rule(
         id="deepspeed-auto-unresolved",
@@ -328,23 +320,11 @@ RULES = (
         summary='nobody replaces "auto" for this key',
         why="accelerate and Trainer fill in a few keys each; DeepSpeed itself takes the word for the value",
         fix="write the value",
-        see=_ACCELERATE_SOURCE,
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_unresolved,
-        bad=Example(
-            deepspeed={
-                "train_micro_batch_size_per_gpu": 4,
-                "zero_optimization": {"stage": 2, "overlap_comm": "auto"},
-            },
-            route=Route.ACCELERATE,
-        ),
-        good=Example(
-            deepspeed={
-                "train_micro_batch_size_per_gpu": 4,
-                "zero_optimization": {"stage": 2, "overlap_comm": True},
-            },
-            route=Route.ACCELERATE,
-        ),
-        evidence=Evidence(outcome=Effect.FAILS, says="not found in kwargs"),
+        bad=by_accelerate(config(2, overlap_comm="auto")),
+        good=by_accelerate(config(2, overlap_comm=True)),
+        evidence=fails("not found in kwargs"),
     ),
     Rule(
         id="deepspeed-auto-switches-off",
@@ -352,16 +332,10 @@ RULES = (
         summary='without accelerate or Trainer, "auto" switches the feature off',
         why="DeepSpeed itself treats the key as missing: stage 0, enabled false, device none",
         fix="write the value",
-        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/config_utils.py",
+        see=f"{DEEPSPEED}/runtime/config_utils.py",
         find=_natively_default,
-        bad=Example(
-            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": "auto"}},
-            route=Route.NATIVE,
-        ),
-        good=Example(
-            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
-            route=Route.NATIVE,
-        ),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 0),)),
+        bad=native(config("auto")),
+        good=native(config(2)),
+        evidence=ignored(("zero_stage", 0)),
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import ACCELERATE, config, native
 from zerofit.configs.document import FileKind
-from zerofit.core.command import Route
 from zerofit.core.setting import Place
 
 if TYPE_CHECKING:
@@ -38,14 +38,8 @@ def _missing(situation: Situation) -> Iterator[Hit]:
 
 
 def _naming(name: str) -> Example:
-    return Example(
-        deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
-        accelerate={
-            "distributed_type": "DEEPSPEED",
-            "deepspeed_config": {"deepspeed_config_file": name},
-            "num_processes": 2,
-        },
-    )
+    launch = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": name}}
+    return Example(deepspeed=config(2), accelerate={**launch, "num_processes": 2})
 
 
 RULES = (
@@ -57,9 +51,9 @@ RULES = (
         fix=_FIX,
         see="https://www.json.org/json-en.html",
         find=_broken(FileKind.DEEPSPEED),
-        bad=Example(deepspeed=_CONFIG[:-1], route=Route.NATIVE),
-        good=Example(deepspeed=_CONFIG, route=Route.NATIVE),
-        evidence=Evidence(outcome=Effect.FAILS, says="Error"),
+        bad=native(_CONFIG[:-1]),
+        good=native(_CONFIG),
+        evidence=fails("Error"),
     ),
     Rule(
         id="accelerate-syntax",
@@ -71,7 +65,7 @@ RULES = (
         find=_broken(FileKind.ACCELERATE),
         bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
         good=Example(accelerate=_LAUNCH),
-        evidence=Evidence(outcome=Effect.FAILS, says="while parsing"),
+        evidence=fails("while parsing"),
     ),
     Rule(
         id="script-syntax",
@@ -83,7 +77,7 @@ RULES = (
         find=_broken(FileKind.SCRIPT),
         bad=Example(script='print("weights"\n'),
         good=Example(script='print("weights")\n'),
-        evidence=Evidence(outcome=Effect.FAILS, says="SyntaxError"),
+        evidence=fails("SyntaxError"),
     ),
     Rule(
         id="named-file-missing",
@@ -91,12 +85,10 @@ RULES = (
         summary="a configuration that is named is not there",
         why="accelerate and Trainer look for it in the folder in which the command runs, and end without it",
         fix="write the path as it is from that folder, or check in the folder in which the command will run",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py#L154-L156",
+        see=f"{ACCELERATE}/utils/deepspeed.py#L154-L156",
         find=_missing,
         bad=_naming("ds_zero2.json"),
         good=_naming("ds_config.json"),
-        evidence=Evidence(
-            outcome=Effect.FAILS, says="Expected a string path to an existing deepspeed config"
-        ),
+        evidence=fails("Expected a string path to an existing deepspeed config"),
     ),
 )

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
-    DEEPSPEED_SECTION,
     IN_DEEPSPEED_FILE,
     is_literal,
     launch_of,
@@ -15,7 +14,8 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
 )
 from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, ZERO2_LAUNCH, config
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
@@ -31,21 +31,14 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.core.command import Flag
 
-_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
-_LAUNCH = f"{_SOURCE}/commands/launch.py"
+_LAUNCH = f"{ACCELERATE}/commands/launch.py"
 _TABLES = {Launcher.TORCHRUN: TORCHRUN, Launcher.DEEPSPEED: DEEPSPEED}
 _ONE_OF = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 _DEEPSPEED_FLAGS = (*IN_DEEPSPEED_FILE, "deepspeed_config_file", "zero3_init_flag")
-_ZERO2: dict[str, Any] = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
-_FILE: dict[str, Any] = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "DEEPSPEED",
-    "num_machines": 1,
-    "num_processes": 1,
-    DEEPSPEED_SECTION: {"zero_stage": 2},
-}
-_NAMED = {**_FILE, DEEPSPEED_SECTION: {"deepspeed_config_file": "ds_config.json"}}
-_WITH_FILE = "accelerate launch --config_file accelerate.yaml"
+
+
+def _launched(flags: str, file: dict[str, Any] = ZERO2_LAUNCH) -> Example:
+    return Example(accelerate=file, command=f"{LAUNCH} {flags}")
 
 
 def _flags(situation: Situation) -> tuple[Flag, ...]:
@@ -180,9 +173,9 @@ RULES = (
         fix="take the flag out, or write it behind the script where it is the script's",
         see=_LAUNCH,
         find=_unknown_flags,
-        bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stag 3"),
-        good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
-        evidence=Evidence(outcome=Effect.FAILS, says="unrecognized arguments: --zero_stag"),
+        bad=_launched("--zero_stag 3"),
+        good=_launched("--zero_stage 3"),
+        evidence=fails("unrecognized arguments: --zero_stag"),
     ),
     Rule(
         id="launch-flag-value",
@@ -192,9 +185,9 @@ RULES = (
         fix="give the flag a value that it takes",
         see=_LAUNCH,
         find=_flag_values,
-        bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf61"),
-        good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf16"),
-        evidence=Evidence(outcome=Effect.FAILS, says="invalid choice: 'bf61'"),
+        bad=_launched("--mixed_precision bf61"),
+        good=_launched("--mixed_precision bf16"),
+        evidence=fails("invalid choice: 'bf61'"),
     ),
     Rule(
         id="launch-flags-exclude-each-other",
@@ -206,7 +199,7 @@ RULES = (
         find=_excluding_flags,
         bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
         good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
-        evidence=Evidence(outcome=Effect.FAILS, says="You can only use one of"),
+        evidence=fails("You can only use one of"),
     ),
     Rule(
         id="launch-flags-ignored-beside-deepspeed-file",
@@ -214,15 +207,11 @@ RULES = (
         summary="accelerate ignores these flags beside a DeepSpeed file",
         why='a flag fills in what is "auto" in the file, and nothing else; nobody says that it lost',
         fix="write the value into the DeepSpeed file, and leave the flag out",
-        see=f"{_SOURCE}/utils/dataclasses.py",
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_flags_beside_file,
-        bad=Example(deepspeed=_ZERO2, accelerate=_NAMED, command=f"{_WITH_FILE} --zero_stage 3"),
-        good=Example(
-            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}},
-            accelerate=_NAMED,
-            command=_WITH_FILE,
-        ),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 2),)),
+        bad=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH, command=f"{LAUNCH} --zero_stage 3"),
+        good=Example(deepspeed=config(3), accelerate=NAMING_LAUNCH, command=LAUNCH),
+        evidence=ignored(("zero_stage", 2)),
     ),
     Rule(
         id="launch-flags-without-deepspeed",
@@ -232,12 +221,9 @@ RULES = (
         fix="add --use_deepspeed, or write distributed_type: DEEPSPEED",
         see=_LAUNCH,
         find=_flags_without_deepspeed,
-        bad=Example(
-            accelerate={**_FILE, "distributed_type": "NO", DEEPSPEED_SECTION: {}},
-            command=f"{_WITH_FILE} --zero_stage 3",
-        ),
-        good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+        bad=_launched("--zero_stage 3", {**ZERO2_LAUNCH, "distributed_type": "NO", "deepspeed_config": {}}),
+        good=_launched("--zero_stage 3"),
+        evidence=ignored(("zero_stage", None)),
     ),
     Rule(
         id="cpu-flag-skips-deepspeed",
@@ -247,8 +233,8 @@ RULES = (
         fix="rehearse with `zerofit launch --cpu`, or leave --cpu out",
         see=_LAUNCH,
         find=_cpu_flag_with_deepspeed,
-        bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --cpu"),
-        good=Example(accelerate=_FILE, command=_WITH_FILE),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+        bad=_launched("--cpu"),
+        good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
+        evidence=ignored(("zero_stage", None)),
     ),
 )

@@ -6,14 +6,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
-    DEEPSPEED_SECTION,
     LaunchLayers,
     launch_of,
     launch_of_deepspeed,
     launch_value,
     whole_number,
 )
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, config
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
 from zerofit.core.plan import Topology
@@ -25,25 +25,14 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
 
-_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 _IDS = re.compile(r"\d+(,\d+)*")
 _STANDARD = "standard"
-_FILE: dict[str, Any] = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "DEEPSPEED",
-    "num_machines": 2,
-    "num_processes": 2,
-    "machine_rank": 0,
-    "main_process_ip": "10.0.0.1",
-    "main_process_port": 29500,
-}
+_NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
 
 
-def _file(**section: Any) -> dict[str, Any]:
-    return {**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, **section}}
-
-
-_ONE_MACHINE = {**_file(), "num_machines": 1}
+def _file(*, num_machines: int = 2, num_processes: int = 2, **section: Any) -> dict[str, Any]:
+    counts = {"num_machines": num_machines, "num_processes": num_processes}
+    return {**LAUNCH_FILE, **counts, **_NODE_0, "deepspeed_config": {"zero_stage": 2, **section}}
 
 
 def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
@@ -111,7 +100,7 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
 
 
-_ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+_ON_CPU = Topology(world_size=2, on_cpu=True)
 
 
 def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:
@@ -131,11 +120,11 @@ RULES = (
         summary="num_processes does not divide over the machines",
         why="accelerate takes num_processes for all machines together and drops what is left over",
         fix="give num_processes the ranks of one machine times the machines",
-        see=f"{_SOURCE}/utils/launch.py",
+        see=f"{ACCELERATE}/utils/launch.py",
         find=_uneven_ranks,
-        bad=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 3}),
-        good=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 4}),
-        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs two machines"),
+        bad=Example(accelerate=_file(num_processes=3, deepspeed_multinode_launcher=_STANDARD)),
+        good=Example(accelerate=_file(num_processes=4, deepspeed_multinode_launcher=_STANDARD)),
+        evidence=ignored(not_reproduced="needs two machines"),
     ),
     Rule(
         id="gpu-ids-too-few",
@@ -143,11 +132,11 @@ RULES = (
         summary="gpu_ids names fewer GPUs than there are ranks",
         why="the ranks see no other GPUs, and those without one end with an invalid device ordinal",
         fix="name a GPU for each rank, or lower num_processes",
-        see=f"{_SOURCE}/utils/launch.py",
+        see=f"{ACCELERATE}/utils/launch.py",
         find=_too_few_gpus,
-        bad=Example(accelerate={**_ONE_MACHINE, "num_processes": 4, "gpu_ids": "0,1"}),
-        good=Example(accelerate={**_ONE_MACHINE, "num_processes": 2, "gpu_ids": "0,1"}),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs GPUs"),
+        bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
+        good=Example(accelerate={**_file(num_machines=1), "gpu_ids": "0,1"}),
+        evidence=fails(not_reproduced="needs GPUs"),
     ),
     Rule(
         id="multinode-needs-hostfile",
@@ -156,11 +145,11 @@ RULES = (
         why="accelerate gives it `--hostfile None`, and it goes on with this machine after one line of log",
         fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
         "deepspeed_hostfile",
-        see=f"{_SOURCE}/utils/launch.py",
+        see=f"{ACCELERATE}/utils/launch.py",
         find=_no_hostfile,
         bad=Example(accelerate=_file()),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("world_size", 1),)),
+        evidence=ignored(("world_size", 1)),
     ),
     Rule(
         id="multinode-writes-environment",
@@ -169,11 +158,11 @@ RULES = (
         why="each such launch adds it once more, and DeepSpeed's launcher sends it to all machines",
         fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or delete "
         ".deepspeed_env before and after each launch",
-        see=_SOURCE + "/commands/launch.py",
+        see=f"{ACCELERATE}/commands/launch.py",
         find=_environment_in_a_file,
         bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("left .deepspeed_env", True),)),
+        evidence=ignored(("left .deepspeed_env", True)),
     ),
     Rule(
         id="cpu-ranks-need-zerofit-launch",
@@ -181,14 +170,10 @@ RULES = (
         summary="plain accelerate can't run DeepSpeed on several CPU ranks",
         why="it takes each of them for rank 0 of 1, and every rank would read all the data",
         fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py",
+        see=f"{ACCELERATE}/state.py",
         find=_deepspeed_on_cpu_ranks,
-        bad=Example(
-            deepspeed=_ZERO2, command="accelerate launch", topology=Topology(world_size=2, on_cpu=True)
-        ),
-        good=Example(
-            deepspeed=_ZERO2, command="zerofit launch", topology=Topology(world_size=2, on_cpu=True)
-        ),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("accelerate_world_size", 1),)),
+        bad=Example(deepspeed=config(2), command="accelerate launch", topology=_ON_CPU),
+        good=Example(deepspeed=config(2), command="zerofit launch", topology=_ON_CPU),
+        evidence=ignored(("accelerate_world_size", 1)),
     ),
 )

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import optimizer_script
-from zerofit.checking.rules.optimizer.table import EIGHT_BIT, OF_CONFIG, Cause, OptimizerAnswer, verdict
+from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, DEEPSPEED_DOCS, one_step, optimizer_script
+from zerofit.checking.rules.optimizer.table import (
+    CONFIG_WITH_MUP,
+    EIGHT_BIT,
+    OF_CONFIG,
+    Cause,
+    OptimizerAnswer,
+    verdict,
+)
 from zerofit.checking.situation import known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
@@ -119,9 +127,8 @@ def hit(placed: Placed, *, fix: str | None = None) -> Hit:
     )
 
 
-_MAP = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
-_ENGINE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py"
-_CPU_ADAM = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/ops/adam/cpu_adam.py"
+_MAP = f"{ACCELERATE}/utils/deepspeed.py"
+_ENGINE = f"{DEEPSPEED}/runtime/engine.py"
 _BNB = "https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/backends/cpu/ops.py"
 
 
@@ -143,19 +150,8 @@ def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
         yield hit(placed)
 
 
-def _zero2(**more: Any) -> dict[str, Any]:
-    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-    return {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-        "zero_optimization": zero,
-        **more,
-    }
-
-
-_RESIDENT = {**_zero2(), "zero_optimization": {"stage": 2}}
-_UNFORCED = _zero2(**{FORCE_KEY: False})
+_OFFLOADED = one_step(2, offload_optimizer={"device": "cpu"})
+_UNFORCED = {**_OFFLOADED, FORCE_KEY: False}
 _ADAMW = optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
 _SGD = optimizer_script("torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)")
 _ADAFACTOR = optimizer_script("torch.optim.Adafactor(model.parameters(), lr=1e-2)")
@@ -186,30 +182,12 @@ def _native(optimizer: str) -> str:
     )
 
 
-_ZERO_UTILS = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/zero/stage_1_and_2.py"
-
-_MUON = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py"
-
-
-def _stage(stage: int) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage},
-    }
-
-
+_ZERO_UTILS = f"{DEEPSPEED}/runtime/zero/stage_1_and_2.py"
 _MUON_SCRIPT = optimizer_script("torch.optim.Muon([model.weight], lr=1e-2)")
 _LBFGS = optimizer_script("torch.optim.LBFGS(model.parameters(), lr=1e-2)")
 _ADAGRAD_DECAYING = optimizer_script(
     'torch.optim.Adagrad([{"params": model.parameters(), "weight_decay": 0.1}], lr=1e-2)'
 )
-
-
-_DOCS = "https://www.deepspeed.ai/docs/config-json/#optimizer-parameters"
-
-_PREPARE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py"
 
 
 def _type_of(situation: Situation) -> tuple[Document, KeyValue, str] | None:
@@ -223,7 +201,8 @@ def _type_of(situation: Situation) -> tuple[Document, KeyValue, str] | None:
 
 def _unknown_type(situation: Situation) -> Iterator[Hit]:
     found = _type_of(situation)
-    if found is None or (names := _own_name(found[2])) in _TYPES or names.startswith("Mu"):
+    known_types = (*OF_CONFIG, *CONFIG_WITH_MUP)
+    if found is None or optimizer_of_deepspeed(found[2]) in known_types:
         return
     file, entry, value = found
     near = nearest(value, _TYPES)
@@ -290,37 +269,14 @@ def _section_and_script(situation: Situation) -> Iterator[Hit]:
 
 _REDUCE_SCATTER = ("zero_optimization", "reduce_scatter")
 _TYPES = tuple(name.removeprefix("config.") for name in OF_CONFIG)
-_OWN = {
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adagrad": "Adagrad",
-    "lamb": "Lamb",
-    "lion": "Lion",
-    "muon": "Muon",
-}
-_OWN |= {"muadam": "MuAdam", "muadamw": "MuAdamW", "musgd": "MuSGD"}
 
 
-def _own_name(value: str) -> str:
-    """Return an optimizer's type as DeepSpeed takes it: its own in any case of letters."""
-    return _OWN.get(value.lower(), value)
+def _with_section(kind: str, *, zero: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
+    section = {"type": kind, "params": {"lr": 1e-2, **params}}
+    return {**one_step(2), **(zero or {}), "optimizer": section}
 
 
-def _with_section(kind: str | None = None, *, stage: int = 2, **more: Any) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage, **more.pop("zero", {})},
-    }
-    if kind is not None:
-        config["optimizer"] = {"type": kind, "params": {"lr": 1e-2, **more.pop("params", {})}}
-    return config | more
-
-
-_SAVES = {"stage3_gather_16bit_weights_on_model_save": True}
-_MUON3 = _with_section("Muon", stage=3, zero=_SAVES)
-_ADAMW3 = _with_section("AdamW", stage=3, zero=_SAVES)
+_ZERO3 = one_step(3, stage3_gather_16bit_weights_on_model_save=True)
 _DUMMY = optimizer_script("accelerate.utils.DummyOptim(model.parameters())", imports="accelerate.utils")
 _ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)")
 
@@ -334,7 +290,7 @@ RULES = (
         fix="use AdamW, or leave out {optimizer_offload}",
         see=_MAP,
         find=_swapped,
-        bad=Example(deepspeed=_zero2(), script=_SGD),
+        bad=Example(deepspeed=_OFFLOADED, script=_SGD),
         good=Example(deepspeed=_UNFORCED, script=_SGD),
         evidence=Evidence(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
     ),
@@ -346,9 +302,9 @@ RULES = (
         fix="use AdamW, or leave out {optimizer_offload}",
         see=_MAP,
         find=because_of(Cause.SWAP_KEEPS_GROUPS),
-        bad=Example(deepspeed=_zero2(), script=_ADAFACTOR),
-        good=Example(deepspeed=_zero2(), script=_ADAMW),
-        evidence=Evidence(outcome=Effect.FAILS, says="adam_update(): incompatible function arguments"),
+        bad=Example(deepspeed=_OFFLOADED, script=_ADAFACTOR),
+        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
+        evidence=fails("adam_update(): incompatible function arguments"),
     ),
     Rule(
         id="offload-swap-fails-in-prepare",
@@ -358,9 +314,9 @@ RULES = (
         fix=f"write {FORCE_KEY}: false, or name the optimizer in DeepSpeed's own optimizer section",
         see=_MAP,
         find=because_of(Cause.SWAP_ARGUMENT),
-        bad=Example(deepspeed=_zero2(), script=_ADAGRAD),
-        good=Example(deepspeed=_zero2(), script=_ADAMW),
-        evidence=Evidence(outcome=Effect.FAILS, says="got an unexpected keyword argument 'adamw_mode'"),
+        bad=Example(deepspeed=_OFFLOADED, script=_ADAGRAD),
+        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
+        evidence=fails("got an unexpected keyword argument 'adamw_mode'"),
     ),
     Rule(
         id="native-offload-needs-cpu-adam",
@@ -370,9 +326,9 @@ RULES = (
         fix=f"make a deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
         see=_ENGINE,
         find=because_of(Cause.REFUSED_CLIENT),
-        bad=Example(deepspeed=_zero2(), script=_native("torch.optim.AdamW")),
-        good=Example(deepspeed=_zero2(), script=_native("DeepSpeedCPUAdam")),
-        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO-Offload with a client provided optimizer"),
+        bad=Example(deepspeed=_OFFLOADED, script=_native("torch.optim.AdamW")),
+        good=Example(deepspeed=_OFFLOADED, script=_native("DeepSpeedCPUAdam")),
+        evidence=fails("ZeRO-Offload with a client provided optimizer"),
     ),
     Rule(
         id="eight-bit-optimizer-on-cpu",
@@ -383,7 +339,7 @@ RULES = (
         see=_BNB,
         find=_eight_bit_on_cpu,
         bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
-        good=Example(deepspeed=_RESIDENT, script=_ADAMW_8BIT),
+        good=Example(deepspeed=one_step(2), script=_ADAMW_8BIT),
         evidence=Evidence(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
     ),
     Rule(
@@ -392,11 +348,11 @@ RULES = (
         summary="DeepSpeed's CPU optimizers need optimizer offload",
         why="without it the parameters that they step are on the GPU",
         fix="use torch.optim.AdamW, in whose place accelerate puts the CPU optimizer under offload",
-        see=_CPU_ADAM,
+        see=f"{DEEPSPEED}/ops/adam/cpu_adam.py",
         find=because_of(Cause.ON_GPU, on_gpus=True),
-        bad=Example(deepspeed=_RESIDENT, script=_CPU_ADAM_SCRIPT),
-        good=Example(deepspeed=_RESIDENT, script=_ADAMW),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU"),
+        bad=Example(deepspeed=one_step(2), script=_CPU_ADAM_SCRIPT),
+        good=Example(deepspeed=one_step(2), script=_ADAMW),
+        evidence=fails(not_reproduced="needs a GPU"),
     ),
     Rule(
         id="gpu-optimizer-on-cpu",
@@ -404,11 +360,11 @@ RULES = (
         summary="DeepSpeed's fused optimizers can't step what is offloaded",
         why="they are GPU kernels, and offload keeps the parameters that they step on the CPU",
         fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
-        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/ops/adam/fused_adam.py",
+        see=f"{DEEPSPEED}/ops/adam/fused_adam.py",
         find=because_of(Cause.ON_CPU, on_gpus=True),
         bad=Example(deepspeed=_UNFORCED, script=_FUSED_ADAM_SCRIPT),
-        good=Example(deepspeed=_RESIDENT, script=_FUSED_ADAM_SCRIPT),
-        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU"),
+        good=Example(deepspeed=one_step(2), script=_FUSED_ADAM_SCRIPT),
+        evidence=fails(not_reproduced="needs a GPU"),
     ),
     Rule(
         id="zero-flattens-tensors",
@@ -418,8 +374,8 @@ RULES = (
         fix="use AdamW, or its 8-bit form where memory is short, or set {zero_stage} to 0",
         see=_ZERO_UTILS,
         find=because_of(Cause.WHOLE_TENSORS),
-        bad=Example(deepspeed=_stage(2), script=_ADAFACTOR),
-        good=Example(deepspeed=_stage(0), script=_ADAFACTOR),
+        bad=Example(deepspeed=one_step(2), script=_ADAFACTOR),
+        good=Example(deepspeed=one_step(0), script=_ADAFACTOR),
         evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
@@ -428,11 +384,11 @@ RULES = (
         summary="torch.optim.Muon fails under ZeRO",
         why="it takes matrices only, and ZeRO gives every optimizer flat shards",
         fix="name Muon in DeepSpeed's own optimizer section, or set {zero_stage} to 0",
-        see=_MUON,
+        see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py",
         find=because_of(Cause.NEEDS_MATRICES),
-        bad=Example(deepspeed=_stage(2), script=_MUON_SCRIPT),
-        good=Example(deepspeed=_stage(2), script=_ADAMW),
-        evidence=Evidence(outcome=Effect.FAILS, says="Param gradient must be a 2D matrix"),
+        bad=Example(deepspeed=one_step(2), script=_MUON_SCRIPT),
+        good=Example(deepspeed=one_step(2), script=_ADAMW),
+        evidence=fails("Param gradient must be a 2D matrix"),
     ),
     Rule(
         id="zero-rebuilds-adagrad",
@@ -442,8 +398,8 @@ RULES = (
         fix="use AdamW, or set {zero_stage} to 0",
         see=_ZERO_UTILS,
         find=because_of(Cause.REBUILT),
-        bad=Example(deepspeed=_stage(2), script=_ADAGRAD_DECAYING),
-        good=Example(deepspeed=_stage(0), script=_ADAGRAD_DECAYING),
+        bad=Example(deepspeed=one_step(2), script=_ADAGRAD_DECAYING),
+        good=Example(deepspeed=one_step(0), script=_ADAGRAD_DECAYING),
         evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
@@ -454,9 +410,9 @@ RULES = (
         fix="use AdamW",
         see=_ENGINE,
         find=because_of(Cause.NEEDS_CLOSURE),
-        bad=Example(deepspeed=_stage(2), script=_LBFGS),
-        good=Example(deepspeed=_stage(2), script=_ADAMW),
-        evidence=Evidence(outcome=Effect.FAILS, says="missing 1 required positional argument: 'closure'"),
+        bad=Example(deepspeed=one_step(2), script=_LBFGS),
+        good=Example(deepspeed=one_step(2), script=_ADAMW),
+        evidence=fails("missing 1 required positional argument: 'closure'"),
     ),
     Rule(
         id="unknown-optimizer-type",
@@ -464,11 +420,11 @@ RULES = (
         summary="DeepSpeed has no optimizer of this name",
         why="optimizer.type is one of DeepSpeed's own, or a class of torch.optim spelt as there",
         fix="use AdamW",
-        see=_DOCS,
+        see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
         find=_unknown_type,
         bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=Evidence(outcome=Effect.FAILS, says="OneBitAdam is not a supported DeepSpeed Optimizer"),
+        evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
     ),
     Rule(
         id="untested-optimizer-needs-flag",
@@ -479,8 +435,8 @@ RULES = (
         see=_ENGINE,
         find=_untested,
         bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
-        good=Example(deepspeed=_with_section("SGD", **{UNTESTED_KEY: True}), script=_DUMMY),
-        evidence=Evidence(outcome=Effect.FAILS, says="You are using an untested ZeRO Optimizer"),
+        good=Example(deepspeed={**_with_section("SGD"), UNTESTED_KEY: True}, script=_DUMMY),
+        evidence=fails("You are using an untested ZeRO Optimizer"),
     ),
     Rule(
         id="adam-section-decays-as-adamw",
@@ -488,10 +444,10 @@ RULES = (
         summary="DeepSpeed's Adam decays weights as AdamW does",
         why="adam_w_mode is true unless the section says otherwise, whatever its type",
         fix="set optimizer.type to AdamW, or optimizer.params.adam_w_mode to false",
-        see=_DOCS,
+        see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
         find=_adam_decoupled,
-        bad=Example(deepspeed=_with_section("Adam", params={"weight_decay": 0.1}), script=_DUMMY),
-        good=Example(deepspeed=_with_section(), script=_ADAM_DECAYING),
+        bad=Example(deepspeed=_with_section("Adam", weight_decay=0.1), script=_DUMMY),
+        good=Example(deepspeed=one_step(2), script=_ADAM_DECAYING),
         evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
@@ -500,11 +456,11 @@ RULES = (
         summary="at ZeRO-3 DeepSpeed's Muon needs reduce_scatter: false",
         why="it orthogonalises whole gradients, and scattered ones are in pieces before its step",
         fix="write reduce_scatter: false in zero_optimization",
-        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/zero/stage3.py",
+        see=f"{DEEPSPEED}/runtime/zero/stage3.py",
         find=_muon_scatters,
-        bad=Example(deepspeed=_MUON3, script=_DUMMY),
-        good=Example(deepspeed=_ADAMW3, script=_DUMMY),
-        evidence=Evidence(outcome=Effect.FAILS, says="Muon and reduce scatter cannot be used together"),
+        bad=Example(deepspeed=_with_section("Muon", zero=_ZERO3), script=_DUMMY),
+        good=Example(deepspeed=_with_section("AdamW", zero=_ZERO3), script=_DUMMY),
+        evidence=fails("Muon and reduce scatter cannot be used together"),
     ),
     Rule(
         id="two-optimizers",
@@ -512,13 +468,11 @@ RULES = (
         summary="the script and the DeepSpeed file each bring an optimizer",
         why="prepare() takes one of them, and refuses both",
         fix="make an accelerate.utils.DummyOptim in the script, or take the optimizer section out",
-        see=_PREPARE,
+        see=f"{ACCELERATE}/accelerator.py",
         find=_section_and_script,
         bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=Evidence(
-            outcome=Effect.FAILS, says="You cannot specify an optimizer in the config file and in the code"
-        ),
+        evidence=fails("You cannot specify an optimizer in the config file and in the code"),
     ),
     Rule(
         id="dummy-optimizer-needs-section",
@@ -526,10 +480,10 @@ RULES = (
         summary="DummyOptim stands for an optimizer section that is not there",
         why="accelerate puts nothing in its place: DeepSpeed makes the optimizer from its own file",
         fix="make a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
-        see=_PREPARE,
+        see=f"{ACCELERATE}/accelerator.py",
         find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
-        bad=Example(deepspeed=_with_section(), script=_DUMMY),
+        bad=Example(deepspeed=one_step(2), script=_DUMMY),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=Evidence(outcome=Effect.FAILS, says="You cannot create a `DummyOptim` without specifying"),
+        evidence=fails("You cannot create a `DummyOptim` without specifying"),
     ),
 )

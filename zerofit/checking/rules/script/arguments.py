@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import changed, zero
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import DEEPSPEED, changed, zero
 from zerofit.checking.rules.script.hits import hit, unchecked
 from zerofit.core.command import Launcher
 from zerofit.scripts.facts import Action
@@ -65,10 +65,10 @@ RULES = (
         summary="the deepspeed launcher hands --local_rank to the script, which refuses it",
         why="parse_args() ends the script at an argument that the parser does not have",
         fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
-        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/launcher/launch.py",
+        see=f"{DEEPSPEED}/launcher/launch.py",
         find=_refuses_local_rank,
         bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
         good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
-        evidence=Evidence(outcome=Effect.FAILS, says="unrecognized arguments: --local_rank"),
+        evidence=fails("unrecognized arguments: --local_rank"),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import INFERENCE, changed, zero
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import INFERENCE, changed, zero
 from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, says_how_often, unchecked
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -149,6 +149,6 @@ RULES = (
                 )
             ),
         ),
-        evidence=Evidence(outcome=Effect.FAILS, says="Received data size doesn't match expected size"),
+        evidence=fails("Received data size doesn't match expected size"),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, zero
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
@@ -88,14 +88,11 @@ _WATCHES = changed(
     "    optimizer.zero_grad()\n",
     "    optimizer.zero_grad()\n    with torch.inference_mode():\n        model(**batch)\n",
 )
+_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
 _KEEPS_WEIGHTS = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_clipping": 0.0,
-    "zero_optimization": {
-        "stage": 3,
-        "stage3_param_persistence_threshold": 0,
-        "stage3_gather_16bit_weights_on_model_save": True,
-    },
+    "zero_optimization": {"stage": 3, **_WHOLE},
 }
 """DeepSpeed's own limits of live weights: those of a small model stay gathered from one pass to the next."""
 _AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
@@ -114,7 +111,7 @@ RULES = (
         find=_nothing_prepared,
         bad=Example(deepspeed=zero(2), script=_UNPREPARED),
         good=Example(deepspeed=zero(3), script=INFERENCE),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+        evidence=ignored(("zero_stage", None)),
     ),
     Rule(
         id="zero3-model-needs-engine",
@@ -126,7 +123,7 @@ RULES = (
         find=_left_alone,
         bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
         good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
-        evidence=Evidence(outcome=Effect.FAILS, says="'weight' must be 2-D"),
+        evidence=fails("'weight' must be 2-D"),
     ),
     Rule(
         id="zero3-no-inference-mode",
@@ -140,7 +137,7 @@ RULES = (
         good=Example(
             deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
         ),
-        evidence=Evidence(outcome=Effect.FAILS, says="Inference tensors cannot be saved for backward"),
+        evidence=fails("Inference tensors cannot be saved for backward"),
     ),
     Rule(
         id="trainer-inference-needs-zero3",
@@ -152,7 +149,7 @@ RULES = (
         find=_evaluates_untrained,
         bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
         good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
-        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO inference only makes sense with ZeRO Stage 3"),
+        evidence=fails("ZeRO inference only makes sense with ZeRO Stage 3"),
     ),
     Rule(
         id="zero3-evaluate-before-train",
@@ -164,6 +161,6 @@ RULES = (
         find=_trains_after_evaluating,
         bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
         good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
-        evidence=Evidence(outcome=Effect.FAILS, says="'NoneType' object has no attribute 'backward'"),
+        evidence=fails("'NoneType' object has no attribute 'backward'"),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, changed, zero
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -192,7 +192,7 @@ RULES = (
         summary="under DeepSpeed accelerate can't accumulate by hand",
         why="accelerator.backward() runs DeepSpeed's step too, and each micro-batch is a step of its own",
         fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py",
+        see=f"{ACCELERATE}/utils/deepspeed.py",
         find=_accumulates_by_hand,
         bad=Example(deepspeed=zero(1), script=_BY_HAND),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
@@ -205,7 +205,7 @@ RULES = (
         summary="under DeepSpeed loss.backward() without the Accelerator trains nothing",
         why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
         fix="write accelerator.backward(loss)",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py",
+        see=f"{ACCELERATE}/utils/deepspeed.py",
         find=_passes_accelerator_by,
         bad=Example(deepspeed=zero(2), script=_PASSED_BY),
         good=Example(deepspeed=zero(2), script=SMALL),
@@ -217,7 +217,7 @@ RULES = (
         summary="under DeepSpeed the script's clip_grad_norm_() does nothing",
         why="DeepSpeed has clipped and stepped inside backward(), by its own gradient_clipping",
         fix="set {gradient_clipping} to the script's value",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        see=f"{ACCELERATE}/accelerator.py",
         find=_clips_in_vain,
         bad=Example(deepspeed=zero(1), script=_CLIPS),
         good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
@@ -236,6 +236,6 @@ RULES = (
         good=Example(
             deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
         ),
-        evidence=Evidence(outcome=Effect.FAILS, says="has already been reduced"),
+        evidence=fails("has already been reduced"),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, SMALL, changed, zero
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, LOADED, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
@@ -162,7 +162,7 @@ RULES = (
             script=changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")'),
         ),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Effect.FAILS, says="not compatible with passing a `device_map`"),
+        evidence=fails("not compatible with passing a `device_map`"),
     ),
     Rule(
         id="device-map-not-on-ranks",
@@ -170,7 +170,7 @@ RULES = (
         summary="a model that device_map spreads over devices can't be prepared on ranks",
         why="under DeepSpeed each rank has a device of its own, and accelerate refuses a model on several",
         fix="leave device_map out of from_pretrained()",
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        see=f"{ACCELERATE}/accelerator.py",
         find=_split_by_device_map,
         bad=Example(
             deepspeed=zero(2),
@@ -181,7 +181,7 @@ RULES = (
             ),
         ),
         good=Example(deepspeed=zero(2), script=LOADED),
-        evidence=Evidence(outcome=Effect.FAILS, says="loaded with `device_map='auto'` in any distributed"),
+        evidence=fails("loaded with `device_map='auto'` in any distributed"),
     ),
     Rule(
         id="zero3-model-made-too-early",
@@ -219,7 +219,7 @@ RULES = (
         good=Example(
             deepspeed=zero(3), script=changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")
         ),
-        evidence=Evidence(outcome=Effect.FAILS, says="'Parameter' object has no attribute 'ds_status'"),
+        evidence=fails("'Parameter' object has no attribute 'ds_status'"),
     ),
     Rule(
         id="zero3-compile-after-prepare",
@@ -234,7 +234,7 @@ RULES = (
             script=changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch"),
         ),
         good=Example(deepspeed=zero(3), script=SMALL),
-        evidence=Evidence(outcome=Effect.FAILS, says="_in_forward"),
+        evidence=fails("_in_forward"),
     ),
     Rule(
         id="one-model-per-accelerator",
@@ -246,7 +246,7 @@ RULES = (
         find=_several_models,
         bad=Example(deepspeed=zero(1), script=_TWO),
         good=Example(deepspeed=zero(1), script=_STUDENT),
-        evidence=Evidence(outcome=Effect.FAILS, says="multiple models when using DeepSpeed"),
+        evidence=fails("multiple models when using DeepSpeed"),
     ),
     Rule(
         id="zero12-needs-optimizer",
@@ -254,10 +254,10 @@ RULES = (
         summary="ZeRO-1 and ZeRO-2 need an optimizer",
         why="they partition the optimizer's states and gradients, and evaluation alone has none",
         fix="run without DeepSpeed, or set {zero_stage} to 3 where the model is too large for one GPU",
-        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py",
+        see=f"{DEEPSPEED}/runtime/engine.py",
         find=_evaluates_only,
         bad=Example(deepspeed=zero(2), script=_EVALUATION),
         good=Example(deepspeed=zero(3), script=_EVALUATION),
-        evidence=Evidence(outcome=Effect.FAILS, says="requires an optimizer"),
+        evidence=fails("requires an optimizer"),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
-from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, ending, zero
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rules.examples import LANGUAGE, SMALL, ending, zero
 from zerofit.checking.rules.script.hits import (
     EVERY_STAGE,
     OF_ENGINE,
@@ -152,7 +152,7 @@ RULES = (
         find=_saves_without_gathering,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
-        evidence=Evidence(outcome=Effect.FAILS, says="size mismatch"),
+        evidence=fails("size mismatch"),
     ),
     Rule(
         id="zero3-generate-in-step",

@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import is_literal
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rules.examples import ACCELERATE, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
@@ -196,15 +197,12 @@ def _unknown_optimizer(situation: Situation) -> Iterator[Hit]:
 
 
 _AUTO: dict[str, Any] = {_BATCH: "auto", _STEPS: "auto", "zero_optimization": {"stage": 2}}
-_TRAINER = Example(deepspeed=_AUTO, route=Route.TRAINER, arguments="--deepspeed ds_config.json")
-_NO_STEPS = {key: value for key, value in _AUTO.items() if key != _STEPS}
 _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
 
 
-def _with(arguments: str, **keys: Any) -> Example:
-    return dataclasses.replace(
-        _TRAINER, deepspeed={**_AUTO, **keys}, arguments=f"{_TRAINER.arguments} {arguments}".strip()
-    )
+def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) -> Example:
+    named = f"--deepspeed ds_config.json {arguments}"
+    return Example(deepspeed={**deepspeed, **keys}, route=Route.TRAINER, arguments=named)
 
 
 RULES = (
@@ -218,9 +216,8 @@ RULES = (
         find=_values_differ,
         bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
         good=_with("--per_device_train_batch_size 4"),
-        evidence=Evidence(
-            outcome=Effect.FAILS,
-            says="Please correct the following DeepSpeed config values that mismatch TrainingArguments",
+        evidence=fails(
+            "Please correct the following DeepSpeed config values that mismatch TrainingArguments"
         ),
     ),
     Rule(
@@ -229,13 +226,11 @@ RULES = (
         summary="DeepSpeed does not accumulate what TrainingArguments ask for",
         why="a DeepSpeed file without gradient_accumulation_steps means 1, and nobody says that it differs",
         fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
-        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
+        see=f"{ACCELERATE}/utils/dataclasses.py",
         find=_missing(_STEPS, _STEPS, 1),
-        bad=dataclasses.replace(
-            _TRAINER, deepspeed=_NO_STEPS, arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4"
-        ),
+        bad=_with("--gradient_accumulation_steps 4", without(_AUTO, _STEPS)),
         good=_with("--gradient_accumulation_steps 4"),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 1),)),
+        evidence=ignored((_STEPS, 1)),
     ),
     Rule(
         id="trainer-clipping-not-in-file",
@@ -247,7 +242,7 @@ RULES = (
         find=_missing("max_grad_norm", "gradient_clipping", 1.0),
         bad=_with("--max_grad_norm 0.3"),
         good=_with("--max_grad_norm 0.3", gradient_clipping="auto"),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("gradient_clipping", 1.0),)),
+        evidence=ignored(("gradient_clipping", 1.0)),
     ),
     Rule(
         id="trainer-argument-overridden",
@@ -259,7 +254,7 @@ RULES = (
         find=_overridden,
         bad=_with("--optim sgd", **_ADAMW),
         good=_with("--optim sgd"),
-        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer", "FusedAdam"),)),
+        evidence=ignored(("optimizer", "FusedAdam")),
     ),
     Rule(
         id="trainer-takes-one-half-precision",
@@ -271,7 +266,7 @@ RULES = (
         find=_both_halves,
         bad=_with("--use_cpu --bf16 --fp16"),
         good=_with("--use_cpu"),
-        evidence=Evidence(outcome=Effect.FAILS, says="At most one of fp16 and bf16 can be True"),
+        evidence=fails("At most one of fp16 and bf16 can be True"),
     ),
     Rule(
         id="training-argument-unknown",
@@ -283,7 +278,7 @@ RULES = (
         find=_unknown_fields,
         bad=_with("--evaluation_strategy no"),
         good=_with("--eval_strategy no"),
-        evidence=Evidence(outcome=Effect.FAILS, says="evaluation_strategy"),
+        evidence=fails("evaluation_strategy"),
         holds_for=("transformers>=5",),
     ),
     Rule(
@@ -296,7 +291,7 @@ RULES = (
         find=_unknown_optimizer,
         bad=_with("--optim adamw_hf"),
         good=_with("--optim adamw_torch"),
-        evidence=Evidence(outcome=Effect.FAILS, says="adamw_hf"),
+        evidence=fails("adamw_hf"),
         holds_for=("transformers>=5",),
     ),
 )

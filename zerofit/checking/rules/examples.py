@@ -1,27 +1,75 @@
-"""Training scripts of the rules' examples: small, whole, the same on every run."""
+"""Files and training scripts of the rules' examples: small, whole, the same on every run."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.example import DEEPSPEED_FILE
+from zerofit.checking.rule import Example
+from zerofit.core.command import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed"
+DEEPSPEED_DOCS = "https://www.deepspeed.ai/docs/config-json/"
+"""Where the rules' sources are."""
+
+
+def config(stage: int | str, **zero: Any) -> dict[str, Any]:
+    """Return a DeepSpeed configuration with a batch size and a section of ZeRO, and nothing else."""
+    return {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, **zero}}
+
+
+def one_step(stage: int | str, **zero: Any) -> dict[str, Any]:
+    """Return a DeepSpeed configuration of plain steps, without accumulation and clipping."""
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage, **zero},
+    }
 
 
 def zero(stage: int, **more: Any) -> dict[str, Any]:
     """Return a DeepSpeed configuration in which even these small models are partitioned and gathered anew."""
-    sections: dict[str, Any] = {"stage": stage}
-    if stage == 3:
-        sections |= {
-            "stage3_param_persistence_threshold": 0,
-            "stage3_max_live_parameters": 0,
-            "stage3_max_reuse_distance": 0,
-            "stage3_gather_16bit_weights_on_model_save": True,
-        }
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,
-        "zero_optimization": sections,
-        **more,
-    }
+    keys = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
+    keys |= {"stage3_max_reuse_distance": 0, "stage3_gather_16bit_weights_on_model_save": True}
+    return {**one_step(stage, **(keys if stage == 3 else {})), "train_micro_batch_size_per_gpu": 2, **more}
+
+
+def native(deepspeed: Mapping[str, Any] | str) -> Example:
+    """Return the example of a file that DeepSpeed alone reads."""
+    return Example(deepspeed=deepspeed, route=Route.NATIVE)
+
+
+def by_accelerate(deepspeed: Mapping[str, Any] | str, **more: Any) -> Example:
+    """Return the example of a file that accelerate reads first."""
+    return Example(deepspeed=deepspeed, route=Route.ACCELERATE, **more)
+
+
+LAUNCH_FILE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 1,
+}
+"""The file of `accelerate config` for one rank, without the section of DeepSpeed."""
+ZERO2_LAUNCH = {**LAUNCH_FILE, "deepspeed_config": {"zero_stage": 2}}
+NAMING_LAUNCH = {**LAUNCH_FILE, "deepspeed_config": {"deepspeed_config_file": DEEPSPEED_FILE}}
+"""The same, which names the example's DeepSpeed file."""
+LAUNCH = "accelerate launch --config_file accelerate.yaml"
+
+
+def launching(section: Mapping[str, Any] | None = None, /, **top: Any) -> Example:
+    """Return the example of a file of `accelerate config` alone: keys at its top, and its section."""
+    return Example(accelerate={**LAUNCH_FILE, **top, "deepspeed_config": section or {"zero_stage": 2}})
+
+
+def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a file that lacks a key."""
+    return {name: value for name, value in mapping.items() if name != key}
 
 
 def changed(script: str, old: str, new: str) -> str:
