@@ -12,7 +12,7 @@ import click
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.output.console import Console, coloured
+from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
@@ -181,7 +181,7 @@ def _output(report: Report, *, as_json: bool, as_sarif: bool) -> str:
         from zerofit.core.version import VERSION
 
         return sarif(verdict, files=files, rules=ALL_RULES, version=VERSION)
-    return coloured(str(report))
+    return for_terminal(str(report))
 
 
 def _page(name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from zerofit.cli.output.console import for_terminal
 from zerofit.cli.output.explanation import explanation_json, explanation_text
 from zerofit.core.errors import UserError
 from zerofit.launching.explain import explain_bytes, explain_logs, logs_in
@@ -24,7 +25,7 @@ def explain(path: str, *, as_json: bool) -> None:
     shown are masked.
     """
     found = explained(path)
-    click.echo(explanation_json(found) if as_json else explanation_text(found))
+    click.echo(explanation_json(found) if as_json else for_terminal(explanation_text(found)))
 
 
 def explained(path: str) -> RunExplanation:

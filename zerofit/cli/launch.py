@@ -20,7 +20,7 @@ from zerofit.cli.options import (
     strategy_options,
     wide_option,
 )
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, remember_typed, typed_words
 from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
@@ -227,9 +227,9 @@ def launch(
         return 0
     if run.cause:
         with contextlib.suppress(OSError):  # a terminal that was closed
-            click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
-            if lines := short_lines(explain_run(run.folder)):
-                click.echo(lines, err=True)
+            end = f"zerofit: {run.cause}; its log and record are in {run.folder}"
+            known = short_lines(explain_run(run.folder))
+            click.echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
     return run.exit_code
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from zerofit.cli.output.console import coloured, wants_colour
+from zerofit.cli.output.console import for_terminal, wants_colour
 from zerofit.core.errors import EXIT_USAGE, UserError, nearest
 from zerofit.core.version import VERSION
 
@@ -109,7 +109,7 @@ def _fail(*errors: UserError, debug: bool) -> NoReturn:
     if debug:
         raise  # the group of them all, which is being handled
     for error in errors:
-        click.echo(coloured(str(error)), err=True, color=wants_colour(os.environ))
+        click.echo(for_terminal(str(error)), err=True, color=wants_colour(os.environ))
     sys.exit(max(error.exit_code for error in errors))
 
 

@@ -10,7 +10,7 @@ import click
 
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.options import field_options, request_of, wide_option
-from zerofit.cli.output.console import Console, coloured, terminal_width
+from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
@@ -108,6 +108,7 @@ def plan(
     specs: list[str | None] = [None]
     if compare is not None:
         specs = [part.strip() for part in compare.split(",") if part.strip()]
+    console = Console()
     subject, answers = plan_on_machines(
         target,
         model_flags,
@@ -116,12 +117,12 @@ def plan(
         num_nodes=num_nodes,
         is_here=compare is None and machine_flags.gpus is None,
         capture_limit_s=capture_limit_s,
-        observer=Console(),
+        observer=console,
     )
     for answer in answers:
         where = f"{machine_words(answer)}: " if compare is not None else ""
         for note in answer.notes:
-            click.echo(f"zerofit: assumed: {where}{note}", err=True)
+            console.say(f"assumed: {where}{note}")
     if plot is not None:
         from zerofit.cli.draw_plot import draw_plot
         from zerofit.cli.output.plan_plot import plan_plot
@@ -130,7 +131,7 @@ def plan(
     width = None if wide else terminal_width()
     is_launchable = target is not None and compare is None and answers[0].fits
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
-    click.echo(text if as_json else coloured(text))
+    click.echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
         click.echo(f"\nto train so: {_launch_line(output)}")
     if output is not None and not answers[0].fits:

@@ -11,7 +11,7 @@ import click
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import no_check_option, one_node_options, request_of, run_dir_option, wide_option
-from zerofit.cli.output.console import Console, coloured
+from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, typed_words
 from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
@@ -176,7 +176,7 @@ def tune(
     if launch is not None and out is not None:
         write_files({out: plan_to_json(launch.plan)}, force=force, flag="--out FILE", is_private=True)
         plan_file = out
-    click.echo(tuning_json(tuning) if as_json else coloured(tuning_table(tuning, width=console.width)))
+    click.echo(tuning_json(tuning) if as_json else for_terminal(tuning_table(tuning, width=console.width)))
     if dry_run:
         return 0
     if launch is not None and not as_json:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from zerofit.cli.output.console import Console, coloured, wants_colour
+from zerofit.cli.output.console import Console, for_terminal, wants_colour
+from zerofit.core.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,12 @@ def test_who_says_whether_there_are_colours(environ: dict[str, str], expected: b
     ],
 )
 def test_colours_say_whether_it_fits(line: str, colour: str) -> None:
-    assert coloured(line) == click.style(line, fg=colour, bold=True)
+    assert for_terminal(line) == click.style(line, fg=colour, bold=True)
 
 
 def test_severities_are_coloured_and_the_rest_is_not() -> None:
     assert (
-        coloured("error[a]: b\n  found: c")
+        for_terminal("error[a]: b\n  found: c")
         == click.style("error", fg="red", bold=True) + "[a]: b\n  found: c"
     )
 
@@ -64,3 +65,33 @@ def test_how_much_is_told(console: Console, expected: str, capsys: pytest.Captur
 def test_a_table_is_as_wide_as_the_terminal_unless_all_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert (Console().width, Console(is_wide=True).width) == (100, None)
+
+
+def test_sentences_break_at_words_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    error = UserError(
+        "a-rule",
+        "a headline that is longer than forty columns",
+        found="--flag with --another-flag, on 8 GPUs of 80 GB",
+        why="short",
+        fix="leave it out",
+        see="https://www.example.org/a-link/longer-than-forty-columns",
+    )
+    note = "zerofit: assumed: 48 CPU cores on each node, 6 a GPU"
+    command = "zerofit: command: accelerate launch --num_processes 8 -m zerofit.training.run"
+    table = "   DeepSpeed ZeRO-3, all on cpu  1 x 8  too large, needs 90 GiB"
+    assert (
+        click.unstyle(for_terminal("\n".join([str(error), note, command, table])))
+        == f"""\
+error[a-rule]: a headline that is longer
+    than forty columns
+  found: --flag with --another-flag, on
+         8 GPUs of 80 GB
+  why:   short
+  fix:   leave it out
+  see:   https://www.example.org/a-link/longer-than-forty-columns
+zerofit: assumed: 48 CPU cores on each
+         node, 6 a GPU
+{command}
+{table}"""
+    )

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,13 +35,28 @@ _COLOURS = (
     (r"^advice(?=\[)", {"fg": "cyan", "bold": True}),
 )
 """Colours of zerofit's output: red does not work, yellow may not, green does."""
+_SENTENCE = re.compile(
+    r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
+    r"|(?:error|warning|advice)\[|hint: |your script as it is: "
+)
+"""How lines begin that are prose; tables are made to fit, and commands stay whole, to be pasted."""
 _SHOWN = 60
 """Characters of a task's progress that are shown."""
 
 
-def coloured(text: str) -> str:
-    """Return a text with colours, which click drops where they are not wanted."""
-    return "\n".join(map(_coloured, text.split("\n")))
+def for_terminal(text: str) -> str:
+    """Return a text with sentences broken at words, and with colours, which click drops where not wanted."""
+    width = terminal_width()
+    return "\n".join(_coloured(line) for whole in text.split("\n") for line in _broken(whole, width))
+
+
+def _broken(line: str, width: int | None) -> list[str]:
+    if width is None or len(line) <= width or not (begin := _SENTENCE.match(line)):
+        return [line]
+    indent = " " * len(begin[1] or "hint")
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _coloured(line: str) -> str:
@@ -88,7 +104,7 @@ class Console(Observer):
     def show(self, text: str) -> None:
         """Print a text of several lines as it is."""
         if not self._is_quiet:
-            click.echo(coloured(text), err=True)
+            click.echo(for_terminal(text), err=True)
 
     def detail(self, text: str) -> None:
         """Print a text where details are wanted."""
