@@ -11,9 +11,8 @@ import pytest
 from optimizer_matrix.cases import Case
 from optimizer_matrix.judge import SAME_UP_TO, mismatch
 from optimizer_matrix.matrix import matrix, row_of
-from optimizer_matrix.pair import Pair
 from optimizer_matrix.results import RESULTS, read_results, write_results
-from optimizer_matrix.run_matrix import run_case, run_matrix
+from optimizer_matrix.run_matrix import run_case, run_matrix, two_ranks
 
 from zerofit.checking.rules.optimizer.table import OPTIMIZERS, ROWS, OptimizerAnswer
 from zerofit.core.command import Route
@@ -41,8 +40,8 @@ TELLING = (
 
 @pytest.fixture(scope="module")
 def measured_now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    with Pair(tmp_path_factory.mktemp("logs")) as pair:
-        return {case.key: run_case(case, pair) for case in TELLING}
+    with two_ranks(tmp_path_factory.mktemp("logs")) as ranks:
+        return {case.key: run_case(case, ranks) for case in TELLING}
 
 
 @pytest.mark.slow

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from measuring_ranks import free_port
 
 from harness.observe import START
 from zerofit.machine.versions import probe_versions
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LIMIT_S = 90.0
 """Of a run that should end. Alone on two cores the slowest takes five seconds."""
-_START_LIMIT_S = 240
 _HARNESS = Path(__file__).parent
 _OF_RANKS = {"DS_ACCELERATOR": "cpu"}
 _OF_REFERENCE = {"ACCELERATE_USE_CPU": "true", "RANK": "0", "WORLD_SIZE": "1"}
@@ -122,7 +122,7 @@ class Runner:
         environment = dict(_OF_REFERENCE if run.is_reference else _OF_RANKS)
         if "environment.json" in run.files:
             environment = json.loads(run.files["environment.json"])
-        port = _free_port()
+        port = free_port()
         command = list(run.command)
         if run.launcher == "accelerate":
             command = ["--main_process_port", str(port), *_without_port(command)]
@@ -196,12 +196,6 @@ def _key(run: Run, asks: Sequence[str], limit_s: float) -> str:
     digest.update(json.dumps(facts, default=str).encode())
     digest.update(str(probe_versions()).encode())
     return digest.hexdigest()[:20]
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _without_port(command: list[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 STEPS = 2
@@ -50,10 +50,6 @@ class Case:
     top: dict[str, Any] = field(default_factory=dict)
     """Keys of the DeepSpeed configuration beside these."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return its fields."""
-        return dataclasses.asdict(self)
-
 
 def deepspeed_config(case: Case) -> dict[str, Any]:
     """Return the case's DeepSpeed configuration."""
@@ -77,36 +73,22 @@ def deepspeed_config(case: Case) -> dict[str, Any]:
 
 
 def _main() -> list[Case]:
-    cases = []
-    for num_ranks in (2, 4):
-        for bf16 in (True, False):
-            for accumulation in (1, 4):
-                for stage, optimizer_offload, param_offload in (
-                    (0, False, False),
-                    (1, False, False),
-                    (1, True, False),
-                    (2, False, False),
-                    (2, True, False),
-                    (3, False, False),
-                    (3, True, False),
-                    (3, True, True),
-                ):
-                    if num_ranks == 4 and stage == 0:
-                        continue  # on more ranks it holds the same
-                    precision = "bf16" if bf16 else "fp32"
-                    offload = "+optimizer" * optimizer_offload + "+param" * param_offload
-                    cases.append(
-                        Case(
-                            key=f"zero{stage}{offload}-{precision}-x{accumulation}-n{num_ranks}",
-                            stage=stage,
-                            optimizer_offload=optimizer_offload,
-                            param_offload=param_offload,
-                            bf16=bf16,
-                            accumulation=accumulation,
-                            num_ranks=num_ranks,
-                        )
-                    )
-    return cases
+    placements = ("zero0", "zero1", "zero1+optimizer", "zero2", "zero2+optimizer", "zero3", "zero3+optimizer")
+    return [
+        Case(
+            key=f"{placement}-{precision}-x{accumulation}-n{num_ranks}",
+            stage=int(placement[4]),
+            optimizer_offload="+optimizer" in placement,
+            param_offload="+param" in placement,
+            bf16=precision == "bf16",
+            accumulation=accumulation,
+            num_ranks=num_ranks,
+        )
+        for num_ranks, precision, accumulation, placement in product(
+            (2, 4), ("bf16", "fp32"), (1, 4), (*placements, "zero3+optimizer+param")
+        )
+        if not (num_ranks == 4 and placement == "zero0")  # on more ranks it holds the same
+    ]
 
 
 def _named(name: str, **values: Any) -> list[Case]:

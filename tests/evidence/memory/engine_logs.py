@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from zerofit.core.allocation_log import AllocationLog, Event, Storages, TensorKind, TracedParameter
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from memory.cases import Case
 
+_ADAPTER = TypeAdapter(AllocationLog)
 LOGS = Path(__file__).parents[1] / "measured" / "engine_logs.json"
 
 
@@ -113,57 +116,13 @@ def _frozen(raw: Any, skeleton: Any) -> AllocationLog:
 def write_logs(cases: Iterable[Case], path: Path = LOGS) -> None:
     """Record the log of every model among the cases, and write them, one line each."""
     logs = {log_key(case): case for case in cases}
-    lines = [f' "{key}": {json.dumps(_to_json(record_log(case)))}' for key, case in sorted(logs.items())]
+    lines = [
+        f' "{key}": {_ADAPTER.dump_json(record_log(case)).decode()}' for key, case in sorted(logs.items())
+    ]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def read_logs(path: Path = LOGS) -> dict[str, AllocationLog]:
     """Return the logs by their keys."""
     written = json.loads(path.read_text(encoding="utf-8"))
-    return {key: _from_json(values) for key, values in written.items()}
-
-
-def _to_json(log: AllocationLog) -> dict[str, Any]:
-    return {
-        "modules": log.modules,
-        "module_parameters": log.module_parameters,
-        "parameters": [
-            (one.name, one.num_elements, one.bytes_per_element, one.trains, one.module)
-            for one in log.parameters
-        ],
-        "buffer_bytes": log.buffer_bytes,
-        "kinds": [list(TensorKind).index(kind) for kind in log.storages.kinds],
-        "sizes": log.storages.fixed_bytes,
-        "codes": list(log.codes),
-        "arguments": log.arguments,
-        "gradient_storages": log.gradient_storages,
-    }
-
-
-def _from_json(values: dict[str, Any]) -> AllocationLog:
-    kinds = list(TensorKind)
-    nothing = (0,) * len(values["kinds"])
-    return AllocationLog(
-        least_micro_batch_size=1,
-        modules=tuple(values["modules"]),
-        module_parameters=tuple(tuple(numbers) for numbers in values["module_parameters"]),
-        parameters=tuple(
-            TracedParameter(
-                name=name, num_elements=elements, bytes_per_element=size, trains=trains, module=module
-            )
-            for name, elements, size, trains, module in values["parameters"]
-        ),
-        buffer_bytes=tuple(values["buffer_bytes"]),
-        storages=Storages(
-            kinds=tuple(kinds[index] for index in values["kinds"]),
-            fixed_bytes=tuple(values["sizes"]),
-            bytes_per_sample=nothing,
-            modules=nothing,
-            operators=nothing,
-        ),
-        operators=("any",),
-        codes=bytes(values["codes"]),
-        arguments=tuple(values["arguments"]),
-        gradient_storages=tuple(values["gradient_storages"]),
-        costs=(),
-    )
+    return {key: _ADAPTER.validate_python(values) for key, values in written.items()}

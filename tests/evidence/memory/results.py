@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kept_measurements import Measured
 
 from memory.cases import CASES
 
@@ -17,17 +18,6 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parents[1] / "measured" / "engine_memory.json"
 _SITES = 8
 """Lines that are kept of a peak, the largest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What the cases held."""
-
-    versions: Mapping[str, str]
-    date: str
-    machine: str
-    cases: Mapping[str, Mapping[str, Any]]
-    """By key: `case` (the fields of Case), `params` (name, shape, trains) and `phases`."""
 
 
 def compact(case: Case, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -59,7 +49,7 @@ def compact(case: Case, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def load_measured(path: Path = RESULTS) -> Measured:
-    """Return the committed measurements, each case with its fields, parameters and phases.
+    """Return the committed measurements: of each case its `case`, `params` (name, shape, trains), `phases`.
 
     Of a phase and memory ("device" or "host"), each list has one entry per rank, in bytes: `peak` and `end`
     of all that lived, `peak_of_states` of all but activations (weights, states, buffers, gradients) at its

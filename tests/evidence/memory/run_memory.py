@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import os
-import platform
-import time
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kept_measurements import KeptAnswers, Measured, digest, measured_here
+from measuring_ranks import Ranks
 
 from memory.cases import deepspeed_config
-from memory.launch import run_cases
-from memory.results import Measured, compact
+from memory.results import compact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memory.cases import Case
 
-_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers")
 _DECIDES = ("collectives.py", "devices.py", "models.py", "track.py", "train.py")
-"""Files here that decide what is measured: a change makes earlier measurements void."""
 _BATCH = 12
 """Cases that one group of ranks measures before it ends."""
 _LIMIT_S = 90.0
@@ -40,48 +35,20 @@ def run_memory(
         anew: forget earlier measurements.
         tell: takes a line for each case that could not be measured.
     """
-    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    kept = folder / f"memory-{_fingerprint(versions)}"
-    kept.mkdir(parents=True, exist_ok=True)
-    if anew:
-        for path in kept.glob("*.json"):
-            path.unlink()
-    files = {case.key: kept / _file_name(case) for case in cases}
-    missing = [case for case in cases if not files[case.key].exists()]
-    for batch in _batches(missing):
-        for key, ranks in run_cases(batch, folder / "logs", limit_s=60 + _LIMIT_S * len(batch)).items():
-            files[key].write_text(json.dumps(ranks), encoding="utf-8")
-    measured: dict[str, Any] = {}
-    for case in cases:
-        path = files[case.key]
-        ranks = json.loads(path.read_text(encoding="utf-8")) if path.exists() else [{"raised": "did not end"}]
-        if said := next((rank["raised"] for rank in ranks if "raised" in rank), None):
-            tell(f"{case.key}: {said}")
-            path.unlink(missing_ok=True)
-        else:
-            measured[case.key] = compact(case, ranks)
-    machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), gloo"
-    date = time.strftime("%Y-%m-%d", time.gmtime())
-    return Measured(versions=versions, date=date, machine=machine, cases=measured)
-
-
-def _batches(cases: Sequence[Case]) -> list[list[Case]]:
-    batches: list[list[Case]] = []
-    for num_ranks in sorted({case.num_ranks for case in cases}):
-        same = [case for case in cases if case.num_ranks == num_ranks]
-        batches += [same[start : start + _BATCH] for start in range(0, len(same), _BATCH)]
-    return batches
-
-
-def _file_name(case: Case) -> str:
-    return f"{case.key}-{_digest(case.to_json(), deepspeed_config(case))}.json"
-
-
-def _fingerprint(versions: dict[str, str]) -> str:
-    return _digest(
-        versions, *((Path(__file__).parent / name).read_text(encoding="utf-8") for name in _DECIDES)
-    )
-
-
-def _digest(*values: Any) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+    kept = KeptAnswers(folder / "memory", Path(__file__).parent, _DECIDES, anew=anew)
+    names = {
+        case.key: f"{case.key} {digest(dataclasses.asdict(case), deepspeed_config(case))}" for case in cases
+    }
+    missing = [case for case in cases if names[case.key] not in kept.known]
+    for num_ranks in sorted({case.num_ranks for case in missing}):
+        with Ranks("memory.rank", num_ranks, folder / "logs", limit_s=_LIMIT_S) as ranks:
+            for number, case in enumerate(one for one in missing if one.num_ranks == num_ranks):
+                if number % _BATCH == 0:
+                    ranks.stop()
+                answers = ranks.run({"key": case.key})
+                if said := next((answer["raised"] for answer in answers if "raised" in answer), None):
+                    tell(f"{case.key}: {said}")
+                else:
+                    kept.keep(names[case.key], answers)
+    answered = [(case, kept.known.get(names[case.key])) for case in cases]
+    return measured_here({case.key: compact(case, ranks) for case, ranks in answered if ranks is not None})

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from measuring_ranks import fresh_state
 
 from memory.cases import STEPS, Case, deepspeed_config
 from memory.devices import DEVICE, two_memories
 from memory.models import make_inputs, make_model
 from memory.track import Tracker, summary
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 def measure(case: Case) -> dict[str, Any]:
     """Return the phases of a case, and the parameters of its model."""
     tracker = Tracker()
-    with _fresh_state(), two_memories(tracker), tracker:
+    with fresh_state(), two_memories(tracker), tracker:
         tracker.phase("load")
         accelerator = _accelerator(case) if case.zero_init else None
         model = make_model(case)
@@ -114,23 +110,3 @@ def _train_native(
                 optimizer.step()
                 optimizer.zero_grad()
     tracker.phase("after")
-
-
-@contextlib.contextmanager
-def _fresh_state() -> Iterator[None]:
-    """Leave nothing of a case to the next one but the process group."""
-    from accelerate.state import AcceleratorState, GradientState
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    before, linear = dict(os.environ), torch.nn.functional.linear
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    try:
-        yield
-    finally:
-        torch.nn.functional.linear = linear  # stage 3 puts its own there, for good
-        unset_hf_deepspeed_config()  # else the next case's model may be made under zero.Init
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
-        os.environ.clear()
-        os.environ.update(before)
-        gc.collect()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zerofit.core.command import Route
@@ -44,23 +44,6 @@ class Case:
         """True if DeepSpeed's async_io op has work: below ZeRO-3 nvme is host memory."""
         devices = (self.optimizer_offload, self.param_offload)
         return self.zero_stage is ZeroStage.PARAMETERS and OffloadDevice.NVME in devices
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the case as JSON values."""
-        return asdict(self)
-
-
-def case_from_json(values: dict[str, Any]) -> Case:
-    """Return the case that `to_json` wrote."""
-    return Case(
-        optimizer=values["optimizer"],
-        route=Route(values["route"]),
-        zero_stage=ZeroStage(values["zero_stage"]),
-        optimizer_offload=OffloadDevice(values["optimizer_offload"]),
-        param_offload=OffloadDevice(values["param_offload"]),
-        forces_cpu_optimizer=values["forces_cpu_optimizer"],
-        allows_untested=values["allows_untested"],
-    )
 
 
 def deepspeed_config(case: Case, *, params: dict[str, Any] | None, nvme_path: str) -> dict[str, Any]:

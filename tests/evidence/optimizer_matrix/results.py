@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kept_measurements import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,25 +19,12 @@ UNBOUNDED = 1e6
 """The error of weights that are not finite any more, which JSON has no number for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """Measurements, and where they were made."""
-
-    versions: Mapping[str, str]
-    date: str
-    """Day of the last measurement, as 2026-01-31."""
-    machine: str
-    """Kind of the machine."""
-    cases: Mapping[str, Mapping[str, Any]]
-    """What was measured of each case, by its key."""
-
-
-def read_results(path: Path = RESULTS) -> Results:
+def read_results(path: Path = RESULTS) -> Measured:
     """Return the committed measurements."""
-    return Results(**json.loads(path.read_text(encoding="utf-8")))
+    return Measured(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def write_results(results: Results, path: Path = RESULTS) -> None:
+def write_results(results: Measured, path: Path = RESULTS) -> None:
     """Write measurements, one line a case, sorted, so that differences read well."""
     lines = [f"    {json.dumps(key)}: {json.dumps(results.cases[key])}" for key in sorted(results.cases)]
     head = {"versions": dict(results.versions), "date": results.date, "machine": results.machine}

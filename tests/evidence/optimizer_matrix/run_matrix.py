@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import os
-import platform
-import time
+import contextlib
+import dataclasses
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kept_measurements import KeptAnswers, Measured, measured_here
+from measuring_ranks import Ranks
+
 from optimizer_matrix.judge import mismatch
 from optimizer_matrix.matrix import row_of
-from optimizer_matrix.pair import NUM_RANKS, Pair
-from optimizer_matrix.results import Results, compact
+from optimizer_matrix.results import compact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from optimizer_matrix.cases import Case
 
-_LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "bitsandbytes")
 _DECIDES = ("cases.py", "makers.py", "train.py", "with_trainer.py")
-"""Files here that decide what is measured: a change makes earlier measurements void."""
 
 
 def run_matrix(
     cases: Iterable[Case], folder: Path, *, anew: bool = False, tell: Callable[[str], None] = print
-) -> Results:
+) -> Measured:
     """Return what the cases come to.
 
     Args:
@@ -37,62 +34,50 @@ def run_matrix(
         anew: forget earlier measurements.
         tell: takes a line for each case that does not agree with the table.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    kept = folder / f"optimizers-{_fingerprint(versions)}.jsonl"
-    if anew:
-        kept.unlink(missing_ok=True)
-    known = _read(kept)
+    kept = KeptAnswers(folder / "optimizers", Path(__file__).parent, _DECIDES, anew=anew)
     has_libaio = has_async_io()
     measured: dict[str, Mapping[str, Any]] = {}
-    with Pair(folder / "logs") as pair, kept.open("a", encoding="utf-8") as keep:
+    with two_ranks(folder / "logs") as ranks:
         for case in cases:
             if case.uses_nvme and not has_libaio:
                 measured[case.key] = {"not_run": "libaio is not installed"}
                 continue
-            if case.key not in known:
-                known[case.key] = run_case(case, pair)
-                print(json.dumps({"key": case.key, **known[case.key]}), file=keep, flush=True)
-            measured[case.key] = known[case.key]
+            if case.key not in kept.known:
+                kept.keep(case.key, run_case(case, ranks))
+            measured[case.key] = kept.known[case.key]
             if problem := mismatch(row_of(case), measured[case.key]):
                 tell(f"{case.key}: {problem}")
-    machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), {NUM_RANKS} ranks over gloo"
-    return Results(
-        versions=versions, date=time.strftime("%Y-%m-%d", time.gmtime()), machine=machine, cases=measured
-    )
+    return measured_here(measured)
 
 
-def run_case(case: Case, pair: Pair) -> dict[str, Any]:
+def two_ranks(log_folder: Path) -> Ranks:
+    """Return the ranks that train cases."""
+    return Ranks("optimizer_matrix.rank", 2, log_folder, limit_s=120)
+
+
+def run_case(case: Case, ranks: Ranks) -> dict[str, Any]:
     """Return what a case comes to; what does not agree with the table gets a second run, in new processes."""
-    measured = pair.run(case)
-    if mismatch(row_of(case), compact(measured)):
-        pair.stop()
-        measured = pair.run(case)
-    return compact(measured)
+    measured = compact(_worst(ranks.run(dataclasses.asdict(case))))
+    if mismatch(row_of(case), measured):
+        ranks.stop()
+        measured = compact(_worst(ranks.run(dataclasses.asdict(case))))
+    return measured
+
+
+def _worst(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one answer for all ranks: an error before the hang that follows from it, and before a result."""
+    for answer in answers:
+        if "reference_error" in answer or answer.get("raised", "hangs") != "hangs":
+            return answer
+    return next(
+        (answer for answer in answers if "raised" in answer),
+        max(answers, key=lambda answer: answer.get("error", 0.0)),
+    )
 
 
 def has_async_io() -> bool:
     """Return True if DeepSpeed's op for NVMe can be built here."""
-    import contextlib
-    import io
-
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     with contextlib.redirect_stdout(io.StringIO()):
         return bool(AsyncIOBuilder().is_compatible(verbose=False))
-
-
-def _fingerprint(versions: Mapping[str, str]) -> str:
-    sources = [(Path(__file__).parent / name).read_bytes() for name in _DECIDES]
-    return hashlib.sha256(b"\0".join([json.dumps(dict(versions)).encode(), *sources])).hexdigest()[:16]
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    found = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.endswith("}"):  # a run that was stopped may leave half a line
-            values = json.loads(line)
-            found[values.pop("key")] = values
-    return found

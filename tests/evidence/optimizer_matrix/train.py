@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
-import os
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from measuring_ranks import fresh_state
 
 from optimizer_matrix.cases import MICRO_BATCH_SIZE, NUM_STEPS, Case, deepspeed_config
 from optimizer_matrix.makers import maker_of
@@ -108,7 +107,7 @@ class Trained:
 def train_case(case: Case, *, rank: int, num_ranks: int) -> Trained:
     """Train a case in this rank."""
     # Rank by rank: a shared folder would name each rank's swap files alike.
-    with tempfile.TemporaryDirectory(prefix=f"nvme{rank}-") as nvme_path, _fresh_state():
+    with tempfile.TemporaryDirectory(prefix=f"nvme{rank}-") as nvme_path, fresh_state():
         if case.route is Route.NATIVE:
             return _train_native(case, nvme_path, rank, num_ranks)
         if case.route is Route.TRAINER:
@@ -202,20 +201,3 @@ def _whole_weights(engine: Any) -> list[torch.Tensor]:
     params = list(engine.module.parameters())
     with deepspeed.zero.GatheredParameters(params, enabled=hasattr(params[0], "ds_id")):
         return [param.detach().float().cpu().clone() for param in params]
-
-
-@contextlib.contextmanager
-def _fresh_state() -> Iterator[None]:
-    """Leave nothing of a case to the next one but the process group."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    before = dict(os.environ)
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    try:
-        yield
-    finally:
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
-        os.environ.clear()
-        os.environ.update(before)
-        gc.collect()
