@@ -80,10 +80,17 @@ class Storages:
     """Index in operators of the one that made it."""
 
 
+EXPERT_ROWS = 64
+"""Rows of an expert's product that hold no token: half a tile, as its last one is full by chance only.
+Tiles have 128 rows on Hopper (aten/src/ATen/native/cuda/GroupMM.cu)."""
+
+
 class CostKind(StrEnum):
     """The resource that bounds an operator's time."""
 
     MATMUL = "matmul"
+    GROUPED = "grouped"
+    """Products of experts: each meets the rows of its own tokens."""
     ATTENTION = "attention"
     MEMORY = "memory"
     """Everything else: as long as its bytes take."""

@@ -13,6 +13,8 @@ class RateName(StrEnum):
     """Of fp16_flops_per_s or bf16_flops_per_s."""
     MATMUL_FP32 = "matrix products in fp32"
     """Of fp32_flops_per_s: torch leaves tf32 off for matrix products."""
+    GROUPED = "products of experts"
+    """Of what other matrix products achieve."""
     ATTENTION = "attention kernels"
     """Flash or memory-efficient; of the peak of their number format."""
     DEVICE_MEMORY = "device memory"

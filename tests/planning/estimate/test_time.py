@@ -241,6 +241,7 @@ def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1)
     [
         # A100: 312 TFLOPS and 2039 GB/s by its data sheet, 0.63, 0.50 and 0.80 of them by the catalog.
         (_cost(CostKind.MATMUL, flops=10**14), "matrix products", 2 * 1e14 / (312e12 * 0.63)),
+        (_cost(CostKind.GROUPED, flops=10**14), "products of experts", 2 * 1e14 / (312e12 * 0.63 * 0.66)),
         (_cost(CostKind.ATTENTION, flops=10**14), "attention", 2 * 1e14 / (312e12 * 0.50)),
         (_cost(CostKind.MEMORY, num_bytes=10**12), "memory-bound operators", 1e12 / (2039e9 * 0.80)),
         # A matrix product with few FLOPs is as slow as its bytes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import CostKind
+from zerofit.core.allocation_log import EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
 from zerofit.models.trace.raw import OperatorCall, leaves
 
@@ -48,10 +48,12 @@ class CostBook:
         formula = self._formulas.get(function._overloadpacket)
         is_attention = "attention" in function._overloadpacket.__name__
         counted = self._with_all_heads(args) if is_attention else args
-        flops = int(formula(*counted, **kwargs, out_val=out)) if formula else _grouped_flops(function, args)
+        grouped = _grouped_flops(function, args)
+        flops = int(formula(*counted, **kwargs, out_val=out)) if formula else grouped
         kind = CostKind.MEMORY
         if flops:
-            kind = CostKind.ATTENTION if is_attention else CostKind.MATMUL
+            kind = CostKind.GROUPED if grouped else CostKind.MATMUL
+            kind = CostKind.ATTENTION if is_attention else kind
             if is_attention and self._is_causal(function, args, kwargs):
                 flops //= 2  # the formulas count the whole square of scores
         first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
@@ -86,7 +88,8 @@ def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
     name = function._overloadpacket.__name__
     if name not in ("grouped_mm_fallback", "grouped_mm_fallback_backward"):
         return 0
-    rows, weight = int(args[0].shape[0]), args[1]
+    weight = args[1]
+    rows = int(args[0].shape[0]) + EXPERT_ROWS * int(weight.shape[0])
     products = 2 if name.endswith("backward") else 1
     return 2 * products * rows * int(weight.shape[-1]) * int(weight.shape[-2])
 

@@ -40,6 +40,8 @@ class Speeds:
     """Achieved rates. Those of a GPU are each GPU's own, those of the node all its ranks' together."""
 
     matmul_flops_per_s: dict[Precision, float]
+    grouped: float
+    """Share of that which products of experts reach."""
     attention_flops_per_s: dict[Precision, float]
     memory_bytes_per_s: float
     dispatch_s: float
@@ -67,7 +69,7 @@ class Speeds:
     def flops_per_s(self, kind: CostKind, precision: Precision) -> float:
         """Return the rate of one kind of operator on one number format."""
         table = self.attention_flops_per_s if kind is CostKind.ATTENTION else self.matmul_flops_per_s
-        return table[precision]
+        return table[precision] * (self.grouped if kind is CostKind.GROUPED else 1.0)
 
 
 def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | None:
@@ -98,6 +100,7 @@ def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | No
     adam = rates.of(RateName.CPU_ADAM)
     return Speeds(
         matmul_flops_per_s=matmul,
+        grouped=rates.of(RateName.GROUPED).value,
         attention_flops_per_s={
             precision: achieved(RateName.ATTENTION, peak) for precision, peak in peaks.items()
         },
@@ -464,6 +467,7 @@ OFFLOAD_UNCERTAINTY_SOURCE = (
 )
 _TERMS = {
     CostKind.MATMUL: "matrix products",
+    CostKind.GROUPED: "products of experts",
     CostKind.ATTENTION: "attention",
     CostKind.MEMORY: "memory-bound operators",
 }

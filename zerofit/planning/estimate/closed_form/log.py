@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import (
+    EXPERT_ROWS,
     AllocationLog,
     CostKind,
     Event,
@@ -66,9 +67,10 @@ def _of_layer(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
         costs += _passes(
             shape,
             matrix.name,
-            CostKind.MATMUL,
+            CostKind.GROUPED if matrix.num_experts > 1 else CostKind.MATMUL,
             count,
             flops=flops,
+            fixed_flops=2 * EXPERT_ROWS * matrix.num_elements if matrix.num_experts > 1 else 0,
             moved=moved,
             fixed=fixed,
             backward_calls=2,
@@ -149,7 +151,9 @@ def _memory_bytes(shape: Shape, layer: int) -> int:
     sums = 3 * stream + (3 * width + 1 if shape.has_dropout else 0)
     rotary = _ROTARY_PASSES * width * (shape.query_width + shape.key_width) if shape.has_rms_norm else 0
     activation = (width + shape.inner_bytes) * shape.inner_width * uses
-    return shape.tokens(layer) * (2 * (norm + sums) * facts.hidden_size + rotary + activation)
+    # Experts' tokens are gathered, weighted and put in order, each read and written, and read to be summed.
+    routing = 7 * uses * width * facts.hidden_size if facts.num_experts > 1 else 0
+    return shape.tokens(layer) * (2 * (norm + sums) * facts.hidden_size + rotary + activation + routing)
 
 
 def _of_head(shape: Shape) -> list[OperatorCost]:
@@ -183,6 +187,7 @@ def _passes(
     count: int,
     *,
     flops: int = 0,
+    fixed_flops: int = 0,
     moved: int = 0,
     fixed: int = 0,
     backward_calls: float = 1,
@@ -200,7 +205,7 @@ def _passes(
             during=during,
             precision=precision,
             count=calls,
-            fixed_flops=0,
+            fixed_flops=fixed_flops,
             flops_per_sample=flops,
             fixed_bytes=fixed,
             bytes_per_sample=moved,
@@ -211,7 +216,7 @@ def _passes(
         costs.append(cost(Pass.RECOMPUTATION, again, flops, moved))
     # Of a frozen weight there is no gradient: one product backward, that of its input.
     trains = shape.trains("head.weight") if operator == "head" else shape.trains_layers
-    frozen = kind is CostKind.MATMUL and not trains
+    frozen = kind in (CostKind.MATMUL, CostKind.GROUPED) and not trains
     calls = round(count * (1 if frozen else backward_calls))
     costs.append(
         cost(

@@ -55,6 +55,8 @@ class Matrix:
     """Outputs."""
     num_elements: int
     """Of the parameter: all experts' together in a mixture."""
+    num_experts: int = 1
+    """Matrices of this size in the parameter: experts of a mixture."""
     uses: int = 1
     """How often each token goes through: experts a token in a mixture."""
 
@@ -262,4 +264,7 @@ class Shape:
 
 
 def _matrix(name: str, rows: int, columns: int, *, experts: int = 1, uses: int = 1) -> Matrix:
-    return Matrix(name=name, rows=rows, columns=columns, num_elements=rows * columns * experts, uses=uses)
+    elements = rows * columns * experts
+    return Matrix(
+        name=name, rows=rows, columns=columns, num_elements=elements, num_experts=experts, uses=uses
+    )
