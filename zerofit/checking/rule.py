@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zerofit.configs.document import say
 from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.setting import Place
     from zerofit.core.strategy import Strategy
+
+
+Predicate: TypeAlias = "Callable[[Situation], Iterable[Hit]]"
 
 
 class Severity(StrEnum):
@@ -79,8 +83,6 @@ class Rule:
     """The fix. Settings' names in braces, {zero_stage}, are spelt as the user spells them."""
     see: str
     """Where it is documented, or the line of the library's source that does it."""
-    find: Callable[[Situation], Iterable[Hit]]
-    """Yields each place that breaks the rule; raises Lacking where a fact is not known."""
     bad: Example
     """An example that breaks this rule and no other."""
     good: Example
@@ -91,6 +93,17 @@ class Rule:
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
     is_put_right_by_launch: bool = False
     """True if `zerofit launch` fixes it inside the run; the rule is then not asked there."""
+    find: Predicate = lambda situation: ()
+    """Yields each place that breaks the rule; raises Lacking where a fact is not known."""
+
+    def __call__(self, find: Predicate) -> Rule:
+        """Return the rule with its predicate, which it decorates."""
+        return dataclasses.replace(self, find=find)
+
+
+def declared(names: Mapping[str, object]) -> tuple[Rule, ...]:
+    """Return the rules among the names of a module, in the order in which they stand there."""
+    return tuple(value for value in names.values() if isinstance(value, Rule))
 
 
 class Effect(StrEnum):
@@ -119,6 +132,11 @@ class Evidence:
     """Settings that the running engine shows in place of the requested ones: (("zero_stage", 0),)."""
     not_reproduced: str = ""
     """Why the harness can't run it: "needs a GPU"; the rule's `see` is then its evidence."""
+
+
+HANGS = Evidence(outcome=Effect.HANGS)
+DIFFERS = Evidence(outcome=Effect.DIFFERS)
+COSTS = Evidence(outcome=Effect.COSTS)
 
 
 def fails(says: str = "", *, not_reproduced: str = "") -> Evidence:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, by_accelerate, config
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
@@ -23,14 +23,65 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
-def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
-    precision = known(situation.settings.precision, "the number format")
-    if precision.value is not Precision.FP16:
-        return
-    if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
-        yield Hit(found=f"{precision.text} with ranks on the CPU", place=precision.place)
+def _machine(name: str, capability: tuple[int, int]) -> Machine:
+    return Machine(
+        gpus=(GpuSpec(name=name, memory_bytes=32 * GIB, compute_capability=capability),),
+        num_cpu_cores=8,
+        host_memory_bytes=64 * GIB,
+        host_memory_available_bytes=60 * GIB,
+    )
 
 
+_OLD = _machine("Tesla V100-SXM2-32GB", (7, 0))
+_FP16 = {**config(2), "fp16": {"enabled": True}}
+_BF16 = {**config(2), "bf16": {"enabled": True}}
+_OTHER = {"bf16": "fp16", "fp16": "bf16"}
+_ONE_RANK: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 1,
+    "zero_optimization": {"stage": 2},
+}
+
+
+def _flag_and_file(**sections: Any) -> Example:
+    command = f"{LAUNCH} --mixed_precision bf16"
+    return by_accelerate({**_ONE_RANK, **sections}, accelerate=NAMING_LAUNCH, command=command)
+
+
+_NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
+_AMPERE = (8, 0)
+
+
+def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds a switch which needs a GPU, where the ranks run on the CPU."""
+
+    def find(situation: Situation) -> Iterator[Hit]:
+        is_on = situation.strategy is not None and getattr(situation.strategy, field)
+        if is_on and known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+            yield Hit(found=f"--{field} with ranks on the CPU")
+
+    return find
+
+
+_TWO, _ON_CPU = Topology(world_size=2), Topology(world_size=2, on_cpu=True)
+_NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
+
+
+def _sharded(stage: ZeroStage) -> Example:
+    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=_TWO)
+
+
+@Rule(
+    id="bf16-needs-ampere",
+    severity=Severity.ERROR,
+    summary="bf16 training needs a GPU of compute capability 8.0 or later",
+    why="GPUs before Ampere have no bf16 arithmetic: what does not refuse it emulates it, slowly",
+    fix="set {precision} to fp16 or no",
+    see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
+    bad=Example(deepspeed=_BF16, machine=_OLD),
+    good=Example(deepspeed=_FP16, machine=_OLD),
+    evidence=fails(not_reproduced="needs a GPU older than Ampere"),
+)
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
     precision = known(situation.settings.precision, "the number format")
     if precision.value is not Precision.BF16:
@@ -47,21 +98,42 @@ def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
         )
 
 
-def _machine(name: str, capability: tuple[int, int]) -> Machine:
-    return Machine(
-        gpus=(GpuSpec(name=name, memory_bytes=32 * GIB, compute_capability=capability),),
-        num_cpu_cores=8,
-        host_memory_bytes=64 * GIB,
-        host_memory_available_bytes=60 * GIB,
-    )
+@Rule(
+    id="fp16-needs-gpu",
+    severity=Severity.ERROR,
+    summary="fp16 training needs a GPU",
+    why="DeepSpeed and accelerate both refuse fp16 on the CPU, which has no fast fp16 arithmetic",
+    fix="set {precision} to no or bf16, or run on a GPU",
+    see="https://huggingface.co/docs/accelerate/usage_guides/mixed_precision",
+    bad=Example(deepspeed=_FP16, topology=Topology(on_cpu=True)),
+    good=Example(deepspeed=_BF16, topology=Topology(on_cpu=True)),
+    evidence=fails("fp16"),
+)
+def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
+    precision = known(situation.settings.precision, "the number format")
+    if precision.value is not Precision.FP16:
+        return
+    if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+        yield Hit(found=f"{precision.text} with ranks on the CPU", place=precision.place)
 
 
-_OLD = _machine("Tesla V100-SXM2-32GB", (7, 0))
-_FP16 = {**config(2), "fp16": {"enabled": True}}
-_BF16 = {**config(2), "bf16": {"enabled": True}}
-
-
-_OTHER = {"bf16": "fp16", "fp16": "bf16"}
+@Rule(
+    id="mixed-precision-turned-off-in-file",
+    severity=Severity.ERROR,
+    summary="the DeepSpeed file turns off the number format that was asked for",
+    why="the DeepSpeed file has the last word, and the run trains in fp32 without a message",
+    fix='write "auto" or true for enabled in the DeepSpeed file',
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=_flag_and_file(bf16={"enabled": False}),
+    good=_flag_and_file(bf16={"enabled": "auto"}),
+    evidence=ignored(("parameter_dtype", "float32")),
+)
+def _turned_off(situation: Situation) -> Iterator[Hit]:
+    asked, file = _asked(situation), situation.deepspeed
+    if asked is None or file is None or asked.value not in _OTHER:
+        return
+    if file.value(asked.value, "enabled") is False and not _is_on(situation, _OTHER[asked.value]):
+        yield _clash(situation, asked, asked.value)
 
 
 def _asked(situation: Situation) -> Said[str] | None:
@@ -82,20 +154,6 @@ def _asked(situation: Situation) -> Said[str] | None:
     return Said(value=flag.value, text=flag.text) if flag is not None and flag.value else None
 
 
-def _turned_off(situation: Situation) -> Iterator[Hit]:
-    asked, file = _asked(situation), situation.deepspeed
-    if asked is None or file is None or asked.value not in _OTHER:
-        return
-    if file.value(asked.value, "enabled") is False and not _is_on(situation, _OTHER[asked.value]):
-        yield _clash(situation, asked, asked.value)
-
-
-def _opposite(situation: Situation) -> Iterator[Hit]:
-    asked = _asked(situation)
-    if asked is not None and asked.value in _OTHER and _is_on(situation, _OTHER[asked.value]):
-        yield _clash(situation, asked, _OTHER[asked.value])
-
-
 def _is_on(situation: Situation, name: str) -> bool:
     return situation.deepspeed is not None and situation.deepspeed.value(name, "enabled") is True
 
@@ -111,28 +169,52 @@ def _clash(situation: Situation, asked: Said[str], section: str) -> Hit:
     )
 
 
-_ONE_RANK: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 1,
-    "zero_optimization": {"stage": 2},
-}
+@Rule(
+    id="mixed-precision-against-file",
+    severity=Severity.ERROR,
+    summary="accelerate refuses one number format where the DeepSpeed file has the other",
+    why="a run has one format for forward and backward",
+    fix="choose one of bf16 and fp16 in both places",
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=_flag_and_file(fp16={"enabled": True}),
+    good=_flag_and_file(bf16={"enabled": True}),
+    evidence=fails("`--mixed_precision` arg cannot be set to `bf16`"),
+)
+def _opposite(situation: Situation) -> Iterator[Hit]:
+    asked = _asked(situation)
+    if asked is not None and asked.value in _OTHER and _is_on(situation, _OTHER[asked.value]):
+        yield _clash(situation, asked, _OTHER[asked.value])
 
 
-def _flag_and_file(**sections: Any) -> Example:
-    command = f"{LAUNCH} --mixed_precision bf16"
-    return by_accelerate({**_ONE_RANK, **sections}, accelerate=NAMING_LAUNCH, command=command)
-
-
-_NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
-_AMPERE = (8, 0)
-
-
+@Rule(
+    id="quantization-needs-lora",
+    severity=Severity.ERROR,
+    summary="quantized weights do not train",
+    why="a step is smaller than what 4 bits can hold, so that adapters train in their place",
+    fix="add --lora, or leave out --quantize",
+    see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
+    bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
+    good=Example(strategy=_NF4, topology=_TWO),
+    evidence=fails(not_reproduced=_NO_CHECKPOINT),
+)
 def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is not None and strategy.quantization is not None and strategy.lora is None:
         yield Hit(found=f"--quantize {strategy.quantization} without --lora")
 
 
+@Rule(
+    id="quantized-base-not-partitioned",
+    severity=Severity.ERROR,
+    summary="a base that zerofit quantizes is not partitioned by ZeRO-3",
+    why="transformers loads quantized weights onto each rank's device, which it refuses under ZeRO-3 "
+    "(device_map), and whole on every rank",
+    fix="set {zero_stage} to 2 or less, or leave out --quantize",
+    see="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/accelerate.py",
+    bad=_sharded(ZeroStage.PARAMETERS),
+    good=_sharded(ZeroStage.GRADIENTS),
+    evidence=fails(not_reproduced=_NO_CHECKPOINT),
+)
 def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is None or strategy.quantization is None:
@@ -141,17 +223,45 @@ def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"--quantize {strategy.quantization} with --zero-stage 3")
 
 
-def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that finds a switch which needs a GPU, where the ranks run on the CPU."""
+_LIGER_NEEDS_GPU = Rule(
+    id="liger-needs-gpu",
+    severity=Severity.ERROR,
+    summary="Liger's kernels need a GPU",
+    why="they are written in Triton, which compiles for GPUs alone",
+    fix="leave out --liger, or run on a GPU",
+    see="https://github.com/linkedin/Liger-Kernel",
+    find=_on_cpu("liger"),
+    bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
+    good=Example(strategy=Strategy(), topology=_ON_CPU),
+    evidence=fails("error[liger-"),
+)
 
-    def find(situation: Situation) -> Iterator[Hit]:
-        is_on = situation.strategy is not None and getattr(situation.strategy, field)
-        if is_on and known(situation.topology, "whether the ranks run on GPUs").on_cpu:
-            yield Hit(found=f"--{field} with ranks on the CPU")
 
-    return find
+_TF32_ON_CPU = Rule(
+    id="tf32-on-cpu",
+    severity=Severity.WARNING,
+    summary="on the CPU --tf32 changes nothing",
+    why="the setting is for products on tensor cores of GPUs; on the CPU fp32 stays fp32",
+    fix="leave out --tf32",
+    see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+    find=_on_cpu("tf32"),
+    bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
+    good=Example(strategy=Strategy(), topology=_ON_CPU),
+    evidence=ignored(not_reproduced="the harness's observations have no format of products"),
+)
 
 
+@Rule(
+    id="tf32-needs-ampere",
+    severity=Severity.WARNING,
+    summary="tf32 needs a GPU of compute capability 8.0 or later",
+    why="tensor cores before Ampere have no tf32, and torch goes on in fp32 without a word",
+    fix="leave out --tf32, or set {precision} to fp16",
+    see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+    bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
+    good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
+    evidence=ignored(not_reproduced="needs a GPU older than Ampere"),
+)
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is None or not strategy.tf32:
@@ -165,122 +275,4 @@ def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"--tf32 on {old[0].name} (compute capability {major}.{minor})")
 
 
-_TWO, _ON_CPU = Topology(world_size=2), Topology(world_size=2, on_cpu=True)
-_NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
-
-
-def _sharded(stage: ZeroStage) -> Example:
-    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=_TWO)
-
-
-RULES = (
-    Rule(
-        id="bf16-needs-ampere",
-        severity=Severity.ERROR,
-        summary="bf16 training needs a GPU of compute capability 8.0 or later",
-        why="GPUs before Ampere have no bf16 arithmetic: what does not refuse it emulates it, slowly",
-        fix="set {precision} to fp16 or no",
-        see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
-        find=_bf16_before_ampere,
-        bad=Example(deepspeed=_BF16, machine=_OLD),
-        good=Example(deepspeed=_FP16, machine=_OLD),
-        evidence=fails(not_reproduced="needs a GPU older than Ampere"),
-    ),
-    Rule(
-        id="fp16-needs-gpu",
-        severity=Severity.ERROR,
-        summary="fp16 training needs a GPU",
-        why="DeepSpeed and accelerate both refuse fp16 on the CPU, which has no fast fp16 arithmetic",
-        fix="set {precision} to no or bf16, or run on a GPU",
-        see="https://huggingface.co/docs/accelerate/usage_guides/mixed_precision",
-        find=_fp16_on_cpu,
-        bad=Example(deepspeed=_FP16, topology=Topology(on_cpu=True)),
-        good=Example(deepspeed=_BF16, topology=Topology(on_cpu=True)),
-        evidence=fails("fp16"),
-    ),
-    Rule(
-        id="mixed-precision-turned-off-in-file",
-        severity=Severity.ERROR,
-        summary="the DeepSpeed file turns off the number format that was asked for",
-        why="the DeepSpeed file has the last word, and the run trains in fp32 without a message",
-        fix='write "auto" or true for enabled in the DeepSpeed file',
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_turned_off,
-        bad=_flag_and_file(bf16={"enabled": False}),
-        good=_flag_and_file(bf16={"enabled": "auto"}),
-        evidence=ignored(("parameter_dtype", "float32")),
-    ),
-    Rule(
-        id="mixed-precision-against-file",
-        severity=Severity.ERROR,
-        summary="accelerate refuses one number format where the DeepSpeed file has the other",
-        why="a run has one format for forward and backward",
-        fix="choose one of bf16 and fp16 in both places",
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_opposite,
-        bad=_flag_and_file(fp16={"enabled": True}),
-        good=_flag_and_file(bf16={"enabled": True}),
-        evidence=fails("`--mixed_precision` arg cannot be set to `bf16`"),
-    ),
-    Rule(
-        id="quantization-needs-lora",
-        severity=Severity.ERROR,
-        summary="quantized weights do not train",
-        why="a step is smaller than what 4 bits can hold, so that adapters train in their place",
-        fix="add --lora, or leave out --quantize",
-        see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
-        find=_quantized_without_adapters,
-        bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
-        good=Example(strategy=_NF4, topology=_TWO),
-        evidence=fails(not_reproduced=_NO_CHECKPOINT),
-    ),
-    Rule(
-        id="quantized-base-not-partitioned",
-        severity=Severity.ERROR,
-        summary="a base that zerofit quantizes is not partitioned by ZeRO-3",
-        why="transformers loads quantized weights onto each rank's device, which it refuses under ZeRO-3 "
-        "(device_map), and whole on every rank",
-        fix="set {zero_stage} to 2 or less, or leave out --quantize",
-        see="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/accelerate.py",
-        find=_quantized_at_stage_3,
-        bad=_sharded(ZeroStage.PARAMETERS),
-        good=_sharded(ZeroStage.GRADIENTS),
-        evidence=fails(not_reproduced=_NO_CHECKPOINT),
-    ),
-    Rule(
-        id="liger-needs-gpu",
-        severity=Severity.ERROR,
-        summary="Liger's kernels need a GPU",
-        why="they are written in Triton, which compiles for GPUs alone",
-        fix="leave out --liger, or run on a GPU",
-        see="https://github.com/linkedin/Liger-Kernel",
-        find=_on_cpu("liger"),
-        bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
-        good=Example(strategy=Strategy(), topology=_ON_CPU),
-        evidence=fails("error[liger-"),
-    ),
-    Rule(
-        id="tf32-on-cpu",
-        severity=Severity.WARNING,
-        summary="on the CPU --tf32 changes nothing",
-        why="the setting is for products on tensor cores of GPUs; on the CPU fp32 stays fp32",
-        fix="leave out --tf32",
-        see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
-        find=_on_cpu("tf32"),
-        bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
-        good=Example(strategy=Strategy(), topology=_ON_CPU),
-        evidence=ignored(not_reproduced="the harness's observations have no format of products"),
-    ),
-    Rule(
-        id="tf32-needs-ampere",
-        severity=Severity.WARNING,
-        summary="tf32 needs a GPU of compute capability 8.0 or later",
-        why="tensor cores before Ampere have no tf32, and torch goes on in fp32 without a word",
-        fix="leave out --tf32, or set {precision} to fp16",
-        see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
-        find=_tf32_before_ampere,
-        bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
-        good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
-        evidence=ignored(not_reproduced="needs a GPU older than Ampere"),
-    ),
-)
+RULES = declared(vars())

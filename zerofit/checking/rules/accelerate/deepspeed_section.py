@@ -16,7 +16,7 @@ from zerofit.checking.inputs.accelerate import (
     named_deepspeed_file,
     whether_deepspeed,
 )
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import (
     ACCELERATE,
     NAMING_LAUNCH,
@@ -35,12 +35,40 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document, Edit
     from zerofit.scripts.facts import Keyword
 
+
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
-
-
 _PRECISION = ("mixed_precision",)
+_STEPS = "gradient_accumulation_steps"
+_FOUR = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=4)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=2)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for batch in data:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+_TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
+_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 
 
+@Rule(
+    id="accelerate-keys-beside-deepspeed-file",
+    severity=Severity.ERROR,
+    summary="accelerate refuses these keys beside deepspeed_config_file",
+    why="a DeepSpeed file has the last word on them, and accelerate takes a second source for a mistake",
+    fix="take the keys out, and say it in the DeepSpeed file",
+    see=_PLUGIN,
+    bad=Example(deepspeed=config(2), accelerate={**NAMING_LAUNCH, "mixed_precision": "no"}),
+    good=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH),
+    evidence=fails("the following accelerate config variables will be ignored"),
+)
 def _keys_beside_file(situation: Situation) -> Iterator[Hit]:
     launch, _ = launch_of_deepspeed(situation) or (None, None)
     named = named_deepspeed_file(launch) if launch else None
@@ -82,6 +110,17 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
     return ()
 
 
+@Rule(
+    id="deepspeed-section-without-deepspeed",
+    severity=Severity.WARNING,
+    summary="accelerate's file sets DeepSpeed up and does not use it",
+    why="only distributed_type decides what runs; the section alone does nothing",
+    fix="write distributed_type: DEEPSPEED, or take deepspeed_config out",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=launching(distributed_type="MULTI_GPU"),
+    good=launching(),
+    evidence=ignored(("zero_stage", None)),
+)
 def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
     deepspeed = whether_deepspeed(launch) if launch else None
@@ -92,12 +131,34 @@ def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{deepspeed.text} with {DEEPSPEED_SECTION}", place=deepspeed.place)
 
 
+@Rule(
+    id="use-cpu-with-deepspeed",
+    severity=Severity.WARNING,
+    summary="accelerate ignores use_cpu under DeepSpeed",
+    why="the launcher does not pass it on with DeepSpeed: the ranks take GPUs where there are any",
+    fix="rehearse with `zerofit launch --cpu`, or take use_cpu out",
+    see=f"{ACCELERATE}/utils/launch.py",
+    bad=launching(use_cpu=True),
+    good=launching(use_cpu=False),
+    evidence=ignored(not_reproduced="needs a GPU"),
+)
 def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
     found = launch_of_deepspeed(situation)
     if found is not None and found[0].file is not None and found[0].file.value("use_cpu") is True:
         yield hit_at(found[0].file, ("use_cpu",), found[1].text)
 
 
+@Rule(
+    id="accelerate-loses-nvme-path",
+    severity=Severity.ERROR,
+    summary="offload to NVMe needs a DeepSpeed file: accelerate does not pass the folder on",
+    why="the launcher drops the folder, and DeepSpeed writes to a folder named none where it stands",
+    fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
+    see=f"{ACCELERATE}/utils/launch.py",
+    bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": _NVME[key] for key in _NVME}}),
+    good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=_NVME)),
+    evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
+)
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
     launch, _ = launch_of_deepspeed(situation) or (None, None)
     if launch is None or named_deepspeed_file(launch) is not None:
@@ -110,6 +171,17 @@ def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
             yield Hit(found=f"{device.text}{told}", place=device.place)
 
 
+@Rule(
+    id="accelerate-loses-zero-clipping",
+    severity=Severity.WARNING,
+    summary="accelerate takes a gradient clipping of 0 for none said, and DeepSpeed then clips at 1.0",
+    why="the plugin leaves a clipping of 0 out of DeepSpeed's configuration, where the default is 1.0",
+    fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
+    see=_PLUGIN,
+    bad=launching({"zero_stage": 2, "gradient_clipping": 0}),
+    good=Example(accelerate=NAMING_LAUNCH, deepspeed={**config(2), "gradient_clipping": 0.0}),
+    evidence=ignored(("gradient_clipping", 1.0)),
+)
 def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
     launch, _ = launch_of_deepspeed(situation) or (None, None)
     clipping = launch_value(launch, "gradient_clipping") if launch else None
@@ -120,6 +192,17 @@ def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
             yield Hit(found=clipping.text, place=clipping.place)
 
 
+@Rule(
+    id="dynamo-ignored-with-deepspeed",
+    severity=Severity.WARNING,
+    summary="accelerate launch does not hand its dynamo settings on where DeepSpeed runs",
+    why="with DeepSpeed the launcher leaves ACCELERATE_DYNAMO_BACKEND out, so that nothing is compiled",
+    fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
+    see=f"{ACCELERATE}/utils/launch.py",
+    bad=Example(accelerate={**ZERO2_LAUNCH, "dynamo_config": {"dynamo_backend": "EAGER"}}),
+    good=launching(),
+    evidence=ignored(not_reproduced="the ranks' environment is not observed"),
+)
 def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
     launch, deepspeed = launch_of_deepspeed(situation) or (None, None)
     if launch is None or deepspeed is None:
@@ -131,7 +214,21 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
             yield Hit(found=f"{said.text} with {deepspeed.text}", place=said.place)
 
 
-_STEPS = "gradient_accumulation_steps"
+@Rule(
+    id="accumulation-not-in-deepspeed-file",
+    severity=Severity.ERROR,
+    summary="DeepSpeed does not accumulate what Accelerator() asks for",
+    why="a file without gradient_accumulation_steps means 1, and accelerate takes the file's value",
+    fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
+    see=_PLUGIN,
+    bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
+    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_FOUR),
+    evidence=ignored((_STEPS, 1)),
+)
+def _steps_missing(situation: Situation) -> Iterator[Hit]:
+    file, keyword, hit = _steps(situation) or (None, None, None)
+    if file and keyword and hit and keyword.value != 1 and file.at(_STEPS) is None:
+        yield replace(hit, edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),))
 
 
 def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
@@ -146,12 +243,17 @@ def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
     return None
 
 
-def _steps_missing(situation: Situation) -> Iterator[Hit]:
-    file, keyword, hit = _steps(situation) or (None, None, None)
-    if file and keyword and hit and keyword.value != 1 and file.at(_STEPS) is None:
-        yield replace(hit, edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),))
-
-
+@Rule(
+    id="accumulation-differs",
+    severity=Severity.WARNING,
+    summary="Accelerator() and the DeepSpeed file accumulate different numbers of steps",
+    why="accelerate takes the DeepSpeed file's number and says so in one line of its log",
+    fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),
+    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_FOUR),
+    evidence=ignored((_STEPS, 8)),
+)
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
     file, keyword, hit = _steps(situation) or (None, None, None)
     steps = file.value(_STEPS) if file else None
@@ -159,120 +261,4 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
         yield hit
 
 
-_FOUR = """\
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator(gradient_accumulation_steps=4)
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-data = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=2)
-model, optimizer, data = accelerator.prepare(model, optimizer, data)
-for batch in data:
-    with accelerator.accumulate(model):
-        accelerator.backward(model(batch).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-_TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
-_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
-
-
-RULES = (
-    Rule(
-        id="accelerate-keys-beside-deepspeed-file",
-        severity=Severity.ERROR,
-        summary="accelerate refuses these keys beside deepspeed_config_file",
-        why="a DeepSpeed file has the last word on them, and accelerate takes a second source for a mistake",
-        fix="take the keys out, and say it in the DeepSpeed file",
-        see=_PLUGIN,
-        find=_keys_beside_file,
-        bad=Example(deepspeed=config(2), accelerate={**NAMING_LAUNCH, "mixed_precision": "no"}),
-        good=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH),
-        evidence=fails("the following accelerate config variables will be ignored"),
-    ),
-    Rule(
-        id="deepspeed-section-without-deepspeed",
-        severity=Severity.WARNING,
-        summary="accelerate's file sets DeepSpeed up and does not use it",
-        why="only distributed_type decides what runs; the section alone does nothing",
-        fix="write distributed_type: DEEPSPEED, or take deepspeed_config out",
-        see=f"{ACCELERATE}/commands/launch.py",
-        find=_section_without_deepspeed,
-        bad=launching(distributed_type="MULTI_GPU"),
-        good=launching(),
-        evidence=ignored(("zero_stage", None)),
-    ),
-    Rule(
-        id="use-cpu-with-deepspeed",
-        severity=Severity.WARNING,
-        summary="accelerate ignores use_cpu under DeepSpeed",
-        why="the launcher does not pass it on with DeepSpeed: the ranks take GPUs where there are any",
-        fix="rehearse with `zerofit launch --cpu`, or take use_cpu out",
-        see=f"{ACCELERATE}/utils/launch.py",
-        find=_use_cpu_with_deepspeed,
-        bad=launching(use_cpu=True),
-        good=launching(use_cpu=False),
-        evidence=ignored(not_reproduced="needs a GPU"),
-    ),
-    Rule(
-        id="accelerate-loses-nvme-path",
-        severity=Severity.ERROR,
-        summary="offload to NVMe needs a DeepSpeed file: accelerate does not pass the folder on",
-        why="the launcher drops the folder, and DeepSpeed writes to a folder named none where it stands",
-        fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
-        see=f"{ACCELERATE}/utils/launch.py",
-        find=_nvme_folder_is_lost,
-        bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": _NVME[key] for key in _NVME}}),
-        good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=_NVME)),
-        evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
-    ),
-    Rule(
-        id="accelerate-loses-zero-clipping",
-        severity=Severity.WARNING,
-        summary="accelerate takes a gradient clipping of 0 for none said, and DeepSpeed then clips at 1.0",
-        why="the plugin leaves a clipping of 0 out of DeepSpeed's configuration, where the default is 1.0",
-        fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
-        see=_PLUGIN,
-        find=_zero_clipping_is_lost,
-        bad=launching({"zero_stage": 2, "gradient_clipping": 0}),
-        good=Example(accelerate=NAMING_LAUNCH, deepspeed={**config(2), "gradient_clipping": 0.0}),
-        evidence=ignored(("gradient_clipping", 1.0)),
-    ),
-    Rule(
-        id="dynamo-ignored-with-deepspeed",
-        severity=Severity.WARNING,
-        summary="accelerate launch does not hand its dynamo settings on where DeepSpeed runs",
-        why="with DeepSpeed the launcher leaves ACCELERATE_DYNAMO_BACKEND out, so that nothing is compiled",
-        fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
-        see=f"{ACCELERATE}/utils/launch.py",
-        find=_dynamo_is_ignored,
-        bad=Example(accelerate={**ZERO2_LAUNCH, "dynamo_config": {"dynamo_backend": "EAGER"}}),
-        good=launching(),
-        evidence=ignored(not_reproduced="the ranks' environment is not observed"),
-    ),
-    Rule(
-        id="accumulation-not-in-deepspeed-file",
-        severity=Severity.ERROR,
-        summary="DeepSpeed does not accumulate what Accelerator() asks for",
-        why="a file without gradient_accumulation_steps means 1, and accelerate takes the file's value",
-        fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
-        see=_PLUGIN,
-        find=_steps_missing,
-        bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
-        good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_FOUR),
-        evidence=ignored((_STEPS, 1)),
-    ),
-    Rule(
-        id="accumulation-differs",
-        severity=Severity.WARNING,
-        summary="Accelerator() and the DeepSpeed file accumulate different numbers of steps",
-        why="accelerate takes the DeepSpeed file's number and says so in one line of its log",
-        fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_steps_differ,
-        bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),
-        good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_FOUR),
-        evidence=ignored((_STEPS, 8)),
-    ),
-)
+RULES = declared(vars())

@@ -13,7 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, ZERO2_LAUNCH, launching, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document, Edit, KeyValue
     from zerofit.configs.schema import Key, Schema
 
+
 _NEAR = 0.85
 """Likeness of two spellings from which one is the other misspelt. ASSUMPTION: 0.85 takes zero_stag for
 zero_stage and does not take one key of accelerate for another."""
@@ -41,15 +42,6 @@ mixed_precision: {}
 deepspeed_config:
   zero_stage: 2
 """
-
-
-def written(file: Document, *path: str) -> str:
-    """Return a key and its value in the file's own words: mixed_precision=no, where YAML reads false."""
-    entry = file.at(*path)
-    if entry is None or not isinstance(entry.node, Scalar):
-        return say(file, *path)
-    text = file.text[entry.node.span.start : entry.node.span.end]
-    return f"{'.'.join(path)}={show(text)}"
 
 
 def _in_file(
@@ -66,6 +58,46 @@ def _in_file(
     return of_situation
 
 
+_TWICE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_processes: 2
+deepspeed_config:
+  zero_stage: 3
+  zero_stage: 1
+"""
+
+
+@Rule(
+    id="accelerate-key-repeated",
+    severity=Severity.ERROR,
+    summary="a key stands twice in accelerate's file",
+    why="YAML's reader takes the last one and says nothing, so what was meant by the first is lost",
+    fix="keep one of them",
+    see="https://yaml.org/spec/1.1/#id902561",
+    bad=Example(accelerate=_TWICE),
+    good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
+    evidence=ignored(("zero_stage", 1)),
+)
+def _repeated_keys(situation: Situation) -> Iterator[Hit]:
+    file = situation.accelerate
+    for path, entry, values in repeated_keys(file) if file else ():
+        if file and any(value != entry.plain for value in values):
+            told = f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}"
+            yield Hit(found=told, place=file.place(entry.key_span))
+
+
+@Rule(
+    id="accelerate-unknown-key",
+    severity=Severity.ERROR,
+    summary="accelerate does not know a key of its file",
+    why="accelerate refuses a file with a key that it does not know",
+    fix="take the key out, or upgrade accelerate where it is a newer one",
+    see=f"{ACCELERATE}/commands/config/config_args.py#L154",
+    bad=Example(accelerate={**ZERO2_LAUNCH, "num_proceses": 1}),
+    good=launching(),
+    evidence=fails("had unknown keys (['num_proceses'])"),
+)
 @_in_file
 def _unknown_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     removed = {former.path[0]: former.instead for former in schema.removed}
@@ -76,6 +108,42 @@ def _unknown_keys(situation: Situation, file: Document, schema: Schema) -> Itera
             yield _unknown(file, (entry.key,), entry, names, instead)
 
 
+def written(file: Document, *path: str) -> str:
+    """Return a key and its value in the file's own words: mixed_precision=no, where YAML reads false."""
+    entry = file.at(*path)
+    if entry is None or not isinstance(entry.node, Scalar):
+        return say(file, *path)
+    text = file.text[entry.node.span.start : entry.node.span.end]
+    return f"{'.'.join(path)}={show(text)}"
+
+
+def _unknown(
+    file: Document, path: tuple[str, ...], entry: KeyValue, names: Iterable[str], instead: str | None
+) -> Hit:
+    near = nearest(entry.key, names)
+    is_free = near is not None and file.at(*path[:-1], near) is None
+    is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _NEAR
+    edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
+    return hit_at(
+        file,
+        path,
+        found=written(file, *path),
+        fix=instead or (f"write {'.'.join((*path[:-1], near))}, or take it out" if near else None),
+        edits=edits,
+    )
+
+
+@Rule(
+    id="accelerate-ignored-key",
+    severity=Severity.WARNING,
+    summary="accelerate ignores a key of its file",
+    why="accelerate checks the top of its file only; a key below that it does not know has no effect",
+    fix="take the key out",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=launching({"zero_stag": 3}),
+    good=launching({"zero_stage": 3}),
+    evidence=ignored(("zero_stage", 2)),
+)
 @_in_file
 def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     # accelerate gives each of these keys to the flag of that name, whatever section it stands in.
@@ -98,30 +166,17 @@ def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Itera
                 yield _unknown(file, path, entry, names, instead)
 
 
-def _unknown(
-    file: Document, path: tuple[str, ...], entry: KeyValue, names: Iterable[str], instead: str | None
-) -> Hit:
-    near = nearest(entry.key, names)
-    is_free = near is not None and file.at(*path[:-1], near) is None
-    is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _NEAR
-    edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
-    return hit_at(
-        file,
-        path,
-        found=written(file, *path),
-        fix=instead or (f"write {'.'.join((*path[:-1], near))}, or take it out" if near else None),
-        edits=edits,
-    )
-
-
-def _repeated_keys(situation: Situation) -> Iterator[Hit]:
-    file = situation.accelerate
-    for path, entry, values in repeated_keys(file) if file else ():
-        if file and any(value != entry.plain for value in values):
-            told = f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}"
-            yield Hit(found=told, place=file.place(entry.key_span))
-
-
+@Rule(
+    id="accelerate-value-type",
+    severity=Severity.ERROR,
+    summary="a value in accelerate's file has the wrong type",
+    why="the launcher uses values as they stand, and YAML reads no as false and 0 as a number",
+    fix="give the key a value of the type that accelerate takes",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=Example(accelerate=_PRECISION.format("no")),
+    good=Example(accelerate=_PRECISION.format('"no"')),
+    evidence=fails("'bool' object has no attribute 'lower'"),
+)
 @_in_file
 def _wrong_types(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     for path, entry, key in _known_entries(situation, file, schema):
@@ -141,16 +196,6 @@ def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
         text = file.text[entry.node.span.start : entry.node.span.end]
         return text if not key.choices or text.lower() in key.choices else None
     return whole_number(value) if ValueKind.INTEGER in key.kinds and isinstance(value, str) else None
-
-
-@_in_file
-def _wrong_choices(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
-    for path, entry, key in _known_entries(situation, file, schema):
-        is_word = not isinstance(entry.plain, bool)
-        if is_word and is_right_type(key, entry.plain) and not is_in_range(key, entry.plain):
-            upper = str(entry.plain).upper()
-            near = nearest(str(entry.plain), [str(choice) for choice in key.choices])
-            yield _wrong(file, path, key, upper if upper in key.choices else near)
 
 
 def _wrong(
@@ -186,12 +231,55 @@ def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
     return section.section.keys if section and section.section else ()
 
 
+@Rule(
+    id="accelerate-value-choice",
+    severity=Severity.ERROR,
+    summary="a value in accelerate's file is none of those that it takes",
+    why="accelerate or DeepSpeed refuses the value when the run starts",
+    fix="give the key one of the values that it takes",
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=launching(distributed_type="deepspeed"),
+    good=launching(),
+    evidence=fails("is not a valid DistributedType"),
+)
+@_in_file
+def _wrong_choices(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+    for path, entry, key in _known_entries(situation, file, schema):
+        is_word = not isinstance(entry.plain, bool)
+        if is_word and is_right_type(key, entry.plain) and not is_in_range(key, entry.plain):
+            upper = str(entry.plain).upper()
+            near = nearest(str(entry.plain), [str(choice) for choice in key.choices])
+            yield _wrong(file, path, key, upper if upper in key.choices else near)
+
+
+@Rule(
+    id="accelerate-needs-distributed-type",
+    severity=Severity.ERROR,
+    summary="accelerate's file needs distributed_type",
+    why="accelerate refuses a file that does not say how the run is distributed",
+    fix="write distributed_type: DEEPSPEED, or the kind that is meant",
+    see=f"{ACCELERATE}/commands/config/config_args.py#L110",
+    bad=Example(accelerate=without(ZERO2_LAUNCH, "distributed_type")),
+    good=launching(),
+    evidence=fails("A `distributed_type` must be specified"),
+)
 @_in_file
 def _no_distributed_type(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     if file.at("distributed_type") is None:
         yield Hit(found="no distributed_type", place=file.place(file.root.span))
 
 
+@Rule(
+    id="accelerate-needs-num-processes",
+    severity=Severity.ERROR,
+    summary="accelerate needs num_processes in its file or on the command line",
+    why="with a file accelerate does not count the GPUs",
+    fix="write num_processes: the GPUs of all machines together",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=Example(accelerate=without(ZERO2_LAUNCH, "num_processes"), command=LAUNCH),
+    good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
+    evidence=fails("You need to manually pass in `--num_processes`"),
+)
 @_in_file
 def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     if file.value("distributed_type") in (None, "NO"):
@@ -208,6 +296,17 @@ def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> I
         )
 
 
+@Rule(
+    id="accelerate-key-needs-flag",
+    severity=Severity.WARNING,
+    summary="accelerate takes this setting from the command line only",
+    why="the flag has a default of its own, so that the launcher never looks at the file's value",
+    fix="say it on the command line",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "c10d"}),
+    good=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "static"}),
+    evidence=ignored(not_reproduced="the launcher's own state is not observed"),
+)
 @_in_file
 def _unheard_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     for key, default in (("rdzv_backend", "static"), ("enable_cpu_affinity", False)):
@@ -219,111 +318,4 @@ def _unheard_keys(situation: Situation, file: Document, schema: Schema) -> Itera
             yield hit_at(file, (key,), found=written(file, key), fix=f"say it on the command line: {flag}")
 
 
-_TWICE = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: DEEPSPEED
-num_processes: 2
-deepspeed_config:
-  zero_stage: 3
-  zero_stage: 1
-"""
-
-
-RULES = (
-    Rule(
-        id="accelerate-key-repeated",
-        severity=Severity.ERROR,
-        summary="a key stands twice in accelerate's file",
-        why="YAML's reader takes the last one and says nothing, so what was meant by the first is lost",
-        fix="keep one of them",
-        see="https://yaml.org/spec/1.1/#id902561",
-        find=_repeated_keys,
-        bad=Example(accelerate=_TWICE),
-        good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
-        evidence=ignored(("zero_stage", 1)),
-    ),
-    Rule(
-        id="accelerate-unknown-key",
-        severity=Severity.ERROR,
-        summary="accelerate does not know a key of its file",
-        why="accelerate refuses a file with a key that it does not know",
-        fix="take the key out, or upgrade accelerate where it is a newer one",
-        see=f"{ACCELERATE}/commands/config/config_args.py#L154",
-        find=_unknown_keys,
-        bad=Example(accelerate={**ZERO2_LAUNCH, "num_proceses": 1}),
-        good=launching(),
-        evidence=fails("had unknown keys (['num_proceses'])"),
-    ),
-    Rule(
-        id="accelerate-ignored-key",
-        severity=Severity.WARNING,
-        summary="accelerate ignores a key of its file",
-        why="accelerate checks the top of its file only; a key below that it does not know has no effect",
-        fix="take the key out",
-        see=f"{ACCELERATE}/commands/launch.py",
-        find=_ignored_keys,
-        bad=launching({"zero_stag": 3}),
-        good=launching({"zero_stage": 3}),
-        evidence=ignored(("zero_stage", 2)),
-    ),
-    Rule(
-        id="accelerate-value-type",
-        severity=Severity.ERROR,
-        summary="a value in accelerate's file has the wrong type",
-        why="the launcher uses values as they stand, and YAML reads no as false and 0 as a number",
-        fix="give the key a value of the type that accelerate takes",
-        see=f"{ACCELERATE}/commands/launch.py",
-        find=_wrong_types,
-        bad=Example(accelerate=_PRECISION.format("no")),
-        good=Example(accelerate=_PRECISION.format('"no"')),
-        evidence=fails("'bool' object has no attribute 'lower'"),
-    ),
-    Rule(
-        id="accelerate-value-choice",
-        severity=Severity.ERROR,
-        summary="a value in accelerate's file is none of those that it takes",
-        why="accelerate or DeepSpeed refuses the value when the run starts",
-        fix="give the key one of the values that it takes",
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_wrong_choices,
-        bad=launching(distributed_type="deepspeed"),
-        good=launching(),
-        evidence=fails("is not a valid DistributedType"),
-    ),
-    Rule(
-        id="accelerate-needs-distributed-type",
-        severity=Severity.ERROR,
-        summary="accelerate's file needs distributed_type",
-        why="accelerate refuses a file that does not say how the run is distributed",
-        fix="write distributed_type: DEEPSPEED, or the kind that is meant",
-        see=f"{ACCELERATE}/commands/config/config_args.py#L110",
-        find=_no_distributed_type,
-        bad=Example(accelerate=without(ZERO2_LAUNCH, "distributed_type")),
-        good=launching(),
-        evidence=fails("A `distributed_type` must be specified"),
-    ),
-    Rule(
-        id="accelerate-needs-num-processes",
-        severity=Severity.ERROR,
-        summary="accelerate needs num_processes in its file or on the command line",
-        why="with a file accelerate does not count the GPUs",
-        fix="write num_processes: the GPUs of all machines together",
-        see=f"{ACCELERATE}/commands/launch.py",
-        find=_no_num_processes,
-        bad=Example(accelerate=without(ZERO2_LAUNCH, "num_processes"), command=LAUNCH),
-        good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
-        evidence=fails("You need to manually pass in `--num_processes`"),
-    ),
-    Rule(
-        id="accelerate-key-needs-flag",
-        severity=Severity.WARNING,
-        summary="accelerate takes this setting from the command line only",
-        why="the flag has a default of its own, so that the launcher never looks at the file's value",
-        fix="say it on the command line",
-        see=f"{ACCELERATE}/commands/launch.py",
-        find=_unheard_keys,
-        bad=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "c10d"}),
-        good=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "static"}),
-        evidence=ignored(not_reproduced="the launcher's own state is not observed"),
-    ),
-)
+RULES = declared(vars())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import COSTS, Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
 from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, config, native
 from zerofit.checking.situation import entries_of, is_read_by_others, known
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
     from zerofit.configs.schema import FoundKey, Schema, Section
+
 
 _NEAR = 0.8
 """ASSUMPTION: from this likeness on, a key is another one misspelt; "optimizer" and "optimiser" have 0.89."""
@@ -60,6 +61,38 @@ class Meant:
             places = " or ".join(f"into {section}" if section else "to the top level" for section in sections)
             return f"move it {places}, or remove it"
         return f"write {' or '.join(self.spellings)}" if self.spellings else None
+
+
+_SOURCE = f"{DEEPSPEED}/runtime"
+_REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
+_MAX_NAMED = 5
+"""Of the unknown keys of one section; a file with more than these is hardly one for DeepSpeed."""
+_WHY_OF_PARAMS = (
+    "params are the arguments of a constructor, and Python ends the run where it takes no such one"
+)
+_IS_OFF = "remove it: it is switched off anyway"
+_RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
+
+
+def _decaying(**params: Any) -> Example:
+    return native({**config(2), "scheduler": {"type": "WarmupDecayLR", "params": {**_RATES, **params}}})
+
+
+@Rule(
+    id="deepspeed-key-misspelt",
+    severity=Severity.ERROR,
+    summary="DeepSpeed ignores a key that it does not have, and this one is near to one that it has",
+    why="these sections are read key by key and nobody looks for others, so the default counts",
+    fix="write the key that is meant, in its section",
+    see=f"{_SOURCE}/config.py",
+    bad=native({"train_micro_batch_size_per_gpu": 4, "zero_optimisation": {"stage": 2}}),
+    good=native(config(2)),
+    evidence=ignored(("zero_stage", 0)),
+)
+def _misspelt(situation: Situation) -> Iterator[Hit]:
+    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
+        if meant.fix is not None and meant.of_release is None and not _is_note(found):
+            yield _unknown_hit(document, found, meant)
 
 
 def meant_by(found: FoundKey, schema: Schema) -> Meant:
@@ -110,27 +143,43 @@ def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
     )
 
 
-_SOURCE = f"{DEEPSPEED}/runtime"
-_REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
-_MAX_NAMED = 5
-"""Of the unknown keys of one section; a file with more than these is hardly one for DeepSpeed."""
-_WHY_OF_PARAMS = (
-    "params are the arguments of a constructor, and Python ends the run where it takes no such one"
+def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Meant]]:
+    removed = None
+    for document, found in entries_of(situation):
+        if found.key is None and found.section.on_unknown is on_unknown:
+            schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
+            removed = removed or {gone.path for gone in schema.removed}
+            if found.path not in removed:
+                of_release = fix_for_release(schema, *found.path)
+                yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
+
+
+def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
+    edits: tuple[Edit, ...] = ()
+    beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
+    if meant.is_sure and beside is None:
+        edits = (RenameKey(document=document.name, path=found.path, key=meant.spellings[0]),)
+    why = _WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None
+    return hit_at(document, found.path, fix=meant.fix, why=why, edits=edits)
+
+
+def _is_note(found: FoundKey) -> bool:
+    """Return True if a key is there for people to read."""
+    name = found.path[-1].lower()
+    return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
+
+
+@Rule(
+    id="deepspeed-key-ignored",
+    severity=Severity.WARNING,
+    summary="DeepSpeed ignores a key that it does not have",
+    why="these sections are read key by key and nobody looks for others, so the key does nothing",
+    fix="remove it, or look up the key that is meant",
+    see=DEEPSPEED_DOCS,
+    bad=native({**config(2), "fp32_allreduce": True}),
+    good=native({**config(2), "communication_data_type": "fp32"}),
+    evidence=ignored(("engine._config.communication_data_type", None)),
 )
-_IS_OFF = "remove it: it is switched off anyway"
-_RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
-
-
-def _decaying(**params: Any) -> Example:
-    return native({**config(2), "scheduler": {"type": "WarmupDecayLR", "params": {**_RATES, **params}}})
-
-
-def _misspelt(situation: Situation) -> Iterator[Hit]:
-    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
-        if meant.fix is not None and meant.of_release is None and not _is_note(found):
-            yield _unknown_hit(document, found, meant)
-
-
 def _ignored(situation: Situation) -> Iterator[Hit]:
     sections: dict[tuple[str, ...], list[FoundKey]] = {}
     for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
@@ -148,11 +197,33 @@ def _ignored(situation: Situation) -> Iterator[Hit]:
         )
 
 
+@Rule(
+    id="deepspeed-key-rejected",
+    severity=Severity.ERROR,
+    summary="DeepSpeed refuses a key that this section does not have",
+    why="these sections are declared whole, and an unknown key in them ends the run",
+    fix="remove it, or look up the key that is meant",
+    see=DEEPSPEED_DOCS,
+    bad=native(config(2, overlap_com=True)),
+    good=native(config(2, overlap_comm=True)),
+    evidence=fails("Extra inputs are not permitted"),
+)
 def _rejected(situation: Situation) -> Iterator[Hit]:
     for document, found, meant in _unknown(situation, OnUnknown.REJECTS):
         yield _unknown_hit(document, found, meant)
 
 
+@Rule(
+    id="deepspeed-params-incomplete",
+    severity=Severity.ERROR,
+    summary="a scheduler lacks an argument that it can't do without",
+    why='params are arguments of a constructor; accelerate and Trainer replace "auto", and add none',
+    fix="set it",
+    see=f"{_SOURCE}/lr_schedules.py",
+    bad=_decaying(),
+    good=_decaying(total_num_steps=10**6),
+    evidence=fails("missing 1 required positional argument: 'total_num_steps'"),
+)
 def _incomplete(situation: Situation) -> Iterator[Hit]:
     # Scripts that hand their configuration to DeepSpeed themselves often count the steps first.
     confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
@@ -188,32 +259,17 @@ def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
         yield ("params",)
 
 
-def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Meant]]:
-    removed = None
-    for document, found in entries_of(situation):
-        if found.key is None and found.section.on_unknown is on_unknown:
-            schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
-            removed = removed or {gone.path for gone in schema.removed}
-            if found.path not in removed:
-                of_release = fix_for_release(schema, *found.path)
-                yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
-
-
-def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
-    edits: tuple[Edit, ...] = ()
-    beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
-    if meant.is_sure and beside is None:
-        edits = (RenameKey(document=document.name, path=found.path, key=meant.spellings[0]),)
-    why = _WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None
-    return hit_at(document, found.path, fix=meant.fix, why=why, edits=edits)
-
-
-def _is_note(found: FoundKey) -> bool:
-    """Return True if a key is there for people to read."""
-    name = found.path[-1].lower()
-    return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
-
-
+@Rule(
+    id="deepspeed-key-removed",
+    severity=Severity.ERROR,
+    summary="DeepSpeed refuses a key of a feature that it no longer has",
+    why="the feature was removed, and the key ends the run even where it switches the feature off",
+    fix="remove it",
+    see=_REMOVED_ISSUE,
+    bad=native({**config(2), "amp": {"enabled": False}}),
+    good=native(config(2)),
+    evidence=fails("has been removed"),
+)
 def _removed(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None:
         return
@@ -231,6 +287,17 @@ def _removed(situation: Situation) -> Iterator[Hit]:
         yield hit_at(document, gone.path, fix=fix, edits=edits)
 
 
+@Rule(
+    id="deepspeed-key-deprecated",
+    severity=Severity.ADVICE,
+    summary="DeepSpeed has a newer key for this",
+    why="the old key still works and will be refused one day",
+    fix="use the newer key",
+    see=f"{_SOURCE}/zero/config.py",
+    bad=native(config(2, stage3_gather_fp16_weights_on_model_save=True)),
+    good=native(config(2, stage3_gather_16bit_weights_on_model_save=True)),
+    evidence=COSTS,
+)
 def _deprecated(situation: Situation) -> Iterator[Hit]:
     for document, found in entries_of(situation):
         if found.key is None or found.key.replaced_by is None or found.value is None:
@@ -264,6 +331,17 @@ def _successors(document: Document, found: FoundKey) -> list[str]:
     return [name for name in names if document.at(*found.path[:-1], name)]
 
 
+@Rule(
+    id="deepspeed-key-under-two-names",
+    severity=Severity.ERROR,
+    summary="DeepSpeed refuses a setting that is given under two names",
+    why="one of the names is old or an alias of the other, and both together contradict each other",
+    fix="keep one of them",
+    see=f"{_SOURCE}/config_utils.py",
+    bad=native(config(2, cpu_offload=False, offload_optimizer={"device": "none"})),
+    good=native(config(2, offload_optimizer={"device": "none"})),
+    evidence=fails("Cannot provide deprecated parameter"),
+)
 def _two_names(situation: Situation) -> Iterator[Hit]:
     for document, found in entries_of(situation):
         if found.key is None or found.section.on_unknown is not OnUnknown.REJECTS:
@@ -276,6 +354,17 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, found.path, other, fix=f"remove {found.path[-1]}")
 
 
+@Rule(
+    id="deepspeed-key-repeated",
+    severity=Severity.ERROR,
+    summary="a key stands twice in the same section",
+    why="DeepSpeed refuses such a file, and accelerate and Trainer silently take the last one",
+    fix="keep one of them",
+    see=f"{_SOURCE}/config_utils.py",
+    bad=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, "stage": 2}}'),
+    good=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'),
+    evidence=fails("Duplicate keys in DeepSpeed config"),
+)
 def _repeated(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None:
         return
@@ -288,101 +377,4 @@ def _repeated(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))
 
 
-RULES = (
-    Rule(
-        id="deepspeed-key-misspelt",
-        severity=Severity.ERROR,
-        summary="DeepSpeed ignores a key that it does not have, and this one is near to one that it has",
-        why="these sections are read key by key and nobody looks for others, so the default counts",
-        fix="write the key that is meant, in its section",
-        see=f"{_SOURCE}/config.py",
-        find=_misspelt,
-        bad=native({"train_micro_batch_size_per_gpu": 4, "zero_optimisation": {"stage": 2}}),
-        good=native(config(2)),
-        evidence=ignored(("zero_stage", 0)),
-    ),
-    Rule(
-        id="deepspeed-key-ignored",
-        severity=Severity.WARNING,
-        summary="DeepSpeed ignores a key that it does not have",
-        why="these sections are read key by key and nobody looks for others, so the key does nothing",
-        fix="remove it, or look up the key that is meant",
-        see=DEEPSPEED_DOCS,
-        find=_ignored,
-        bad=native({**config(2), "fp32_allreduce": True}),
-        good=native({**config(2), "communication_data_type": "fp32"}),
-        evidence=ignored(("engine._config.communication_data_type", None)),
-    ),
-    Rule(
-        id="deepspeed-key-rejected",
-        severity=Severity.ERROR,
-        summary="DeepSpeed refuses a key that this section does not have",
-        why="these sections are declared whole, and an unknown key in them ends the run",
-        fix="remove it, or look up the key that is meant",
-        see=DEEPSPEED_DOCS,
-        find=_rejected,
-        bad=native(config(2, overlap_com=True)),
-        good=native(config(2, overlap_comm=True)),
-        evidence=fails("Extra inputs are not permitted"),
-    ),
-    Rule(
-        id="deepspeed-params-incomplete",
-        severity=Severity.ERROR,
-        summary="a scheduler lacks an argument that it can't do without",
-        why='params are arguments of a constructor; accelerate and Trainer replace "auto", and add none',
-        fix="set it",
-        see=f"{_SOURCE}/lr_schedules.py",
-        find=_incomplete,
-        bad=_decaying(),
-        good=_decaying(total_num_steps=10**6),
-        evidence=fails("missing 1 required positional argument: 'total_num_steps'"),
-    ),
-    Rule(
-        id="deepspeed-key-removed",
-        severity=Severity.ERROR,
-        summary="DeepSpeed refuses a key of a feature that it no longer has",
-        why="the feature was removed, and the key ends the run even where it switches the feature off",
-        fix="remove it",
-        see=_REMOVED_ISSUE,
-        find=_removed,
-        bad=native({**config(2), "amp": {"enabled": False}}),
-        good=native(config(2)),
-        evidence=fails("has been removed"),
-    ),
-    Rule(
-        id="deepspeed-key-deprecated",
-        severity=Severity.ADVICE,
-        summary="DeepSpeed has a newer key for this",
-        why="the old key still works and will be refused one day",
-        fix="use the newer key",
-        see=f"{_SOURCE}/zero/config.py",
-        find=_deprecated,
-        bad=native(config(2, stage3_gather_fp16_weights_on_model_save=True)),
-        good=native(config(2, stage3_gather_16bit_weights_on_model_save=True)),
-        evidence=Evidence(outcome=Effect.COSTS),
-    ),
-    Rule(
-        id="deepspeed-key-under-two-names",
-        severity=Severity.ERROR,
-        summary="DeepSpeed refuses a setting that is given under two names",
-        why="one of the names is old or an alias of the other, and both together contradict each other",
-        fix="keep one of them",
-        see=f"{_SOURCE}/config_utils.py",
-        find=_two_names,
-        bad=native(config(2, cpu_offload=False, offload_optimizer={"device": "none"})),
-        good=native(config(2, offload_optimizer={"device": "none"})),
-        evidence=fails("Cannot provide deprecated parameter"),
-    ),
-    Rule(
-        id="deepspeed-key-repeated",
-        severity=Severity.ERROR,
-        summary="a key stands twice in the same section",
-        why="DeepSpeed refuses such a file, and accelerate and Trainer silently take the last one",
-        fix="keep one of them",
-        see=f"{_SOURCE}/config_utils.py",
-        find=_repeated,
-        bad=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, "stage": 2}}'),
-        good=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'),
-        evidence=fails("Duplicate keys in DeepSpeed config"),
-    ),
-)
+RULES = declared(vars())

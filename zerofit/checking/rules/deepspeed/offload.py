@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, config
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.facts import Checkpoint
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.core.setting import Said
 
+
 _NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 _CPU = {"device": "cpu"}
 _MOVED = (OffloadDevice.CPU, OffloadDevice.NVME)
@@ -28,19 +29,6 @@ _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
 def _zero(stage: int, **offload: dict[str, str]) -> Example:
     return Example(deepspeed=config(stage, **offload))
-
-
-def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
-    settings = situation.settings
-    engine = known(settings.engine, "what runs the training step")
-    if engine.value is not Engine.NATIVE:
-        return
-    stage = stage_of(situation)
-    optimizer = known(settings.optimizer_offload, "the optimizer offload")
-    param = known(settings.param_offload, "the parameter offload")
-    needing = [said.text for said in (stage, optimizer, param) if said.value not in (0, OffloadDevice.NONE)]
-    if needing:
-        yield Hit(found=f"{engine.text} with {' and '.join(needing)}", place=engine.place)
 
 
 def _offload_at(
@@ -57,6 +45,93 @@ def _offload_at(
     return find
 
 
+def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = False) -> Example:
+    return Example(
+        deepspeed=config(stage),
+        topology=_TWO_RANKS,
+        checkpoint=Checkpoint(
+            folder="checkpoint-2", num_ranks=num_ranks, partitions_parameters=partitions_parameters
+        ),
+    )
+
+
+@Rule(
+    id="zero-needs-deepspeed",
+    severity=Severity.ERROR,
+    summary="ZeRO and offload need DeepSpeed",
+    why="PyTorch's own data parallelism keeps whole parameters, gradients and states on every GPU",
+    fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
+    see=f"{DEEPSPEED_DOCS}#zero-optimizations-for-fp16-training",
+    bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=_TWO_RANKS),
+    good=Example(strategy=_ZERO3, topology=_TWO_RANKS),
+    evidence=ignored(("zero_stage", None)),
+)
+def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    settings = situation.settings
+    engine = known(settings.engine, "what runs the training step")
+    if engine.value is not Engine.NATIVE:
+        return
+    stage = stage_of(situation)
+    optimizer = known(settings.optimizer_offload, "the optimizer offload")
+    param = known(settings.param_offload, "the parameter offload")
+    needing = [said.text for said in (stage, optimizer, param) if said.value not in (0, OffloadDevice.NONE)]
+    if needing:
+        yield Hit(found=f"{engine.text} with {' and '.join(needing)}", place=engine.place)
+
+
+_OPTIMIZER_OFFLOAD_NEEDS_ZERO = Rule(
+    id="optimizer-offload-needs-zero",
+    severity=Severity.ERROR,
+    summary="optimizer offload needs ZeRO-1 or higher",
+    why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
+    fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
+    see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
+    find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
+    bad=_zero(0, offload_optimizer=_CPU),
+    good=_zero(1, offload_optimizer=_CPU),
+    evidence=ignored(("partitions_optimizer_states", False)),
+)
+
+
+_PARAM_OFFLOAD_NEEDS_ZERO3 = Rule(
+    id="param-offload-needs-zero3",
+    severity=Severity.ERROR,
+    summary="parameter offload needs ZeRO-3",
+    why="only stage 3 partitions parameters, so lower stages ignore the setting",
+    fix="set {zero_stage} to 3, or leave out {param_offload}",
+    see=f"{DEEPSPEED_DOCS}#parameter-offloading",
+    find=_offload_at("param_offload", (ZeroStage.NOTHING, *_BELOW_3)),
+    bad=_zero(2, offload_param=_CPU),
+    good=_zero(3, offload_param=_CPU),
+    evidence=ignored(("offloads_parameters", False)),
+)
+
+
+_NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
+    id="nvme-offload-needs-zero3",
+    severity=Severity.ERROR,
+    summary="offload to NVMe needs ZeRO-3",
+    why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
+    fix="set {zero_stage} to 3, or offload to cpu",
+    see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
+    find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
+    bad=_zero(2, offload_optimizer=_NVME),
+    good=_zero(3, offload_optimizer=_NVME),
+    evidence=ignored(("optimizer_states_on", "cpu")),
+)
+
+
+@Rule(
+    id="nvme-needs-path",
+    severity=Severity.ERROR,
+    summary="offload to NVMe needs a folder on that disk",
+    why="DeepSpeed has no default folder and fails later with an error that does not name the setting",
+    fix="name a writable folder on that disk with {nvme_path}",
+    see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
+    bad=_zero(3, offload_optimizer={"device": "nvme"}),
+    good=_zero(3, offload_optimizer=_NVME),
+    evidence=fails("TypeError"),
+)
 def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
     settings = situation.settings
     sections = (
@@ -71,6 +146,20 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
                 yield Hit(found=f"{offload.text} with {folder.text}", place=offload.place)
 
 
+@Rule(
+    id="nvme-path-unused",
+    severity=Severity.ERROR,
+    summary="nothing is offloaded to NVMe",
+    why="the folder would stay empty, and everything in memory",
+    fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
+    see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
+    bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=_TWO_RANKS),
+    good=Example(
+        strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
+        topology=_TWO_RANKS,
+    ),
+    evidence=ignored(("optimizer_states_on", "gpu")),
+)
 def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
     if not situation.is_of_flags:
         return  # in a file the folder often stands ready beside an offload to cpu
@@ -83,15 +172,17 @@ def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{path.text} without an offload to nvme", place=path.place)
 
 
-def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
-    """Return the checkpoint to resume from, where it is of shards and DeepSpeed will read it."""
-    checkpoint = situation.checkpoint
-    if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
-        return None
-    engine = known(situation.settings.engine, "whether DeepSpeed runs")
-    return checkpoint if engine.value is Engine.DEEPSPEED else None
-
-
+@Rule(
+    id="resume-needs-same-ranks",
+    severity=Severity.ERROR,
+    summary="a DeepSpeed checkpoint resumes on as many ranks as saved it",
+    why="each rank saved its own shard of the optimizer states, and DeepSpeed does not cut them anew",
+    fix="run on as many ranks, or by `zerofit launch`, which converts the checkpoint in a copy",
+    see=f"{DEEPSPEED}/runtime/engine.py",
+    bad=_resumed(2, num_ranks=4),
+    good=_resumed(2),
+    evidence=fails("Automatic adjustment of ZeRO's optimizer state partitioning"),
+)
 def _other_number_of_ranks(situation: Situation) -> Iterator[Hit]:
     checkpoint = _sharded_checkpoint(situation)
     if checkpoint is None:
@@ -102,6 +193,28 @@ def _other_number_of_ranks(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{checkpoint.folder} holds {shards}, and {world_size} are to resume")
 
 
+def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
+    """Return the checkpoint to resume from, where it is of shards and DeepSpeed will read it."""
+    checkpoint = situation.checkpoint
+    if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
+        return None
+    engine = known(situation.settings.engine, "whether DeepSpeed runs")
+    return checkpoint if engine.value is Engine.DEEPSPEED else None
+
+
+@Rule(
+    id="resume-needs-same-layout",
+    severity=Severity.ERROR,
+    summary="a checkpoint of ZeRO-3 does not resume at stage 1 or 2, nor theirs at stage 3",
+    why="stage 3 saves shards of the parameters, the others whole parameters; DeepSpeed ends in an "
+    "AssertionError without a text",
+    fix="set {zero_stage} to what the checkpoint was saved with, or run by `zerofit launch`, which "
+    "converts the checkpoint in a copy",
+    see=f"{DEEPSPEED}/runtime/engine.py",
+    bad=_resumed(3),
+    good=_resumed(3, partitions_parameters=True),
+    evidence=fails("AssertionError"),
+)
 def _other_layout(situation: Situation) -> Iterator[Hit]:
     checkpoint = _sharded_checkpoint(situation)
     if checkpoint is None:
@@ -113,116 +226,4 @@ def _other_layout(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{checkpoint.folder} is of ZeRO stage {saved}, and {stage.text}", place=stage.place)
 
 
-def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = False) -> Example:
-    return Example(
-        deepspeed=config(stage),
-        topology=_TWO_RANKS,
-        checkpoint=Checkpoint(
-            folder="checkpoint-2", num_ranks=num_ranks, partitions_parameters=partitions_parameters
-        ),
-    )
-
-
-RULES = (
-    Rule(
-        id="zero-needs-deepspeed",
-        severity=Severity.ERROR,
-        summary="ZeRO and offload need DeepSpeed",
-        why="PyTorch's own data parallelism keeps whole parameters, gradients and states on every GPU",
-        fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
-        see=f"{DEEPSPEED_DOCS}#zero-optimizations-for-fp16-training",
-        find=_zero_without_deepspeed,
-        bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=_TWO_RANKS),
-        good=Example(strategy=_ZERO3, topology=_TWO_RANKS),
-        evidence=ignored(("zero_stage", None)),
-    ),
-    Rule(
-        id="optimizer-offload-needs-zero",
-        severity=Severity.ERROR,
-        summary="optimizer offload needs ZeRO-1 or higher",
-        why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
-        fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
-        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-        find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
-        bad=_zero(0, offload_optimizer=_CPU),
-        good=_zero(1, offload_optimizer=_CPU),
-        evidence=ignored(("partitions_optimizer_states", False)),
-    ),
-    Rule(
-        id="param-offload-needs-zero3",
-        severity=Severity.ERROR,
-        summary="parameter offload needs ZeRO-3",
-        why="only stage 3 partitions parameters, so lower stages ignore the setting",
-        fix="set {zero_stage} to 3, or leave out {param_offload}",
-        see=f"{DEEPSPEED_DOCS}#parameter-offloading",
-        find=_offload_at("param_offload", (ZeroStage.NOTHING, *_BELOW_3)),
-        bad=_zero(2, offload_param=_CPU),
-        good=_zero(3, offload_param=_CPU),
-        evidence=ignored(("offloads_parameters", False)),
-    ),
-    Rule(
-        id="nvme-offload-needs-zero3",
-        severity=Severity.ERROR,
-        summary="offload to NVMe needs ZeRO-3",
-        why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
-        fix="set {zero_stage} to 3, or offload to cpu",
-        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-        find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
-        bad=_zero(2, offload_optimizer=_NVME),
-        good=_zero(3, offload_optimizer=_NVME),
-        evidence=ignored(("optimizer_states_on", "cpu")),
-    ),
-    Rule(
-        id="nvme-needs-path",
-        severity=Severity.ERROR,
-        summary="offload to NVMe needs a folder on that disk",
-        why="DeepSpeed has no default folder and fails later with an error that does not name the setting",
-        fix="name a writable folder on that disk with {nvme_path}",
-        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-        find=_nvme_without_path,
-        bad=_zero(3, offload_optimizer={"device": "nvme"}),
-        good=_zero(3, offload_optimizer=_NVME),
-        evidence=fails("TypeError"),
-    ),
-    Rule(
-        id="nvme-path-unused",
-        severity=Severity.ERROR,
-        summary="nothing is offloaded to NVMe",
-        why="the folder would stay empty, and everything in memory",
-        fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
-        see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-        find=_nvme_path_unused,
-        bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=_TWO_RANKS),
-        good=Example(
-            strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
-            topology=_TWO_RANKS,
-        ),
-        evidence=ignored(("optimizer_states_on", "gpu")),
-    ),
-    Rule(
-        id="resume-needs-same-ranks",
-        severity=Severity.ERROR,
-        summary="a DeepSpeed checkpoint resumes on as many ranks as saved it",
-        why="each rank saved its own shard of the optimizer states, and DeepSpeed does not cut them anew",
-        fix="run on as many ranks, or by `zerofit launch`, which converts the checkpoint in a copy",
-        see=f"{DEEPSPEED}/runtime/engine.py",
-        find=_other_number_of_ranks,
-        bad=_resumed(2, num_ranks=4),
-        good=_resumed(2),
-        evidence=fails("Automatic adjustment of ZeRO's optimizer state partitioning"),
-    ),
-    Rule(
-        id="resume-needs-same-layout",
-        severity=Severity.ERROR,
-        summary="a checkpoint of ZeRO-3 does not resume at stage 1 or 2, nor theirs at stage 3",
-        why="stage 3 saves shards of the parameters, the others whole parameters; DeepSpeed ends in an "
-        "AssertionError without a text",
-        fix="set {zero_stage} to what the checkpoint was saved with, or run by `zerofit launch`, which "
-        "converts the checkpoint in a copy",
-        see=f"{DEEPSPEED}/runtime/engine.py",
-        find=_other_layout,
-        bad=_resumed(3),
-        good=_resumed(3, partitions_parameters=True),
-        evidence=fails("AssertionError"),
-    ),
-)
+RULES = declared(vars())

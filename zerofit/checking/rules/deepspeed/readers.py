@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import ACCELERATE, by_accelerate, config
 from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
 from zerofit.configs.document import Format, RemoveKey, RenameKey, say
@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from zerofit.configs.schema import FoundKey
 
 
-def _only_hjson(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    problem = why_not_json(document.text) if document and document.format is Format.HJSON else None
-    if document and problem and is_read_by_others(situation):
-        place = Place(file=document.name, line=problem.line, column=problem.column)
-        yield Hit(found=problem.problem, place=place)
-
-
-def _without_zero_section(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    entry = document.at("zero_optimization") if document else None
-    if document and isinstance(entry.plain if entry else True, bool) and is_read_by_others(situation):
-        found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
-        yield hit_at(document, ("zero_optimization",), found=found)
-
-
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 _SAVES = """import torch
@@ -48,8 +32,58 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 model, optimizer = accelerator.prepare(model, optimizer)
 state = accelerator.get_state_dict(model)
 """
+_TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
 
 
+@Rule(
+    id="deepspeed-hjson-needs-native",
+    severity=Severity.ERROR,
+    summary="accelerate and Trainer read plain JSON only",
+    why="comments and the like are HJSON, which only DeepSpeed itself reads",
+    fix="take out what is not JSON",
+    see=f"{ACCELERATE}/utils/deepspeed.py",
+    bad=by_accelerate(_TEXT.replace("4,", "4, // samples\n")),
+    good=by_accelerate(_TEXT),
+    evidence=fails("JSONDecodeError"),
+)
+def _only_hjson(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    problem = why_not_json(document.text) if document and document.format is Format.HJSON else None
+    if document and problem and is_read_by_others(situation):
+        place = Place(file=document.name, line=problem.line, column=problem.column)
+        yield Hit(found=problem.problem, place=place)
+
+
+@Rule(
+    id="deepspeed-zero-section-missing",
+    severity=Severity.ERROR,
+    summary="accelerate and Trainer need the section zero_optimization",
+    why="they look for its keys at once, where DeepSpeed itself takes stage 0 or, for true, stage 1",
+    fix="give it a stage",
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=by_accelerate({"train_micro_batch_size_per_gpu": 4}),
+    good=by_accelerate(config(2)),
+    evidence=fails("Please specify the ZeRO optimization config"),
+)
+def _without_zero_section(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    entry = document.at("zero_optimization") if document else None
+    if document and isinstance(entry.plain if entry else True, bool) and is_read_by_others(situation):
+        found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
+        yield hit_at(document, ("zero_optimization",), found=found)
+
+
+@Rule(
+    id="bfloat16-is-bf16",
+    severity=Severity.WARNING,
+    summary="accelerate and Trainer know the section bf16 only, not its old name bfloat16",
+    why="they add a section bf16 of their own, and DeepSpeed then does not look at bfloat16",
+    fix="rename bfloat16 to bf16",
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=by_accelerate({**config(2), "bfloat16": {"enabled": True}}),
+    good=by_accelerate({**config(2), "bf16": {"enabled": True}}),
+    evidence=ignored(("parameter_dtype", "float32")),
+)
 def _old_bf16(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
@@ -59,6 +93,70 @@ def _old_bf16(situation: Situation) -> Iterator[Hit]:
         yield hit_at(document, ("bfloat16",), found=say(document, "bfloat16", "enabled"), edits=(edit,))
 
 
+@Rule(
+    id="cpu-offload-is-offload-optimizer",
+    severity=Severity.ERROR,
+    summary="accelerate and Trainer know optimizer offload as offload_optimizer only, not as cpu_offload",
+    why="they leave the optimizer as it is, and DeepSpeed refuses to offload one that is not its own",
+    fix='write "offload_optimizer": {"device": "cpu"} in place of cpu_offload',
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=by_accelerate(config(2, cpu_offload=True)),
+    good=by_accelerate(config(2, offload_optimizer={"device": "cpu"})),
+    evidence=fails("ZeRO-Offload with a client provided optimizer"),
+)
+def _unseen_offload(situation: Situation) -> Iterator[Hit]:
+    for document, found in entries_of(situation):
+        if is_unseen_offload(situation, found):
+            yield hit_at(document, found.path)
+
+
+def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
+    """Return True if an entry is the old switch of offload, where accelerate would have to see it."""
+    document = situation.deepspeed
+    return (
+        found.path == ("zero_optimization", "cpu_offload")
+        and found.value is True
+        and situation.route in (Route.ACCELERATE, Route.TRAINER)
+        and document is not None
+        and document.at("optimizer") is None
+        and document.value("zero_force_ds_cpu_optimizer") is not False
+    )
+
+
+@Rule(
+    id="deepspeed-section-is-null",
+    severity=Severity.ERROR,
+    summary="accelerate and Trainer can't read a section that is null",
+    why="they look for its keys, where DeepSpeed itself takes null for a missing section",
+    fix="remove it",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=by_accelerate(config(2, offload_optimizer=None)),
+    good=by_accelerate(config(2)),
+    evidence=fails("'NoneType' object has no attribute 'get'"),
+)
+def _null_sections(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    paths: list[tuple[str, ...]] = [("bf16",)]
+    if document.at("optimizer") is None:
+        paths.append(("zero_optimization", "offload_optimizer"))
+    for path in paths:
+        if document.at(*path) and document.value(*path) is None and is_read_by_others(situation):
+            yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
+
+
+@Rule(
+    id="zero3-weights-need-gather",
+    severity=Severity.WARNING,
+    summary="with ZeRO-3, whole weights can be saved only where they are gathered",
+    why="each rank holds a part of them: get_state_dict raises, and Trainer saves no weights file",
+    fix=f"set zero_optimization.{_GATHER} to true, or convert checkpoints with zero_to_fp32.py",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=by_accelerate(config(3), script=_SAVES),
+    good=by_accelerate(config(3, **{_GATHER: True}), script=_SAVES),
+    evidence=fails("Cannot get 16bit model weights"),
+)
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or document.at("zero_optimization") is None:
@@ -79,111 +177,4 @@ def _gathers(situation: Situation, document: Document) -> bool:
     return any(value is True or value == 1 or str(value).lower() == "true" for value in values)
 
 
-def _unseen_offload(situation: Situation) -> Iterator[Hit]:
-    for document, found in entries_of(situation):
-        if is_unseen_offload(situation, found):
-            yield hit_at(document, found.path)
-
-
-def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
-    """Return True if an entry is the old switch of offload, where accelerate would have to see it."""
-    document = situation.deepspeed
-    return (
-        found.path == ("zero_optimization", "cpu_offload")
-        and found.value is True
-        and situation.route in (Route.ACCELERATE, Route.TRAINER)
-        and document is not None
-        and document.at("optimizer") is None
-        and document.value("zero_force_ds_cpu_optimizer") is not False
-    )
-
-
-def _null_sections(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None:
-        return
-    paths: list[tuple[str, ...]] = [("bf16",)]
-    if document.at("optimizer") is None:
-        paths.append(("zero_optimization", "offload_optimizer"))
-    for path in paths:
-        if document.at(*path) and document.value(*path) is None and is_read_by_others(situation):
-            yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
-
-
-_TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
-
-
-RULES = (
-    Rule(
-        id="deepspeed-hjson-needs-native",
-        severity=Severity.ERROR,
-        summary="accelerate and Trainer read plain JSON only",
-        why="comments and the like are HJSON, which only DeepSpeed itself reads",
-        fix="take out what is not JSON",
-        see=f"{ACCELERATE}/utils/deepspeed.py",
-        find=_only_hjson,
-        bad=by_accelerate(_TEXT.replace("4,", "4, // samples\n")),
-        good=by_accelerate(_TEXT),
-        evidence=fails("JSONDecodeError"),
-    ),
-    Rule(
-        id="deepspeed-zero-section-missing",
-        severity=Severity.ERROR,
-        summary="accelerate and Trainer need the section zero_optimization",
-        why="they look for its keys at once, where DeepSpeed itself takes stage 0 or, for true, stage 1",
-        fix="give it a stage",
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_without_zero_section,
-        bad=by_accelerate({"train_micro_batch_size_per_gpu": 4}),
-        good=by_accelerate(config(2)),
-        evidence=fails("Please specify the ZeRO optimization config"),
-    ),
-    Rule(
-        id="bfloat16-is-bf16",
-        severity=Severity.WARNING,
-        summary="accelerate and Trainer know the section bf16 only, not its old name bfloat16",
-        why="they add a section bf16 of their own, and DeepSpeed then does not look at bfloat16",
-        fix="rename bfloat16 to bf16",
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_old_bf16,
-        bad=by_accelerate({**config(2), "bfloat16": {"enabled": True}}),
-        good=by_accelerate({**config(2), "bf16": {"enabled": True}}),
-        evidence=ignored(("parameter_dtype", "float32")),
-    ),
-    Rule(
-        id="cpu-offload-is-offload-optimizer",
-        severity=Severity.ERROR,
-        summary="accelerate and Trainer know optimizer offload as offload_optimizer only, not as cpu_offload",
-        why="they leave the optimizer as it is, and DeepSpeed refuses to offload one that is not its own",
-        fix='write "offload_optimizer": {"device": "cpu"} in place of cpu_offload',
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_unseen_offload,
-        bad=by_accelerate(config(2, cpu_offload=True)),
-        good=by_accelerate(config(2, offload_optimizer={"device": "cpu"})),
-        evidence=fails("ZeRO-Offload with a client provided optimizer"),
-    ),
-    Rule(
-        id="deepspeed-section-is-null",
-        severity=Severity.ERROR,
-        summary="accelerate and Trainer can't read a section that is null",
-        why="they look for its keys, where DeepSpeed itself takes null for a missing section",
-        fix="remove it",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_null_sections,
-        bad=by_accelerate(config(2, offload_optimizer=None)),
-        good=by_accelerate(config(2)),
-        evidence=fails("'NoneType' object has no attribute 'get'"),
-    ),
-    Rule(
-        id="zero3-weights-need-gather",
-        severity=Severity.WARNING,
-        summary="with ZeRO-3, whole weights can be saved only where they are gathered",
-        why="each rank holds a part of them: get_state_dict raises, and Trainer saves no weights file",
-        fix=f"set zero_optimization.{_GATHER} to true, or convert checkpoints with zero_to_fp32.py",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_not_gathered,
-        bad=by_accelerate(config(3), script=_SAVES),
-        good=by_accelerate(config(3, **{_GATHER: True}), script=_SAVES),
-        evidence=fails("Cannot get 16bit model weights"),
-    ),
-)
+RULES = declared(vars())

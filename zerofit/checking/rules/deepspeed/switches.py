@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, config, native, one_step, optimizer_script
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.configs.document import SetValue, say
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
+
 
 _SOURCE = f"{DEEPSPEED}/runtime"
 _ZERO = "zero_optimization"
@@ -28,24 +29,26 @@ _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 _SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.01}}, "zero_allow_untested_optimizer": True}
 _STATES = ("bf16", "bf16_optimizer_states")
 _BELOW_3 = (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
+_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+_SAVES = (
+    optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
+    + "state = accelerator.get_state_dict(model)\n"
+    + 'assert state is None or state["weight"].numel() == 32 * 32, "no weights"\n'
+)
 
 
-def _is_on(document: Document, *path: str) -> bool:
-    value = document.value(*path)
-    return value.lower() in _ON_TEXTS if isinstance(value, str) else value in (True, 1)
-
-
-def _is_off(document: Document, *path: str) -> bool:
-    return document.value(*path) in (False, 0) and document.at(*path) is not None
-
-
-def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -> Iterator[Hit]:
-    """Yield a hit at a key that is set, where the ZeRO stage is one of these."""
-    stage = stage_of(situation)
-    if situation.deepspeed is not None and stage.value in stages:
-        yield hit_at(situation.deepspeed, path, stage.text)
-
-
+@Rule(
+    id="zero-stage-is-a-number",
+    severity=Severity.ERROR,
+    summary="accelerate and Trainer take ZeRO-3 for another stage where it is a text",
+    why='DeepSpeed makes 3 of "3" and shards the parameters, and they compare it with the number: models '
+    "are loaded whole, and saved weights are empty",
+    fix="write the stage as a number",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(deepspeed=one_step("3", **_WHOLE), script=_SAVES),
+    good=Example(deepspeed=one_step(3, **_WHOLE), script=_SAVES),
+    evidence=fails("no weights"),
+)
 def _stage_as_text(situation: Situation) -> Iterator[Hit]:
     document, path = situation.deepspeed, (_ZERO, "stage")
     value = document.value(*path) if document else None
@@ -56,6 +59,17 @@ def _stage_as_text(situation: Situation) -> Iterator[Hit]:
         yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a text', edits=(edit,))
 
 
+@Rule(
+    id="deepspeed-fp16-and-bf16",
+    severity=Severity.ERROR,
+    summary="DeepSpeed trains in fp16 or in bf16, not in both",
+    why="a parameter has one number format",
+    fix="switch one of them off",
+    see=f"{_SOURCE}/config.py",
+    bad=native({**config(2), "fp16": {"enabled": True}, "bf16": {"enabled": True}}),
+    good=native({**config(2), "fp16": {"enabled": False}, "bf16": {"enabled": True}}),
+    evidence=fails("bfloat16 and fp16 modes cannot be simultaneously enabled"),
+)
 def _two_formats(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or not _is_on(document, "fp16", "enabled"):
@@ -66,6 +80,22 @@ def _two_formats(situation: Situation) -> Iterator[Hit]:
         yield hit_at(document, ("fp16", "enabled"), say(document, bf16, "enabled"))
 
 
+def _is_on(document: Document, *path: str) -> bool:
+    value = document.value(*path)
+    return value.lower() in _ON_TEXTS if isinstance(value, str) else value in (True, 1)
+
+
+@Rule(
+    id="deepspeed-loss-scale-limits",
+    severity=Severity.ERROR,
+    summary="dynamic loss scaling needs a window and a minimum greater than 0",
+    why="the scale is raised after each window, and cannot fall to 0",
+    fix="give a whole number greater than 0",
+    see=f"{_SOURCE}/precision_config.py",
+    bad=native({**config(2), "fp16": {"enabled": True, "min_loss_scale": 0}}),
+    good=native({**config(2), "fp16": {"enabled": False, "min_loss_scale": 0}}),
+    evidence=fails("min_loss_scale must be > 0"),
+)
 def _loss_scale(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or not _is_on(document, "fp16", "enabled"):
@@ -78,6 +108,17 @@ def _loss_scale(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, ("fp16", name))
 
 
+@Rule(
+    id="partial-offload-needs-zero3",
+    severity=Severity.ERROR,
+    summary="offload of a part of the optimizer states needs ZeRO-3",
+    why="lower stages move all states or none",
+    fix="set {zero_stage} to 3, or leave out ratio",
+    see=f"{_SOURCE}/zero/config.py",
+    bad=native({**config(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), **_ADAMW}),
+    good=native({**config(2, offload_optimizer={"device": "cpu"}), **_ADAMW}),
+    evidence=fails("Partial offloading only supported for ZeRO Stage 3"),
+)
 def _partial_offload(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     path = (_ZERO, "offload_optimizer", "ratio")
@@ -87,6 +128,24 @@ def _partial_offload(situation: Situation) -> Iterator[Hit]:
     yield from _by_stage(situation, path, *_BELOW_3)
 
 
+def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -> Iterator[Hit]:
+    """Yield a hit at a key that is set, where the ZeRO stage is one of these."""
+    stage = stage_of(situation)
+    if situation.deepspeed is not None and stage.value in stages:
+        yield hit_at(situation.deepspeed, path, stage.text)
+
+
+@Rule(
+    id="no-grad-norm-needs-zero1-or-2",
+    severity=Severity.ERROR,
+    summary="compute_grad_norm can be switched off with ZeRO-1 and ZeRO-2 only",
+    why="the optimizers of the other stages always compute the norm, and refuse the key",
+    fix="set {zero_stage} to 1 or 2, or leave out compute_grad_norm",
+    see=f"{_SOURCE}/zero/config.py",
+    bad=native({**config(3, compute_grad_norm=False), "gradient_clipping": 0.0}),
+    good=native({**config(2, compute_grad_norm=False), "gradient_clipping": 0.0}),
+    evidence=fails("compute_grad_norm=false is supported only with ZeRO Stage 1 or 2"),
+)
 def _grad_norm(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     path = (_ZERO, "compute_grad_norm")
@@ -94,12 +153,38 @@ def _grad_norm(situation: Situation) -> Iterator[Hit]:
         yield from _by_stage(situation, path, ZeroStage.NOTHING, ZeroStage.PARAMETERS)
 
 
+def _is_off(document: Document, *path: str) -> bool:
+    return document.value(*path) in (False, 0) and document.at(*path) is not None
+
+
+@Rule(
+    id="low-precision-masters-need-zero",
+    severity=Severity.ERROR,
+    summary="master weights and optimizer states in 16 bits need ZeRO-1 or higher",
+    why="only the optimizers of ZeRO can keep them so",
+    fix="set {zero_stage} to 1, 2 or 3, or keep them in fp32",
+    see=f"{_SOURCE}/config.py",
+    bad=native({**config(0), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
+    good=native({**config(1), "bf16": {"enabled": True}}),
+    evidence=fails("is only supported with ZeRO Stage 1, 2, or 3"),
+)
 def _low_precision_masters(situation: Situation) -> Iterator[Hit]:
     for path in (*_MASTERS, _STATES):
         if situation.deepspeed is not None and _is_on(situation.deepspeed, *path):
             yield from _by_stage(situation, path, ZeroStage.NOTHING)
 
 
+@Rule(
+    id="bf16-states-need-bf16-masters",
+    severity=Severity.ERROR,
+    summary="optimizer states in bf16 need master weights in bf16",
+    why="DeepSpeed has no optimizer with fp32 weights and bf16 states",
+    fix="set bf16.bf16_master_weights_and_grads to true, or leave out bf16_optimizer_states",
+    see=f"{_SOURCE}/config.py",
+    bad=native({**config(2), "bf16": {"enabled": True, "bf16_optimizer_states": True}}),
+    good=native({**config(2), "bf16": {"enabled": True}}),
+    evidence=fails("requires bf16_master_weights_and_grads"),
+)
 def _states_without_masters(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or not _is_on(document, *_STATES):
@@ -110,6 +195,17 @@ def _states_without_masters(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, _STATES, say(document, "bf16", "bf16_master_weights_and_grads"))
 
 
+@Rule(
+    id="summed-gradients-below-zero3",
+    severity=Severity.ERROR,
+    summary="gradients can't be summed over ranks with ZeRO-3, ZenFlow or DeepCompile",
+    why="these average within their own communication",
+    fix="set gradient_allreduce_op to mean",
+    see=f"{_SOURCE}/config.py",
+    bad=native({**config(3), "gradient_allreduce_op": "sum"}),
+    good=native({**config(3), "gradient_allreduce_op": "mean"}),
+    evidence=fails("is not supported with ZeRO stage 3"),
+)
 def _summed_gradients(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     operation = document.value("gradient_allreduce_op") if document else None
@@ -123,24 +219,17 @@ def _summed_gradients(situation: Situation) -> Iterator[Hit]:
         yield from _by_stage(situation, ("gradient_allreduce_op",), ZeroStage.PARAMETERS)
 
 
-def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None:
-        return
-    shards = document.value(*_SECONDARY)
-    is_set = isinstance(shards, int) and shards > 1
-    on = [path for path in _QUANTIZED if _is_on(document, *path)] + ([_SECONDARY] if is_set else [])
-    for path in on:
-        yield from _by_stage(situation, path, *_BELOW_3)
-
-
-def _clips_nothing(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    norm = document.value("gradient_clipping") if document else None
-    if document is not None and isinstance(norm, (int, float)) and norm < 0:
-        yield hit_at(document, ("gradient_clipping",))
-
-
+@Rule(
+    id="prescaled-gradients-with-zero2",
+    severity=Severity.ERROR,
+    summary="ZeRO-2 can't scale gradients before it reduces them",
+    why="its reduce-scatter averages by itself, and refuses to have the gradients scaled before",
+    fix="leave them out, or set zero_optimization.reduce_scatter to false",
+    see=f"{_SOURCE}/zero/stage_1_and_2.py",
+    bad=native({**config(2), "prescale_gradients": True}),
+    good=native(config(2)),
+    evidence=fails("pre-scale gradients is not yet supported"),
+)
 def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or _is_off(document, _ZERO, "reduce_scatter"):
@@ -155,147 +244,44 @@ def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
             yield from _by_stage(situation, (name,), ZeroStage.GRADIENTS)
 
 
-_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
-_SAVES = (
-    optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
-    + "state = accelerator.get_state_dict(model)\n"
-    + 'assert state is None or state["weight"].numel() == 32 * 32, "no weights"\n'
+@Rule(
+    id="zeropp-needs-zero3",
+    severity=Severity.WARNING,
+    summary="ZeRO++ does nothing below ZeRO-3",
+    why="only the optimizer of ZeRO-3 quantizes weights and gradients or keeps secondary shards",
+    fix="set {zero_stage} to 3, or leave it out",
+    see=f"{_SOURCE}/zero/stage3.py",
+    bad=native(config(2, zero_hpz_partition_size=2)),
+    good=native(config(3, zero_hpz_partition_size=2)),
+    evidence=ignored(("partitions_parameters", False)),
 )
+def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    shards = document.value(*_SECONDARY)
+    is_set = isinstance(shards, int) and shards > 1
+    on = [path for path in _QUANTIZED if _is_on(document, *path)] + ([_SECONDARY] if is_set else [])
+    for path in on:
+        yield from _by_stage(situation, path, *_BELOW_3)
 
 
-RULES = (
-    Rule(
-        id="zero-stage-is-a-number",
-        severity=Severity.ERROR,
-        summary="accelerate and Trainer take ZeRO-3 for another stage where it is a text",
-        why='DeepSpeed makes 3 of "3" and shards the parameters, and they compare it with the number: models '
-        "are loaded whole, and saved weights are empty",
-        fix="write the stage as a number",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_stage_as_text,
-        bad=Example(deepspeed=one_step("3", **_WHOLE), script=_SAVES),
-        good=Example(deepspeed=one_step(3, **_WHOLE), script=_SAVES),
-        evidence=fails("no weights"),
-    ),
-    Rule(
-        id="deepspeed-fp16-and-bf16",
-        severity=Severity.ERROR,
-        summary="DeepSpeed trains in fp16 or in bf16, not in both",
-        why="a parameter has one number format",
-        fix="switch one of them off",
-        see=f"{_SOURCE}/config.py",
-        find=_two_formats,
-        bad=native({**config(2), "fp16": {"enabled": True}, "bf16": {"enabled": True}}),
-        good=native({**config(2), "fp16": {"enabled": False}, "bf16": {"enabled": True}}),
-        evidence=fails("bfloat16 and fp16 modes cannot be simultaneously enabled"),
-    ),
-    Rule(
-        id="deepspeed-loss-scale-limits",
-        severity=Severity.ERROR,
-        summary="dynamic loss scaling needs a window and a minimum greater than 0",
-        why="the scale is raised after each window, and cannot fall to 0",
-        fix="give a whole number greater than 0",
-        see=f"{_SOURCE}/precision_config.py",
-        find=_loss_scale,
-        bad=native({**config(2), "fp16": {"enabled": True, "min_loss_scale": 0}}),
-        # fp16 that is on trains on a GPU only.
-        good=native({**config(2), "fp16": {"enabled": False, "min_loss_scale": 0}}),
-        evidence=fails("min_loss_scale must be > 0"),
-    ),
-    Rule(
-        id="partial-offload-needs-zero3",
-        severity=Severity.ERROR,
-        summary="offload of a part of the optimizer states needs ZeRO-3",
-        why="lower stages move all states or none",
-        fix="set {zero_stage} to 3, or leave out ratio",
-        see=f"{_SOURCE}/zero/config.py",
-        find=_partial_offload,
-        bad=native({**config(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), **_ADAMW}),
-        good=native({**config(2, offload_optimizer={"device": "cpu"}), **_ADAMW}),
-        evidence=fails("Partial offloading only supported for ZeRO Stage 3"),
-    ),
-    Rule(
-        id="no-grad-norm-needs-zero1-or-2",
-        severity=Severity.ERROR,
-        summary="compute_grad_norm can be switched off with ZeRO-1 and ZeRO-2 only",
-        why="the optimizers of the other stages always compute the norm, and refuse the key",
-        fix="set {zero_stage} to 1 or 2, or leave out compute_grad_norm",
-        see=f"{_SOURCE}/zero/config.py",
-        find=_grad_norm,
-        bad=native({**config(3, compute_grad_norm=False), "gradient_clipping": 0.0}),
-        good=native({**config(2, compute_grad_norm=False), "gradient_clipping": 0.0}),
-        evidence=fails("compute_grad_norm=false is supported only with ZeRO Stage 1 or 2"),
-    ),
-    Rule(
-        id="low-precision-masters-need-zero",
-        severity=Severity.ERROR,
-        summary="master weights and optimizer states in 16 bits need ZeRO-1 or higher",
-        why="only the optimizers of ZeRO can keep them so",
-        fix="set {zero_stage} to 1, 2 or 3, or keep them in fp32",
-        see=f"{_SOURCE}/config.py",
-        find=_low_precision_masters,
-        bad=native({**config(0), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
-        good=native({**config(1), "bf16": {"enabled": True}}),
-        evidence=fails("is only supported with ZeRO Stage 1, 2, or 3"),
-    ),
-    Rule(
-        id="bf16-states-need-bf16-masters",
-        severity=Severity.ERROR,
-        summary="optimizer states in bf16 need master weights in bf16",
-        why="DeepSpeed has no optimizer with fp32 weights and bf16 states",
-        fix="set bf16.bf16_master_weights_and_grads to true, or leave out bf16_optimizer_states",
-        see=f"{_SOURCE}/config.py",
-        find=_states_without_masters,
-        bad=native({**config(2), "bf16": {"enabled": True, "bf16_optimizer_states": True}}),
-        good=native({**config(2), "bf16": {"enabled": True}}),
-        evidence=fails("requires bf16_master_weights_and_grads"),
-    ),
-    Rule(
-        id="summed-gradients-below-zero3",
-        severity=Severity.ERROR,
-        summary="gradients can't be summed over ranks with ZeRO-3, ZenFlow or DeepCompile",
-        why="these average within their own communication",
-        fix="set gradient_allreduce_op to mean",
-        see=f"{_SOURCE}/config.py",
-        find=_summed_gradients,
-        bad=native({**config(3), "gradient_allreduce_op": "sum"}),
-        good=native({**config(3), "gradient_allreduce_op": "mean"}),
-        evidence=fails("is not supported with ZeRO stage 3"),
-    ),
-    Rule(
-        id="prescaled-gradients-with-zero2",
-        severity=Severity.ERROR,
-        summary="ZeRO-2 can't scale gradients before it reduces them",
-        why="its reduce-scatter averages by itself, and refuses to have the gradients scaled before",
-        fix="leave them out, or set zero_optimization.reduce_scatter to false",
-        see=f"{_SOURCE}/zero/stage_1_and_2.py",
-        find=_scaled_before_reduce,
-        bad=native({**config(2), "prescale_gradients": True}),
-        good=native(config(2)),
-        evidence=fails("pre-scale gradients is not yet supported"),
-    ),
-    Rule(
-        id="zeropp-needs-zero3",
-        severity=Severity.WARNING,
-        summary="ZeRO++ does nothing below ZeRO-3",
-        why="only the optimizer of ZeRO-3 quantizes weights and gradients or keeps secondary shards",
-        fix="set {zero_stage} to 3, or leave it out",
-        see=f"{_SOURCE}/zero/stage3.py",
-        find=_quantized_below_zero3,
-        bad=native(config(2, zero_hpz_partition_size=2)),
-        good=native(config(3, zero_hpz_partition_size=2)),
-        evidence=ignored(("partitions_parameters", False)),
-    ),
-    Rule(
-        id="negative-norm-clips-nothing",
-        severity=Severity.WARNING,
-        summary="a gradient_clipping below 0 clips nothing",
-        why="DeepSpeed clips where the largest norm is greater than 0, and says nothing where it is less",
-        fix="give the largest norm, or 0 to clip nothing",
-        see=f"{_SOURCE}/zero/stage_1_and_2.py",
-        find=_clips_nothing,
-        bad=native({**config(2), **_SGD, "gradient_clipping": -0.1}),
-        good=native({**config(2), **_SGD, "gradient_clipping": 0.1}),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-    ),
+@Rule(
+    id="negative-norm-clips-nothing",
+    severity=Severity.WARNING,
+    summary="a gradient_clipping below 0 clips nothing",
+    why="DeepSpeed clips where the largest norm is greater than 0, and says nothing where it is less",
+    fix="give the largest norm, or 0 to clip nothing",
+    see=f"{_SOURCE}/zero/stage_1_and_2.py",
+    bad=native({**config(2), **_SGD, "gradient_clipping": -0.1}),
+    good=native({**config(2), **_SGD, "gradient_clipping": 0.1}),
+    evidence=DIFFERS,
 )
+def _clips_nothing(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    norm = document.value("gradient_clipping") if document else None
+    if document is not None and isinstance(norm, (int, float)) and norm < 0:
+        yield hit_at(document, ("gradient_clipping",))
+
+
+RULES = declared(vars())

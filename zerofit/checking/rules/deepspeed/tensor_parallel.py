@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, zero
 from zerofit.checking.situation import is_read_by_others, known, stage_of
 from zerofit.configs.document import SetValue, say
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
 
+
 _PATH = ("tensor_parallel", "autotp_size")
 _GATHERS = ("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
 _DOCS = "https://www.deepspeed.ai/tutorials/autotp-training/"
@@ -27,6 +28,36 @@ _ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
 _TWO_RANKS = Topology(world_size=2)
 _GROUP = Topology(world_size=2, tensor_parallel_size=2)
 _CUT = {"tensor_parallel": {"autotp_size": 2}}
+
+
+def _resumed(size: int) -> Example:
+    return Example(
+        deepspeed=zero(2),
+        topology=_TWO_RANKS,
+        checkpoint=Checkpoint(
+            folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
+        ),
+    )
+
+
+@Rule(
+    id="tensor-parallel-needs-deepspeed",
+    severity=Severity.ERROR,
+    summary="tensor parallelism needs DeepSpeed",
+    why="PyTorch's own data parallelism keeps whole layers on every rank",
+    fix="leave out {engine} native, or --tensor-parallel-size",
+    see=_DOCS,
+    bad=Example(strategy=Strategy(), topology=_GROUP),
+    good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
+    evidence=ignored(("zero_stage", None)),
+)
+def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    engine = known(situation.settings.engine, "what runs the training step")
+    if engine.value is Engine.NATIVE:
+        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
 
 
 def _group(situation: Situation) -> Said[int] | None:
@@ -43,15 +74,17 @@ def _group(situation: Situation) -> Said[int] | None:
     return Said(value=size, text=f"--tensor-parallel-size {size}")
 
 
-def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    engine = known(situation.settings.engine, "what runs the training step")
-    if engine.value is Engine.NATIVE:
-        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
-
-
+@Rule(
+    id="tensor-parallel-groups-not-whole",
+    severity=Severity.ERROR,
+    summary="autotp_size does not divide the number of ranks",
+    why="each group of so many ranks holds one copy of the model, and every rank is in one",
+    fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
+    see=_DOCS,
+    bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=_TWO_RANKS),
+    good=Example(deepspeed=zero(2), topology=_TWO_RANKS),
+    evidence=fails("RuntimeError"),
+)
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)
     if group is None:
@@ -61,22 +94,19 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
 
 
-def _over_nodes(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    topology = known(situation.topology, "the number of ranks")
-    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
-        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
-        yield Hit(found=f"{group.text} with {each}", place=group.place)
-
-
-def _with_adapters(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is not None and situation.strategy is not None and situation.strategy.lora is not None:
-        yield Hit(found=f"{group.text} with --lora", place=group.place)
-
-
+@Rule(
+    id="tensor-parallel-without-gathered-saving",
+    severity=Severity.ERROR,
+    summary="under tensor parallelism whole weights are saved only with "
+    "stage3_gather_16bit_weights_on_model_save",
+    why="each rank holds parts of the weights at every stage, and accelerate joins them only with "
+    "the key; Trainer saves shards in their place",
+    fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
+    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    evidence=fails("Cannot get 16bit model weights"),
+)
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
     group, document = _group(situation), situation.deepspeed
     if group is None or document is None or document.value(*_GATHERS) in (True, "auto"):
@@ -86,12 +116,41 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{group.text} with no {_GATHERS[1]}", place=group.place, edits=(edit,))
 
 
+@Rule(
+    id="tensor-parallel-at-zero3-needs-newer-deepspeed",
+    severity=Severity.ERROR,
+    summary="DeepSpeed before 0.19.4 has no tensor parallelism at ZeRO-3",
+    why="its engine asserts that the stage is at most 2",
+    fix="set {zero_stage} to 2 or less, or install deepspeed 0.19.4 or newer",
+    see="https://github.com/deepspeedai/DeepSpeed/pull/8168",
+    bad=Example(
+        deepspeed=zero(3, **_CUT),
+        script=LANGUAGE,
+        versions={"deepspeed": "0.19.3"},
+    ),
+    good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
+    evidence=fails(not_reproduced="needs deepspeed before 0.19.4"),
+    holds_for=("deepspeed<0.19.4",),
+)
 def _at_stage_3(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)
     if group is not None and (stage := stage_of(situation)).value is ZeroStage.PARAMETERS:
         yield Hit(found=f"{group.text} with {stage.text}", place=group.place)
 
 
+@Rule(
+    id="tensor-parallel-loading-at-zero3",
+    severity=Severity.ERROR,
+    summary="transformers loads no model at ZeRO-3 beside tensor parallelism",
+    why="it takes the model for one whose layers are cut already, which DeepSpeed does only later",
+    fix="set {zero_stage} to 2 or less, or run by `zerofit launch`, which lets it load",
+    see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
+    bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
+    good=Example(deepspeed=zero(3), script=LOADED),
+    evidence=fails("Weight conversions"),
+    holds_for=("transformers>=5.23",),
+    is_put_right_by_launch=True,
+)
 def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     group, document = _group(situation), situation.deepspeed
     if group is None or document is None or stage_of(situation).value is not ZeroStage.PARAMETERS:
@@ -103,6 +162,34 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
         )
 
 
+@Rule(
+    id="tensor-parallel-with-adapters",
+    severity=Severity.ERROR,
+    summary="tensor parallelism can't cut layers with adapters",
+    why="DeepSpeed cuts the layers around the adapters and then misses their parameters: KeyError",
+    fix="leave out --tensor-parallel-size or --lora",
+    see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
+    bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
+    good=Example(strategy=_ZERO2, topology=_TWO_RANKS, script=LANGUAGE),
+    evidence=fails("tensor-parallel-adapters"),
+)
+def _with_adapters(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is not None and situation.strategy is not None and situation.strategy.lora is not None:
+        yield Hit(found=f"{group.text} with --lora", place=group.place)
+
+
+@Rule(
+    id="resume-needs-same-tensor-parallel-size",
+    severity=Severity.ERROR,
+    summary="a checkpoint resumes with the tensor-parallel size that saved it",
+    why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter cuts them anew",
+    fix="resume with the size that saved it, or start anew from the saved weights",
+    see=_DOCS,
+    bad=_resumed(2),
+    good=_resumed(1),
+    evidence=fails(not_reproduced="the harness saves no tensor-parallel checkpoint"),
+)
 def _other_groups(situation: Situation) -> Iterator[Hit]:
     checkpoint = situation.checkpoint
     if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
@@ -114,121 +201,26 @@ def _other_groups(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{saved}, and {group.text if group else 'no tensor parallelism'}")
 
 
-def _resumed(size: int) -> Example:
-    return Example(
-        deepspeed=zero(2),
-        topology=_TWO_RANKS,
-        checkpoint=Checkpoint(
-            folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
-        ),
-    )
-
-
-RULES = (
-    Rule(
-        id="tensor-parallel-needs-deepspeed",
-        severity=Severity.ERROR,
-        summary="tensor parallelism needs DeepSpeed",
-        why="PyTorch's own data parallelism keeps whole layers on every rank",
-        fix="leave out {engine} native, or --tensor-parallel-size",
-        see=_DOCS,
-        find=_without_deepspeed,
-        bad=Example(strategy=Strategy(), topology=_GROUP),
-        good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
-        evidence=ignored(("zero_stage", None)),
-    ),
-    Rule(
-        id="tensor-parallel-groups-not-whole",
-        severity=Severity.ERROR,
-        summary="autotp_size does not divide the number of ranks",
-        why="each group of so many ranks holds one copy of the model, and every rank is in one",
-        fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
-        see=_DOCS,
-        find=_parts_of_groups,
-        bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=_TWO_RANKS),
-        good=Example(deepspeed=zero(2), topology=_TWO_RANKS),
-        evidence=fails("RuntimeError"),
-    ),
-    Rule(
-        id="tensor-parallel-without-gathered-saving",
-        severity=Severity.ERROR,
-        summary="under tensor parallelism whole weights are saved only with "
-        "stage3_gather_16bit_weights_on_model_save",
-        why="each rank holds parts of the weights at every stage, and accelerate joins them only with "
-        "the key; Trainer saves shards in their place",
-        fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_not_gathered,
-        bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
-        good=Example(deepspeed=zero(2), script=LANGUAGE),
-        evidence=fails("Cannot get 16bit model weights"),
-    ),
-    Rule(
-        id="tensor-parallel-at-zero3-needs-newer-deepspeed",
-        severity=Severity.ERROR,
-        summary="DeepSpeed before 0.19.4 has no tensor parallelism at ZeRO-3",
-        why="its engine asserts that the stage is at most 2",
-        fix="set {zero_stage} to 2 or less, or install deepspeed 0.19.4 or newer",
-        see="https://github.com/deepspeedai/DeepSpeed/pull/8168",
-        find=_at_stage_3,
-        bad=Example(
-            deepspeed=zero(3, **_CUT),
-            script=LANGUAGE,
-            versions={"deepspeed": "0.19.3"},
-        ),
-        good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
-        evidence=fails(not_reproduced="needs deepspeed before 0.19.4"),
-        holds_for=("deepspeed<0.19.4",),
-    ),
-    Rule(
-        id="tensor-parallel-loading-at-zero3",
-        severity=Severity.ERROR,
-        summary="transformers loads no model at ZeRO-3 beside tensor parallelism",
-        why="it takes the model for one whose layers are cut already, which DeepSpeed does only later",
-        fix="set {zero_stage} to 2 or less, or run by `zerofit launch`, which lets it load",
-        see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
-        find=_loaded_at_stage_3,
-        bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
-        good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=fails("Weight conversions"),
-        holds_for=("transformers>=5.23",),
-        is_put_right_by_launch=True,
-    ),
-    Rule(
-        id="tensor-parallel-with-adapters",
-        severity=Severity.ERROR,
-        summary="tensor parallelism can't cut layers with adapters",
-        why="DeepSpeed cuts the layers around the adapters and then misses their parameters: KeyError",
-        fix="leave out --tensor-parallel-size or --lora",
-        see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
-        find=_with_adapters,
-        bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
-        good=Example(strategy=_ZERO2, topology=_TWO_RANKS, script=LANGUAGE),
-        evidence=fails("tensor-parallel-adapters"),
-    ),
-    Rule(
-        id="resume-needs-same-tensor-parallel-size",
-        severity=Severity.ERROR,
-        summary="a checkpoint resumes with the tensor-parallel size that saved it",
-        why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter cuts them anew",
-        fix="resume with the size that saved it, or start anew from the saved weights",
-        see=_DOCS,
-        find=_other_groups,
-        bad=_resumed(2),
-        good=_resumed(1),
-        evidence=fails(not_reproduced="the harness saves no tensor-parallel checkpoint"),
-    ),
-    Rule(
-        id="tensor-parallel-over-nodes",
-        severity=Severity.ADVICE,
-        summary="a tensor-parallel group has ranks on several nodes",
-        why="its ranks exchange activations in every layer, and the network between nodes is many times "
-        "slower than the links inside one",
-        fix="let the ranks of one node make whole groups, and use ZeRO between the nodes",
-        see="https://arxiv.org/abs/2104.04473",
-        find=_over_nodes,
-        bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
-        good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
-        evidence=Evidence(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
-    ),
+@Rule(
+    id="tensor-parallel-over-nodes",
+    severity=Severity.ADVICE,
+    summary="a tensor-parallel group has ranks on several nodes",
+    why="its ranks exchange activations in every layer, and the network between nodes is many times "
+    "slower than the links inside one",
+    fix="let the ranks of one node make whole groups, and use ZeRO between the nodes",
+    see="https://arxiv.org/abs/2104.04473",
+    bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
+    good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
+    evidence=Evidence(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
+def _over_nodes(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    topology = known(situation.topology, "the number of ranks")
+    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
+        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
+        yield Hit(found=f"{group.text} with {each}", place=group.place)
+
+
+RULES = declared(vars())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import (
     ACCELERATE,
     DEEPSPEED,
@@ -26,13 +26,70 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.configs.schema import FoundKey, Key
 
+
 _FALSE_TEXTS = {"false", "no", "off", "0"}
 _FAILS_ON_TEXT = ("wall_clock_breakdown",)
 """Takes part in a bitwise or, which numbers have and texts do not."""
 _NATIVE_ONLY = ("steps_per_print",)
 """accelerate, and so Trainer, overwrites it."""
+_TRAIN = "train_batch_size"
+_MICRO = "train_micro_batch_size_per_gpu"
+_STEPS = "gradient_accumulation_steps"
+_ZERO2 = {"zero_optimization": {"stage": 2}}
+# accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin
+_BY_ACCELERATE = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "steps_per_print",
+        "fp16.enabled",
+        "bf16.enabled",
+        "zero_optimization.stage",
+        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_optimizer.nvme_path",
+        "zero_optimization.offload_param.device",
+        "zero_optimization.offload_param.nvme_path",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "zero_optimization.reduce_bucket_size",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.stage3_param_persistence_threshold",
+        "optimizer.params.lr",
+        "optimizer.params.weight_decay",
+        "scheduler.params.warmup_min_lr",
+        "scheduler.params.warmup_max_lr",
+        "scheduler.params.warmup_num_steps",
+        "scheduler.params.total_num_steps",
+    }
+)
+# transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig; accelerate does the rest
+_BY_TRAINER = _BY_ACCELERATE | {"optimizer.params.betas", "optimizer.params.eps"}
+_FILLED = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
+_A_VALUE_OF_ITS_OWN = frozenset(
+    {
+        "data_types.keep_in_fp32_modules",
+        "pipeline.stages",
+        *(f"expert_parallel.{name}" for name in ("score_apply", "combine_impl", "row_weighting_impl")),
+        *(f"expert_parallel.{name}" for name in ("score_func", "top_k", "routed_scaling_factor")),
+    }
+)
+"""DeepSpeed itself knows the word there."""
+_SWITCHES = ("stage", "enabled", "device")
+"""Keys that switch whole features; for sizes and the like the default is as good as any "auto"."""
 
 
+@Rule(
+    id="deepspeed-value-refused",
+    severity=Severity.ERROR,
+    summary="DeepSpeed cannot use this value",
+    why="it has another type than the key takes, or lies outside of what the key allows",
+    fix="give a value that the key takes",
+    see=DEEPSPEED_DOCS,
+    bad=native(config(4)),
+    good=native(config(3)),
+    evidence=fails("Input should be 0, 1, 2"),
+)
 def _refused(situation: Situation) -> Iterator[Hit]:
     wrong = [
         (document, key, found)
@@ -45,16 +102,6 @@ def _refused(situation: Situation) -> Iterator[Hit]:
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
         yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_mended(document, key, found))
-
-
-def _text_for_bool(situation: Situation) -> Iterator[Hit]:
-    for document, key, found in _values(situation):
-        if not isinstance(found.value, str) or not _is_unchecked(key, found.value):
-            continue
-        if found.value.lower() in _FALSE_TEXTS:
-            edit = SetValue(document=document.name, path=found.path, value=False)
-            told = f'{".".join(found.path)}="{found.value}"'
-            yield hit_at(document, found.path, found=told, edits=(edit,))
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -99,12 +146,38 @@ def _number(text: str) -> int | float | None:
     return int(number) if number.is_integer() else number
 
 
-_TRAIN = "train_batch_size"
-_MICRO = "train_micro_batch_size_per_gpu"
-_STEPS = "gradient_accumulation_steps"
-_ZERO2 = {"zero_optimization": {"stage": 2}}
+@Rule(
+    id="deepspeed-text-is-true",
+    severity=Severity.ERROR,
+    summary="a text that says false counts as true",
+    why="DeepSpeed does not check the type of this key, and to Python any text is true",
+    fix="write false without quotes",
+    see=f"{DEEPSPEED}/runtime/config_utils.py",
+    bad=native({**config(2), "prescale_gradients": "false"}),
+    good=native({**config(2), "prescale_gradients": False}),
+    evidence=fails("pre-scale gradients is not yet supported"),
+)
+def _text_for_bool(situation: Situation) -> Iterator[Hit]:
+    for document, key, found in _values(situation):
+        if not isinstance(found.value, str) or not _is_unchecked(key, found.value):
+            continue
+        if found.value.lower() in _FALSE_TEXTS:
+            edit = SetValue(document=document.name, path=found.path, value=False)
+            told = f'{".".join(found.path)}="{found.value}"'
+            yield hit_at(document, found.path, found=told, edits=(edit,))
 
 
+@Rule(
+    id="deepspeed-batch-sizes-disagree",
+    severity=Severity.ERROR,
+    summary="train_batch_size is not micro batch size x accumulation steps x data-parallel ranks",
+    why="DeepSpeed computes what is missing of the three, and refuses to start where they disagree",
+    fix="leave out train_batch_size, or set it to the product",
+    see=f"{DEEPSPEED}/runtime/config.py",
+    bad=native({_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}),
+    good=native({_MICRO: 4, _STEPS: 2, **_ZERO2}),
+    evidence=fails("Check batch related parameters"),
+)
 def _disagreeing(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     train = _size(document, _TRAIN) if document else None
@@ -175,6 +248,17 @@ def _with(words: list[str]) -> str:
     return " with ".join([words[0], " and ".join(words[1:])]) if words[1:] else words[0]
 
 
+@Rule(
+    id="deepspeed-batch-size-missing",
+    severity=Severity.ERROR,
+    summary="DeepSpeed needs a batch size",
+    why="it has no default for train_micro_batch_size_per_gpu, and nobody else fills it in",
+    fix="set train_micro_batch_size_per_gpu",
+    see=f"{DEEPSPEED}/runtime/config.py",
+    bad=by_accelerate(_ZERO2),
+    good=by_accelerate({_MICRO: 4, **_ZERO2}),
+    evidence=fails("Either train_batch_size or train_micro_batch_size_per_gpu"),
+)
 def _missing(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or document.value(_TRAIN) is not None or document.value(_MICRO) is not None:
@@ -187,49 +271,17 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     )
 
 
-# accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin
-_BY_ACCELERATE = frozenset(
-    {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "steps_per_print",
-        "fp16.enabled",
-        "bf16.enabled",
-        "zero_optimization.stage",
-        "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_optimizer.nvme_path",
-        "zero_optimization.offload_param.device",
-        "zero_optimization.offload_param.nvme_path",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-        "zero_optimization.reduce_bucket_size",
-        "zero_optimization.stage3_prefetch_bucket_size",
-        "zero_optimization.stage3_param_persistence_threshold",
-        "optimizer.params.lr",
-        "optimizer.params.weight_decay",
-        "scheduler.params.warmup_min_lr",
-        "scheduler.params.warmup_max_lr",
-        "scheduler.params.warmup_num_steps",
-        "scheduler.params.total_num_steps",
-    }
+@Rule(
+    id="deepspeed-auto-unresolved",
+    severity=Severity.ERROR,
+    summary='nobody replaces "auto" for this key',
+    why="accelerate and Trainer fill in a few keys each; DeepSpeed itself takes the word for the value",
+    fix="write the value",
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=by_accelerate(config(2, overlap_comm="auto")),
+    good=by_accelerate(config(2, overlap_comm=True)),
+    evidence=fails("not found in kwargs"),
 )
-# transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig; accelerate does the rest
-_BY_TRAINER = _BY_ACCELERATE | {"optimizer.params.betas", "optimizer.params.eps"}
-_FILLED = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
-_A_VALUE_OF_ITS_OWN = frozenset(
-    {
-        "data_types.keep_in_fp32_modules",
-        "pipeline.stages",
-        *(f"expert_parallel.{name}" for name in ("score_apply", "combine_impl", "row_weighting_impl")),
-        *(f"expert_parallel.{name}" for name in ("score_func", "top_k", "routed_scaling_factor")),
-    }
-)
-"""DeepSpeed itself knows the word there."""
-_SWITCHES = ("stage", "enabled", "device")
-"""Keys that switch whole features; for sizes and the like the default is as good as any "auto"."""
-
-
 def _unresolved(situation: Situation) -> Iterator[Hit]:
     stuck = [(document, found, _stuck_on(found)) for document, found in _autos(situation)]
     for document, found, routes in stuck:
@@ -252,6 +304,23 @@ def _is_resolved(found: FoundKey, route: Route) -> bool:
     return path in _FILLED[route]
 
 
+def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
+    for document, found in entries_of(situation):
+        if found.key is not None and found.value == "auto":
+            yield document, found
+
+
+@Rule(
+    id="deepspeed-auto-switches-off",
+    severity=Severity.ERROR,
+    summary='without accelerate or Trainer, "auto" switches the feature off',
+    why="DeepSpeed itself treats the key as missing: stage 0, enabled false, device none",
+    fix="write the value",
+    see=f"{DEEPSPEED}/runtime/config_utils.py",
+    bad=native(config("auto")),
+    good=native(config(2)),
+    evidence=ignored(("zero_stage", 0)),
+)
 def _natively_default(situation: Situation) -> Iterator[Hit]:
     for document, found in _autos(situation):
         is_switch = found.section.drops_auto and found.path[-1] in _SWITCHES
@@ -259,83 +328,4 @@ def _natively_default(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, found.path)
 
 
-def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
-    for document, found in entries_of(situation):
-        if found.key is not None and found.value == "auto":
-            yield document, found
-
-
-RULES = (
-    Rule(
-        id="deepspeed-value-refused",
-        severity=Severity.ERROR,
-        summary="DeepSpeed cannot use this value",
-        why="it has another type than the key takes, or lies outside of what the key allows",
-        fix="give a value that the key takes",
-        see=DEEPSPEED_DOCS,
-        find=_refused,
-        bad=native(config(4)),
-        good=native(config(3)),
-        evidence=fails("Input should be 0, 1, 2"),
-    ),
-    Rule(
-        id="deepspeed-text-is-true",
-        severity=Severity.ERROR,
-        summary="a text that says false counts as true",
-        why="DeepSpeed does not check the type of this key, and to Python any text is true",
-        fix="write false without quotes",
-        see=f"{DEEPSPEED}/runtime/config_utils.py",
-        find=_text_for_bool,
-        bad=native({**config(2), "prescale_gradients": "false"}),
-        good=native({**config(2), "prescale_gradients": False}),
-        evidence=fails("pre-scale gradients is not yet supported"),
-    ),
-    Rule(
-        id="deepspeed-batch-sizes-disagree",
-        severity=Severity.ERROR,
-        summary="train_batch_size is not micro batch size x accumulation steps x data-parallel ranks",
-        why="DeepSpeed computes what is missing of the three, and refuses to start where they disagree",
-        fix="leave out train_batch_size, or set it to the product",
-        see=f"{DEEPSPEED}/runtime/config.py",
-        find=_disagreeing,
-        bad=native({_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}),
-        good=native({_MICRO: 4, _STEPS: 2, **_ZERO2}),
-        evidence=fails("Check batch related parameters"),
-    ),
-    Rule(
-        id="deepspeed-batch-size-missing",
-        severity=Severity.ERROR,
-        summary="DeepSpeed needs a batch size",
-        why="it has no default for train_micro_batch_size_per_gpu, and nobody else fills it in",
-        fix="set train_micro_batch_size_per_gpu",
-        see=f"{DEEPSPEED}/runtime/config.py",
-        find=_missing,
-        bad=by_accelerate(_ZERO2),
-        good=by_accelerate({_MICRO: 4, **_ZERO2}),
-        evidence=fails("Either train_batch_size or train_micro_batch_size_per_gpu"),
-    ),
-    Rule(
-        id="deepspeed-auto-unresolved",
-        severity=Severity.ERROR,
-        summary='nobody replaces "auto" for this key',
-        why="accelerate and Trainer fill in a few keys each; DeepSpeed itself takes the word for the value",
-        fix="write the value",
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_unresolved,
-        bad=by_accelerate(config(2, overlap_comm="auto")),
-        good=by_accelerate(config(2, overlap_comm=True)),
-        evidence=fails("not found in kwargs"),
-    ),
-    Rule(
-        id="deepspeed-auto-switches-off",
-        severity=Severity.ERROR,
-        summary='without accelerate or Trainer, "auto" switches the feature off',
-        why="DeepSpeed itself treats the key as missing: stage 0, enabled false, device none",
-        fix="write the value",
-        see=f"{DEEPSPEED}/runtime/config_utils.py",
-        find=_natively_default,
-        bad=native(config("auto")),
-        good=native(config(2)),
-        evidence=ignored(("zero_stage", 0)),
-    ),
-)
+RULES = declared(vars())

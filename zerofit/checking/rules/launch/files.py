@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import ACCELERATE, config, native
 from zerofit.configs.document import FileKind
 from zerofit.core.setting import Place
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.checking.situation import Situation
+
 
 _CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
 _LAUNCH = (
@@ -32,63 +33,67 @@ def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
     return find
 
 
-def _missing(situation: Situation) -> Iterator[Hit]:
-    for said in situation.missing:
-        yield Hit(found=said.text, place=said.place, confidence=said.confidence)
-
-
 def _naming(name: str) -> Example:
     launch = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": name}}
     return Example(deepspeed=config(2), accelerate={**launch, "num_processes": 2})
 
 
-RULES = (
-    Rule(
-        id="deepspeed-syntax",
-        severity=Severity.ERROR,
-        summary="the DeepSpeed configuration can't be read",
-        why="DeepSpeed, accelerate and Trainer all stop at the first character that is not valid",
-        fix=_FIX,
-        see="https://www.json.org/json-en.html",
-        find=_broken(FileKind.DEEPSPEED),
-        bad=native(_CONFIG[:-1]),
-        good=native(_CONFIG),
-        evidence=fails("Error"),
-    ),
-    Rule(
-        id="accelerate-syntax",
-        severity=Severity.ERROR,
-        summary="the accelerate configuration can't be read",
-        why="accelerate stops at the first character that is not valid, before it starts anything",
-        fix=_FIX,
-        see="https://yaml.org/spec/1.1/",
-        find=_broken(FileKind.ACCELERATE),
-        bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
-        good=Example(accelerate=_LAUNCH),
-        evidence=fails("while parsing"),
-    ),
-    Rule(
-        id="script-syntax",
-        severity=Severity.ERROR,
-        summary="the script can't be read",
-        why="Python stops before it runs the first line",
-        fix=_FIX,
-        see="https://docs.python.org/3/reference/",
-        find=_broken(FileKind.SCRIPT),
-        bad=Example(script='print("weights"\n'),
-        good=Example(script='print("weights")\n'),
-        evidence=fails("SyntaxError"),
-    ),
-    Rule(
-        id="named-file-missing",
-        severity=Severity.ERROR,
-        summary="a configuration that is named is not there",
-        why="accelerate and Trainer look for it in the folder in which the command runs, and end without it",
-        fix="write the path as it is from that folder, or check in the folder in which the command will run",
-        see=f"{ACCELERATE}/utils/deepspeed.py#L154-L156",
-        find=_missing,
-        bad=_naming("ds_zero2.json"),
-        good=_naming("ds_config.json"),
-        evidence=fails("Expected a string path to an existing deepspeed config"),
-    ),
+_DEEPSPEED_SYNTAX = Rule(
+    id="deepspeed-syntax",
+    severity=Severity.ERROR,
+    summary="the DeepSpeed configuration can't be read",
+    why="DeepSpeed, accelerate and Trainer all stop at the first character that is not valid",
+    fix=_FIX,
+    see="https://www.json.org/json-en.html",
+    find=_broken(FileKind.DEEPSPEED),
+    bad=native(_CONFIG[:-1]),
+    good=native(_CONFIG),
+    evidence=fails("Error"),
 )
+
+
+_ACCELERATE_SYNTAX = Rule(
+    id="accelerate-syntax",
+    severity=Severity.ERROR,
+    summary="the accelerate configuration can't be read",
+    why="accelerate stops at the first character that is not valid, before it starts anything",
+    fix=_FIX,
+    see="https://yaml.org/spec/1.1/",
+    find=_broken(FileKind.ACCELERATE),
+    bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
+    good=Example(accelerate=_LAUNCH),
+    evidence=fails("while parsing"),
+)
+
+
+_SCRIPT_SYNTAX = Rule(
+    id="script-syntax",
+    severity=Severity.ERROR,
+    summary="the script can't be read",
+    why="Python stops before it runs the first line",
+    fix=_FIX,
+    see="https://docs.python.org/3/reference/",
+    find=_broken(FileKind.SCRIPT),
+    bad=Example(script='print("weights"\n'),
+    good=Example(script='print("weights")\n'),
+    evidence=fails("SyntaxError"),
+)
+
+
+@Rule(
+    id="named-file-missing",
+    severity=Severity.ERROR,
+    summary="a configuration that is named is not there",
+    why="accelerate and Trainer look for it in the folder in which the command runs, and end without it",
+    fix="write the path as it is from that folder, or check in the folder in which the command will run",
+    see=f"{ACCELERATE}/utils/deepspeed.py#L154-L156",
+    bad=_naming("ds_zero2.json"),
+    good=_naming("ds_config.json"),
+    evidence=fails("Expected a string path to an existing deepspeed config"),
+)
+def _missing(situation: Situation) -> Iterator[Hit]:
+    for said in situation.missing:
+        yield Hit(found=said.text, place=said.place, confidence=said.confidence)
+
+
+RULES = declared(vars())

@@ -14,7 +14,7 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
 )
 from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, ZERO2_LAUNCH, config
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.core.command import Flag
 
+
 _LAUNCH = f"{ACCELERATE}/commands/launch.py"
 _TABLES = {Launcher.TORCHRUN: TORCHRUN, Launcher.DEEPSPEED: DEEPSPEED}
 _ONE_OF = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
@@ -41,13 +42,17 @@ def _launched(flags: str, file: dict[str, Any] = ZERO2_LAUNCH) -> Example:
     return Example(accelerate=file, command=f"{LAUNCH} {flags}")
 
 
-def _flags(situation: Situation) -> tuple[Flag, ...]:
-    command = situation.command
-    if command is None or command.launcher is not Launcher.ACCELERATE:
-        return ()
-    return command.flags
-
-
+@Rule(
+    id="launch-unknown-flag",
+    severity=Severity.ERROR,
+    summary="the launcher does not know a flag",
+    why="what stands before the script belongs to the launcher, which refuses flags it does not know",
+    fix="take the flag out, or write it behind the script where it is the script's",
+    see=_LAUNCH,
+    bad=_launched("--zero_stag 3"),
+    good=_launched("--zero_stage 3"),
+    evidence=fails("unrecognized arguments: --zero_stag"),
+)
 def _unknown_flags(situation: Situation) -> Iterator[Hit]:
     command = situation.command
     if command is not None and command.launcher in _TABLES:
@@ -62,6 +67,13 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
             near = nearest(flag.name, [key.name for key in schema.root.keys])
             fix = fix_for_release(schema, flag.name) or (f"write --{near}" if near else None)
             yield Hit(found=flag.text, fix=fix)
+
+
+def _flags(situation: Situation) -> tuple[Flag, ...]:
+    command = situation.command
+    if command is None or command.launcher is not Launcher.ACCELERATE:
+        return ()
+    return command.flags
 
 
 def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[Hit]:
@@ -79,6 +91,17 @@ def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[H
         yield Hit(found=flag.text, fix=f"write --{near}" if near else None)
 
 
+@Rule(
+    id="launch-flag-value",
+    severity=Severity.ERROR,
+    summary="a flag of accelerate launch does not take this value",
+    why="the launcher, or DeepSpeed behind it, refuses the value",
+    fix="give the flag a value that it takes",
+    see=_LAUNCH,
+    bad=_launched("--mixed_precision bf61"),
+    good=_launched("--mixed_precision bf16"),
+    evidence=fails("invalid choice: 'bf61'"),
+)
 def _flag_values(situation: Situation) -> Iterator[Hit]:
     flags = _flags(situation)
     if not flags:
@@ -92,12 +115,34 @@ def _flag_values(situation: Situation) -> Iterator[Hit]:
             yield Hit(found=flag.text, fix=f"give --{flag.name} {expected(key)}")
 
 
+@Rule(
+    id="launch-flags-exclude-each-other",
+    severity=Severity.ERROR,
+    summary="accelerate launch takes one of --cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp",
+    why="each of them alone says how the run is distributed",
+    fix="keep one: --use_deepspeed brings several GPUs with it",
+    see=_LAUNCH,
+    bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
+    good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
+    evidence=fails("You can only use one of"),
+)
 def _excluding_flags(situation: Situation) -> Iterator[Hit]:
     chosen = [flag for flag in _flags(situation) if flag.name in _ONE_OF]
     if len({flag.name for flag in chosen}) > 1:
         yield Hit(found=" with ".join(flag.text for flag in chosen))
 
 
+@Rule(
+    id="launch-flags-ignored-beside-deepspeed-file",
+    severity=Severity.WARNING,
+    summary="accelerate ignores these flags beside a DeepSpeed file",
+    why='a flag fills in what is "auto" in the file, and nothing else; nobody says that it lost',
+    fix="write the value into the DeepSpeed file, and leave the flag out",
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    bad=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH, command=f"{LAUNCH} --zero_stage 3"),
+    good=Example(deepspeed=config(3), accelerate=NAMING_LAUNCH, command=LAUNCH),
+    evidence=ignored(("zero_stage", 2)),
+)
 def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
     found = launch_of_deepspeed(situation)
     if found is None or found[0].command is None or named_deepspeed_file(found[0]) is None:
@@ -142,6 +187,17 @@ def _json(text: str | None) -> str:
     return text or ""
 
 
+@Rule(
+    id="launch-flags-without-deepspeed",
+    severity=Severity.ERROR,
+    summary="DeepSpeed's flags do nothing where DeepSpeed does not run",
+    why="accelerate runs DeepSpeed for --use_deepspeed or for its file's distributed_type, not for these",
+    fix="add --use_deepspeed, or write distributed_type: DEEPSPEED",
+    see=_LAUNCH,
+    bad=_launched("--zero_stage 3", {**ZERO2_LAUNCH, "distributed_type": "NO", "deepspeed_config": {}}),
+    good=_launched("--zero_stage 3"),
+    evidence=ignored(("zero_stage", None)),
+)
 def _flags_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
     if launch is None or launch.command is None:
@@ -155,6 +211,17 @@ def _flags_without_deepspeed(situation: Situation) -> Iterator[Hit]:
         )
 
 
+@Rule(
+    id="cpu-flag-skips-deepspeed",
+    severity=Severity.WARNING,
+    summary="accelerate launch --cpu runs the script without DeepSpeed",
+    why="with --cpu the launcher starts one process, whatever its file says",
+    fix="rehearse with `zerofit launch --cpu`, or leave --cpu out",
+    see=_LAUNCH,
+    bad=_launched("--cpu"),
+    good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
+    evidence=ignored(("zero_stage", None)),
+)
 def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
     if launch is None or launch.command is None or launch.file is None:
@@ -164,77 +231,4 @@ def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{flag.text} with {say(launch.file, 'distributed_type')}")
 
 
-RULES = (
-    Rule(
-        id="launch-unknown-flag",
-        severity=Severity.ERROR,
-        summary="the launcher does not know a flag",
-        why="what stands before the script belongs to the launcher, which refuses flags it does not know",
-        fix="take the flag out, or write it behind the script where it is the script's",
-        see=_LAUNCH,
-        find=_unknown_flags,
-        bad=_launched("--zero_stag 3"),
-        good=_launched("--zero_stage 3"),
-        evidence=fails("unrecognized arguments: --zero_stag"),
-    ),
-    Rule(
-        id="launch-flag-value",
-        severity=Severity.ERROR,
-        summary="a flag of accelerate launch does not take this value",
-        why="the launcher, or DeepSpeed behind it, refuses the value",
-        fix="give the flag a value that it takes",
-        see=_LAUNCH,
-        find=_flag_values,
-        bad=_launched("--mixed_precision bf61"),
-        good=_launched("--mixed_precision bf16"),
-        evidence=fails("invalid choice: 'bf61'"),
-    ),
-    Rule(
-        id="launch-flags-exclude-each-other",
-        severity=Severity.ERROR,
-        summary="accelerate launch takes one of --cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp",
-        why="each of them alone says how the run is distributed",
-        fix="keep one: --use_deepspeed brings several GPUs with it",
-        see=_LAUNCH,
-        find=_excluding_flags,
-        bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
-        good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
-        evidence=fails("You can only use one of"),
-    ),
-    Rule(
-        id="launch-flags-ignored-beside-deepspeed-file",
-        severity=Severity.WARNING,
-        summary="accelerate ignores these flags beside a DeepSpeed file",
-        why='a flag fills in what is "auto" in the file, and nothing else; nobody says that it lost',
-        fix="write the value into the DeepSpeed file, and leave the flag out",
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_flags_beside_file,
-        bad=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH, command=f"{LAUNCH} --zero_stage 3"),
-        good=Example(deepspeed=config(3), accelerate=NAMING_LAUNCH, command=LAUNCH),
-        evidence=ignored(("zero_stage", 2)),
-    ),
-    Rule(
-        id="launch-flags-without-deepspeed",
-        severity=Severity.ERROR,
-        summary="DeepSpeed's flags do nothing where DeepSpeed does not run",
-        why="accelerate runs DeepSpeed for --use_deepspeed or for its file's distributed_type, not for these",
-        fix="add --use_deepspeed, or write distributed_type: DEEPSPEED",
-        see=_LAUNCH,
-        find=_flags_without_deepspeed,
-        bad=_launched("--zero_stage 3", {**ZERO2_LAUNCH, "distributed_type": "NO", "deepspeed_config": {}}),
-        good=_launched("--zero_stage 3"),
-        evidence=ignored(("zero_stage", None)),
-    ),
-    Rule(
-        id="cpu-flag-skips-deepspeed",
-        severity=Severity.WARNING,
-        summary="accelerate launch --cpu runs the script without DeepSpeed",
-        why="with --cpu the launcher starts one process, whatever its file says",
-        fix="rehearse with `zerofit launch --cpu`, or leave --cpu out",
-        see=_LAUNCH,
-        find=_cpu_flag_with_deepspeed,
-        bad=_launched("--cpu"),
-        good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
-        evidence=ignored(("zero_stage", None)),
-    ),
-)
+RULES = declared(vars())

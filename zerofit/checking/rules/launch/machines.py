@@ -12,7 +12,7 @@ from zerofit.checking.inputs.accelerate import (
     launch_value,
     whole_number,
 )
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, config
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
 
+
 _IDS = re.compile(r"\d+(,\d+)*")
 _STANDARD = "standard"
 _NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
@@ -35,13 +36,20 @@ def _file(*, num_machines: int = 2, num_processes: int = 2, **section: Any) -> d
     return {**LAUNCH_FILE, **counts, **_NODE_0, "deepspeed_config": {"zero_stage": 2, **section}}
 
 
-def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
-    """Return a number of the file or the flags, if it stands there as a number."""
-    said = launch_value(launch, name)
-    number = whole_number(said.value) if said else None
-    return (said, number) if said is not None and number is not None else None
+_ON_CPU = Topology(world_size=2, on_cpu=True)
 
 
+@Rule(
+    id="num-processes-is-for-all-machines",
+    severity=Severity.ERROR,
+    summary="num_processes does not divide over the machines",
+    why="accelerate takes num_processes for all machines together and drops what is left over",
+    fix="give num_processes the ranks of one machine times the machines",
+    see=f"{ACCELERATE}/utils/launch.py",
+    bad=Example(accelerate=_file(num_processes=3, deepspeed_multinode_launcher=_STANDARD)),
+    good=Example(accelerate=_file(num_processes=4, deepspeed_multinode_launcher=_STANDARD)),
+    evidence=ignored(not_reproduced="needs two machines"),
+)
 def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
     if launch is None:
@@ -52,35 +60,24 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     yield Hit(found=f"{ranks[0].text} with {machines[0].text}", place=ranks[0].place)
 
 
-def _several_through_deepspeed(
-    situation: Situation,
-) -> tuple[LaunchLayers, Said[Any], Said[Any] | None] | None:
-    """Return the launch, num_machines and the hostfile, where DeepSpeed launches on several machines."""
-    found = launch_of_deepspeed(situation)
-    if found is None:
-        return None
-    launch = found[0]
-    machines = _count(launch, "num_machines")
-    launcher = launch_value(launch, "deepspeed_multinode_launcher")
-    if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
-        return None
-    return launch, machines[0], launch_value(launch, "deepspeed_hostfile")
+def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
+    """Return a number of the file or the flags, if it stands there as a number."""
+    said = launch_value(launch, name)
+    number = whole_number(said.value) if said else None
+    return (said, number) if said is not None and number is not None else None
 
 
-def _no_hostfile(situation: Situation) -> Iterator[Hit]:
-    launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
-    if launch and machines and not (hostfile and hostfile.value):
-        launcher = launch_value(launch, "deepspeed_multinode_launcher")
-        told = launcher.text if launcher else "no deepspeed_multinode_launcher"
-        yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
-
-
-def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
-    _, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
-    if machines and hostfile and hostfile.value:
-        yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
-
-
+@Rule(
+    id="gpu-ids-too-few",
+    severity=Severity.ERROR,
+    summary="gpu_ids names fewer GPUs than there are ranks",
+    why="the ranks see no other GPUs, and those without one end with an invalid device ordinal",
+    fix="name a GPU for each rank, or lower num_processes",
+    see=f"{ACCELERATE}/utils/launch.py",
+    bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
+    good=Example(accelerate={**_file(num_machines=1), "gpu_ids": "0,1"}),
+    evidence=fails(not_reproduced="needs GPUs"),
+)
 def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
     found = launch_of_deepspeed(situation)
     if found is None:
@@ -100,9 +97,70 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
 
 
-_ON_CPU = Topology(world_size=2, on_cpu=True)
+@Rule(
+    id="multinode-needs-hostfile",
+    severity=Severity.ERROR,
+    summary="without a hostfile DeepSpeed's launcher runs on this machine alone",
+    why="accelerate gives it `--hostfile None`, and it goes on with this machine after one line of log",
+    fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
+    "deepspeed_hostfile",
+    see=f"{ACCELERATE}/utils/launch.py",
+    bad=Example(accelerate=_file()),
+    good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
+    evidence=ignored(("world_size", 1)),
+)
+def _no_hostfile(situation: Situation) -> Iterator[Hit]:
+    launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    if launch and machines and not (hostfile and hostfile.value):
+        launcher = launch_value(launch, "deepspeed_multinode_launcher")
+        told = launcher.text if launcher else "no deepspeed_multinode_launcher"
+        yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
 
 
+def _several_through_deepspeed(
+    situation: Situation,
+) -> tuple[LaunchLayers, Said[Any], Said[Any] | None] | None:
+    """Return the launch, num_machines and the hostfile, where DeepSpeed launches on several machines."""
+    found = launch_of_deepspeed(situation)
+    if found is None:
+        return None
+    launch = found[0]
+    machines = _count(launch, "num_machines")
+    launcher = launch_value(launch, "deepspeed_multinode_launcher")
+    if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
+        return None
+    return launch, machines[0], launch_value(launch, "deepspeed_hostfile")
+
+
+@Rule(
+    id="multinode-writes-environment",
+    severity=Severity.WARNING,
+    summary="accelerate writes the environment, secrets with it, to .deepspeed_env",
+    why="each such launch adds it once more, and DeepSpeed's launcher sends it to all machines",
+    fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or delete "
+    ".deepspeed_env before and after each launch",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
+    good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
+    evidence=ignored(("left .deepspeed_env", True)),
+)
+def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
+    _, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    if machines and hostfile and hostfile.value:
+        yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
+
+
+@Rule(
+    id="cpu-ranks-need-zerofit-launch",
+    severity=Severity.ERROR,
+    summary="plain accelerate can't run DeepSpeed on several CPU ranks",
+    why="it takes each of them for rank 0 of 1, and every rank would read all the data",
+    fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
+    see=f"{ACCELERATE}/state.py",
+    bad=Example(deepspeed=config(2), command="accelerate launch", topology=_ON_CPU),
+    good=Example(deepspeed=config(2), command="zerofit launch", topology=_ON_CPU),
+    evidence=ignored(("accelerate_world_size", 1)),
+)
 def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:
     if situation.launcher is not Launcher.ACCELERATE or situation.topology is None:
         return
@@ -113,67 +171,4 @@ def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"--cpu with {topology.world_size} ranks")
 
 
-RULES = (
-    Rule(
-        id="num-processes-is-for-all-machines",
-        severity=Severity.ERROR,
-        summary="num_processes does not divide over the machines",
-        why="accelerate takes num_processes for all machines together and drops what is left over",
-        fix="give num_processes the ranks of one machine times the machines",
-        see=f"{ACCELERATE}/utils/launch.py",
-        find=_uneven_ranks,
-        bad=Example(accelerate=_file(num_processes=3, deepspeed_multinode_launcher=_STANDARD)),
-        good=Example(accelerate=_file(num_processes=4, deepspeed_multinode_launcher=_STANDARD)),
-        evidence=ignored(not_reproduced="needs two machines"),
-    ),
-    Rule(
-        id="gpu-ids-too-few",
-        severity=Severity.ERROR,
-        summary="gpu_ids names fewer GPUs than there are ranks",
-        why="the ranks see no other GPUs, and those without one end with an invalid device ordinal",
-        fix="name a GPU for each rank, or lower num_processes",
-        see=f"{ACCELERATE}/utils/launch.py",
-        find=_too_few_gpus,
-        bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
-        good=Example(accelerate={**_file(num_machines=1), "gpu_ids": "0,1"}),
-        evidence=fails(not_reproduced="needs GPUs"),
-    ),
-    Rule(
-        id="multinode-needs-hostfile",
-        severity=Severity.ERROR,
-        summary="without a hostfile DeepSpeed's launcher runs on this machine alone",
-        why="accelerate gives it `--hostfile None`, and it goes on with this machine after one line of log",
-        fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
-        "deepspeed_hostfile",
-        see=f"{ACCELERATE}/utils/launch.py",
-        find=_no_hostfile,
-        bad=Example(accelerate=_file()),
-        good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=ignored(("world_size", 1)),
-    ),
-    Rule(
-        id="multinode-writes-environment",
-        severity=Severity.WARNING,
-        summary="accelerate writes the environment, secrets with it, to .deepspeed_env",
-        why="each such launch adds it once more, and DeepSpeed's launcher sends it to all machines",
-        fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or delete "
-        ".deepspeed_env before and after each launch",
-        see=f"{ACCELERATE}/commands/launch.py",
-        find=_environment_in_a_file,
-        bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
-        good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=ignored(("left .deepspeed_env", True)),
-    ),
-    Rule(
-        id="cpu-ranks-need-zerofit-launch",
-        severity=Severity.ERROR,
-        summary="plain accelerate can't run DeepSpeed on several CPU ranks",
-        why="it takes each of them for rank 0 of 1, and every rank would read all the data",
-        fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
-        see=f"{ACCELERATE}/state.py",
-        find=_deepspeed_on_cpu_ranks,
-        bad=Example(deepspeed=config(2), command="accelerate launch", topology=_ON_CPU),
-        good=Example(deepspeed=config(2), command="zerofit launch", topology=_ON_CPU),
-        evidence=ignored(("accelerate_world_size", 1)),
-    ),
-)
+RULES = declared(vars())

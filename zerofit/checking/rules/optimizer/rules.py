@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import DIFFERS, Effect, Evidence, Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, DEEPSPEED_DOCS, one_step, optimizer_script
 from zerofit.checking.rules.optimizer.table import (
     CONFIG_WITH_MUP,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document, Edit, KeyValue
     from zerofit.core.setting import Said
     from zerofit.core.strategy import ZeroStage
+
 
 UNTESTED_KEY = "zero_allow_untested_optimizer"
 FORCE_KEY = "zero_force_ds_cpu_optimizer"
@@ -130,26 +131,6 @@ def hit(placed: Placed, *, fix: str | None = None) -> Hit:
 _MAP = f"{ACCELERATE}/utils/deepspeed.py"
 _ENGINE = f"{DEEPSPEED}/runtime/engine.py"
 _BNB = "https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/backends/cpu/ops.py"
-
-
-def _swapped(situation: Situation) -> Iterator[Hit]:
-    placed = place(situation)
-    if placed is None or placed.row.cause is not Cause.SWAPPED:
-        return
-    fix = None
-    if situation.deepspeed is not None:
-        fix = f"use torch.optim.AdamW, leave out offload_optimizer, or write {FORCE_KEY}: false"
-    yield hit(placed, fix=fix)
-
-
-def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
-    placed = place(situation)
-    if placed is None or not placed.offloads or placed.forces_cpu_optimizer:
-        return
-    if placed.optimizer.value in EIGHT_BIT and placed.row.answer is not OptimizerAnswer.REFUSED:
-        yield hit(placed)
-
-
 _OFFLOADED = one_step(2, offload_optimizer={"device": "cpu"})
 _UNFORCED = {**_OFFLOADED, FORCE_KEY: False}
 _ADAMW = optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
@@ -188,17 +169,197 @@ _LBFGS = optimizer_script("torch.optim.LBFGS(model.parameters(), lr=1e-2)")
 _ADAGRAD_DECAYING = optimizer_script(
     'torch.optim.Adagrad([{"params": model.parameters(), "weight_decay": 0.1}], lr=1e-2)'
 )
+_REDUCE_SCATTER = ("zero_optimization", "reduce_scatter")
+_TYPES = tuple(name.removeprefix("config.") for name in OF_CONFIG)
 
 
-def _type_of(situation: Situation) -> tuple[Document, KeyValue, str] | None:
-    """Return DeepSpeed's file, the entry of optimizer.type and its value."""
-    file = situation.deepspeed
-    entry = file.at("optimizer", "type") if file else None
-    if file is None or entry is None or not isinstance(entry.plain, str):
-        return None
-    return file, entry, entry.plain
+def _with_section(kind: str, *, zero: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
+    section = {"type": kind, "params": {"lr": 1e-2, **params}}
+    return {**one_step(2), **(zero or {}), "optimizer": section}
 
 
+_ZERO3 = one_step(3, stage3_gather_16bit_weights_on_model_save=True)
+_DUMMY = optimizer_script("accelerate.utils.DummyOptim(model.parameters())", imports="accelerate.utils")
+_ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)")
+
+
+@Rule(
+    id="offload-needs-adam",
+    severity=Severity.ERROR,
+    summary="under offload another optimizer trains than the script's",
+    why="accelerate puts DeepSpeed's CPU Adam in its place and says nothing",
+    fix="use AdamW, or leave out {optimizer_offload}",
+    see=_MAP,
+    bad=Example(deepspeed=_OFFLOADED, script=_SGD),
+    good=Example(deepspeed=_UNFORCED, script=_SGD),
+    evidence=Evidence(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
+)
+def _swapped(situation: Situation) -> Iterator[Hit]:
+    placed = place(situation)
+    if placed is None or placed.row.cause is not Cause.SWAPPED:
+        return
+    fix = None
+    if situation.deepspeed is not None:
+        fix = f"use torch.optim.AdamW, leave out offload_optimizer, or write {FORCE_KEY}: false"
+    yield hit(placed, fix=fix)
+
+
+_OFFLOAD_SWAP_FAILS_IN_STEP = Rule(
+    id="offload-swap-fails-in-step",
+    severity=Severity.ERROR,
+    summary="this optimizer fails in its first step under offload",
+    why="accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read their values",
+    fix="use AdamW, or leave out {optimizer_offload}",
+    see=_MAP,
+    find=because_of(Cause.SWAP_KEEPS_GROUPS),
+    bad=Example(deepspeed=_OFFLOADED, script=_ADAFACTOR),
+    good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
+    evidence=fails("adam_update(): incompatible function arguments"),
+)
+
+
+_OFFLOAD_SWAP_FAILS_IN_PREPARE = Rule(
+    id="offload-swap-fails-in-prepare",
+    severity=Severity.ERROR,
+    summary="this optimizer fails in prepare() under offload",
+    why="accelerate makes DeepSpeed's CPU Adagrad or Lion with adamw_mode, an argument of Adam's alone",
+    fix=f"write {FORCE_KEY}: false, or name the optimizer in DeepSpeed's own optimizer section",
+    see=_MAP,
+    find=because_of(Cause.SWAP_ARGUMENT),
+    bad=Example(deepspeed=_OFFLOADED, script=_ADAGRAD),
+    good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
+    evidence=fails("got an unexpected keyword argument 'adamw_mode'"),
+)
+
+
+_NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
+    id="native-offload-needs-cpu-adam",
+    severity=Severity.ERROR,
+    summary="deepspeed.initialize() refuses the script's optimizer under offload",
+    why="outside accelerate nobody swaps it, and DeepSpeed takes its own CPU Adam and CPU Lion only",
+    fix=f"make a deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
+    see=_ENGINE,
+    find=because_of(Cause.REFUSED_CLIENT),
+    bad=Example(deepspeed=_OFFLOADED, script=_native("torch.optim.AdamW")),
+    good=Example(deepspeed=_OFFLOADED, script=_native("DeepSpeedCPUAdam")),
+    evidence=fails("ZeRO-Offload with a client provided optimizer"),
+)
+
+
+@Rule(
+    id="eight-bit-optimizer-on-cpu",
+    severity=Severity.ADVICE,
+    summary="an 8-bit optimizer is slow on the CPU, and takes more memory in its step than it saves",
+    why="bitsandbytes has no 8-bit kernels there: it turns each tensor's states to fp32 and back",
+    fix="leave out {optimizer_offload}, or use AdamW and let DeepSpeed's CPU Adam step it",
+    see=_BNB,
+    bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
+    good=Example(deepspeed=one_step(2), script=_ADAMW_8BIT),
+    evidence=Evidence(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
+)
+def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
+    placed = place(situation)
+    if placed is None or not placed.offloads or placed.forces_cpu_optimizer:
+        return
+    if placed.optimizer.value in EIGHT_BIT and placed.row.answer is not OptimizerAnswer.REFUSED:
+        yield hit(placed)
+
+
+_CPU_OPTIMIZER_NEEDS_OFFLOAD = Rule(
+    id="cpu-optimizer-needs-offload",
+    severity=Severity.ERROR,
+    summary="DeepSpeed's CPU optimizers need optimizer offload",
+    why="without it the parameters that they step are on the GPU",
+    fix="use torch.optim.AdamW, in whose place accelerate puts the CPU optimizer under offload",
+    see=f"{DEEPSPEED}/ops/adam/cpu_adam.py",
+    find=because_of(Cause.ON_GPU, on_gpus=True),
+    bad=Example(deepspeed=one_step(2), script=_CPU_ADAM_SCRIPT),
+    good=Example(deepspeed=one_step(2), script=_ADAMW),
+    evidence=fails(not_reproduced="needs a GPU"),
+)
+
+
+_GPU_OPTIMIZER_ON_CPU = Rule(
+    id="gpu-optimizer-on-cpu",
+    severity=Severity.ERROR,
+    summary="DeepSpeed's fused optimizers can't step what is offloaded",
+    why="they are GPU kernels, and offload keeps the parameters that they step on the CPU",
+    fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
+    see=f"{DEEPSPEED}/ops/adam/fused_adam.py",
+    find=because_of(Cause.ON_CPU, on_gpus=True),
+    bad=Example(deepspeed=_UNFORCED, script=_FUSED_ADAM_SCRIPT),
+    good=Example(deepspeed=one_step(2), script=_FUSED_ADAM_SCRIPT),
+    evidence=fails(not_reproduced="needs a GPU"),
+)
+
+
+_ZERO_FLATTENS_TENSORS = Rule(
+    id="zero-flattens-tensors",
+    severity=Severity.WARNING,
+    summary="this optimizer computes something else under ZeRO",
+    why="it steps by factors or norms of whole tensors, and ZeRO gives it flat shards",
+    fix="use AdamW, or its 8-bit form where memory is short, or set {zero_stage} to 0",
+    see=_ZERO_UTILS,
+    find=because_of(Cause.WHOLE_TENSORS),
+    bad=Example(deepspeed=one_step(2), script=_ADAFACTOR),
+    good=Example(deepspeed=one_step(0), script=_ADAFACTOR),
+    evidence=DIFFERS,
+)
+
+
+_MUON_NEEDS_MATRICES = Rule(
+    id="muon-needs-matrices",
+    severity=Severity.ERROR,
+    summary="torch.optim.Muon fails under ZeRO",
+    why="it takes matrices only, and ZeRO gives every optimizer flat shards",
+    fix="name Muon in DeepSpeed's own optimizer section, or set {zero_stage} to 0",
+    see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py",
+    find=because_of(Cause.NEEDS_MATRICES),
+    bad=Example(deepspeed=one_step(2), script=_MUON_SCRIPT),
+    good=Example(deepspeed=one_step(2), script=_ADAMW),
+    evidence=fails("Param gradient must be a 2D matrix"),
+)
+
+
+_ZERO_REBUILDS_ADAGRAD = Rule(
+    id="zero-rebuilds-adagrad",
+    severity=Severity.WARNING,
+    summary="Adagrad loses its parameter groups and its learning rate schedule under ZeRO",
+    why="DeepSpeed makes a new one from the old one's defaults, and schedulers keep the old one",
+    fix="use AdamW, or set {zero_stage} to 0",
+    see=_ZERO_UTILS,
+    find=because_of(Cause.REBUILT),
+    bad=Example(deepspeed=one_step(2), script=_ADAGRAD_DECAYING),
+    good=Example(deepspeed=one_step(0), script=_ADAGRAD_DECAYING),
+    evidence=DIFFERS,
+)
+
+
+_ENGINE_PASSES_NO_CLOSURE = Rule(
+    id="engine-passes-no-closure",
+    severity=Severity.ERROR,
+    summary="L-BFGS can't train under DeepSpeed",
+    why="its step() evaluates the model through a closure, which DeepSpeed's engine does not pass on",
+    fix="use AdamW",
+    see=_ENGINE,
+    find=because_of(Cause.NEEDS_CLOSURE),
+    bad=Example(deepspeed=one_step(2), script=_LBFGS),
+    good=Example(deepspeed=one_step(2), script=_ADAMW),
+    evidence=fails("missing 1 required positional argument: 'closure'"),
+)
+
+
+@Rule(
+    id="unknown-optimizer-type",
+    severity=Severity.ERROR,
+    summary="DeepSpeed has no optimizer of this name",
+    why="optimizer.type is one of DeepSpeed's own, or a class of torch.optim spelt as there",
+    fix="use AdamW",
+    see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
+    bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
+    good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+    evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
+)
 def _unknown_type(situation: Situation) -> Iterator[Hit]:
     found = _type_of(situation)
     known_types = (*OF_CONFIG, *CONFIG_WITH_MUP)
@@ -210,6 +371,26 @@ def _unknown_type(situation: Situation) -> Iterator[Hit]:
     yield Hit(found=say(file, "optimizer", "type"), place=file.place(entry.key_span), fix=fix)
 
 
+def _type_of(situation: Situation) -> tuple[Document, KeyValue, str] | None:
+    """Return DeepSpeed's file, the entry of optimizer.type and its value."""
+    file = situation.deepspeed
+    entry = file.at("optimizer", "type") if file else None
+    if file is None or entry is None or not isinstance(entry.plain, str):
+        return None
+    return file, entry, entry.plain
+
+
+@Rule(
+    id="untested-optimizer-needs-flag",
+    severity=Severity.ERROR,
+    summary="DeepSpeed wants to be told that this optimizer may meet ZeRO",
+    why="it has tested few with ZeRO, and accelerate answers for optimizers of the script alone",
+    fix=f"write {UNTESTED_KEY}: true",
+    see=_ENGINE,
+    bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
+    good=Example(deepspeed={**_with_section("SGD"), UNTESTED_KEY: True}, script=_DUMMY),
+    evidence=fails("You are using an untested ZeRO Optimizer"),
+)
 def _untested(situation: Situation) -> Iterator[Hit]:
     placed = place(situation)
     if placed is None or placed.row.cause is not Cause.UNTESTED or placed.optimizer.value is None:
@@ -230,6 +411,17 @@ def _untested(situation: Situation) -> Iterator[Hit]:
     yield Hit(found=found.found, place=found.place, fix=fix, edits=edits, confidence=found.confidence)
 
 
+@Rule(
+    id="adam-section-decays-as-adamw",
+    severity=Severity.WARNING,
+    summary="DeepSpeed's Adam decays weights as AdamW does",
+    why="adam_w_mode is true unless the section says otherwise, whatever its type",
+    fix="set optimizer.type to AdamW, or optimizer.params.adam_w_mode to false",
+    see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
+    bad=Example(deepspeed=_with_section("Adam", weight_decay=0.1), script=_DUMMY),
+    good=Example(deepspeed=one_step(2), script=_ADAM_DECAYING),
+    evidence=DIFFERS,
+)
 def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
     found = _type_of(situation)
     if found is None or found[2].lower() != "adam":
@@ -244,6 +436,17 @@ def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=" with ".join(words), place=file.place(entry.key_span))
 
 
+@Rule(
+    id="muon-needs-whole-gradients",
+    severity=Severity.ERROR,
+    summary="at ZeRO-3 DeepSpeed's Muon needs reduce_scatter: false",
+    why="it orthogonalises whole gradients, and scattered ones are in pieces before its step",
+    fix="write reduce_scatter: false in zero_optimization",
+    see=f"{DEEPSPEED}/runtime/zero/stage3.py",
+    bad=Example(deepspeed=_with_section("Muon", zero=_ZERO3), script=_DUMMY),
+    good=Example(deepspeed=_with_section("AdamW", zero=_ZERO3), script=_DUMMY),
+    evidence=fails("Muon and reduce scatter cannot be used together"),
+)
 def _muon_scatters(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None or situation.deepspeed.value(*_REDUCE_SCATTER) is False:
         return
@@ -253,6 +456,17 @@ def _muon_scatters(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=placed.texts, place=placed.optimizer.place, edits=(edit,))
 
 
+@Rule(
+    id="two-optimizers",
+    severity=Severity.ERROR,
+    summary="the script and the DeepSpeed file each bring an optimizer",
+    why="prepare() takes one of them, and refuses both",
+    fix="make an accelerate.utils.DummyOptim in the script, or take the optimizer section out",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
+    good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+    evidence=fails("You cannot specify an optimizer in the config file and in the code"),
+)
 def _section_and_script(situation: Situation) -> Iterator[Hit]:
     found = _type_of(situation)
     if found is None or situation.script is None or situation.route is not Route.ACCELERATE:
@@ -267,223 +481,18 @@ def _section_and_script(situation: Situation) -> Iterator[Hit]:
             )
 
 
-_REDUCE_SCATTER = ("zero_optimization", "reduce_scatter")
-_TYPES = tuple(name.removeprefix("config.") for name in OF_CONFIG)
-
-
-def _with_section(kind: str, *, zero: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
-    section = {"type": kind, "params": {"lr": 1e-2, **params}}
-    return {**one_step(2), **(zero or {}), "optimizer": section}
-
-
-_ZERO3 = one_step(3, stage3_gather_16bit_weights_on_model_save=True)
-_DUMMY = optimizer_script("accelerate.utils.DummyOptim(model.parameters())", imports="accelerate.utils")
-_ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)")
-
-
-RULES = (
-    Rule(
-        id="offload-needs-adam",
-        severity=Severity.ERROR,
-        summary="under offload another optimizer trains than the script's",
-        why="accelerate puts DeepSpeed's CPU Adam in its place and says nothing",
-        fix="use AdamW, or leave out {optimizer_offload}",
-        see=_MAP,
-        find=_swapped,
-        bad=Example(deepspeed=_OFFLOADED, script=_SGD),
-        good=Example(deepspeed=_UNFORCED, script=_SGD),
-        evidence=Evidence(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
-    ),
-    Rule(
-        id="offload-swap-fails-in-step",
-        severity=Severity.ERROR,
-        summary="this optimizer fails in its first step under offload",
-        why="accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read their values",
-        fix="use AdamW, or leave out {optimizer_offload}",
-        see=_MAP,
-        find=because_of(Cause.SWAP_KEEPS_GROUPS),
-        bad=Example(deepspeed=_OFFLOADED, script=_ADAFACTOR),
-        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
-        evidence=fails("adam_update(): incompatible function arguments"),
-    ),
-    Rule(
-        id="offload-swap-fails-in-prepare",
-        severity=Severity.ERROR,
-        summary="this optimizer fails in prepare() under offload",
-        why="accelerate makes DeepSpeed's CPU Adagrad or Lion with adamw_mode, an argument of Adam's alone",
-        fix=f"write {FORCE_KEY}: false, or name the optimizer in DeepSpeed's own optimizer section",
-        see=_MAP,
-        find=because_of(Cause.SWAP_ARGUMENT),
-        bad=Example(deepspeed=_OFFLOADED, script=_ADAGRAD),
-        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
-        evidence=fails("got an unexpected keyword argument 'adamw_mode'"),
-    ),
-    Rule(
-        id="native-offload-needs-cpu-adam",
-        severity=Severity.ERROR,
-        summary="deepspeed.initialize() refuses the script's optimizer under offload",
-        why="outside accelerate nobody swaps it, and DeepSpeed takes its own CPU Adam and CPU Lion only",
-        fix=f"make a deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
-        see=_ENGINE,
-        find=because_of(Cause.REFUSED_CLIENT),
-        bad=Example(deepspeed=_OFFLOADED, script=_native("torch.optim.AdamW")),
-        good=Example(deepspeed=_OFFLOADED, script=_native("DeepSpeedCPUAdam")),
-        evidence=fails("ZeRO-Offload with a client provided optimizer"),
-    ),
-    Rule(
-        id="eight-bit-optimizer-on-cpu",
-        severity=Severity.ADVICE,
-        summary="an 8-bit optimizer is slow on the CPU, and takes more memory in its step than it saves",
-        why="bitsandbytes has no 8-bit kernels there: it turns each tensor's states to fp32 and back",
-        fix="leave out {optimizer_offload}, or use AdamW and let DeepSpeed's CPU Adam step it",
-        see=_BNB,
-        find=_eight_bit_on_cpu,
-        bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
-        good=Example(deepspeed=one_step(2), script=_ADAMW_8BIT),
-        evidence=Evidence(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
-    ),
-    Rule(
-        id="cpu-optimizer-needs-offload",
-        severity=Severity.ERROR,
-        summary="DeepSpeed's CPU optimizers need optimizer offload",
-        why="without it the parameters that they step are on the GPU",
-        fix="use torch.optim.AdamW, in whose place accelerate puts the CPU optimizer under offload",
-        see=f"{DEEPSPEED}/ops/adam/cpu_adam.py",
-        find=because_of(Cause.ON_GPU, on_gpus=True),
-        bad=Example(deepspeed=one_step(2), script=_CPU_ADAM_SCRIPT),
-        good=Example(deepspeed=one_step(2), script=_ADAMW),
-        evidence=fails(not_reproduced="needs a GPU"),
-    ),
-    Rule(
-        id="gpu-optimizer-on-cpu",
-        severity=Severity.ERROR,
-        summary="DeepSpeed's fused optimizers can't step what is offloaded",
-        why="they are GPU kernels, and offload keeps the parameters that they step on the CPU",
-        fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
-        see=f"{DEEPSPEED}/ops/adam/fused_adam.py",
-        find=because_of(Cause.ON_CPU, on_gpus=True),
-        bad=Example(deepspeed=_UNFORCED, script=_FUSED_ADAM_SCRIPT),
-        good=Example(deepspeed=one_step(2), script=_FUSED_ADAM_SCRIPT),
-        evidence=fails(not_reproduced="needs a GPU"),
-    ),
-    Rule(
-        id="zero-flattens-tensors",
-        severity=Severity.WARNING,
-        summary="this optimizer computes something else under ZeRO",
-        why="it steps by factors or norms of whole tensors, and ZeRO gives it flat shards",
-        fix="use AdamW, or its 8-bit form where memory is short, or set {zero_stage} to 0",
-        see=_ZERO_UTILS,
-        find=because_of(Cause.WHOLE_TENSORS),
-        bad=Example(deepspeed=one_step(2), script=_ADAFACTOR),
-        good=Example(deepspeed=one_step(0), script=_ADAFACTOR),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-    ),
-    Rule(
-        id="muon-needs-matrices",
-        severity=Severity.ERROR,
-        summary="torch.optim.Muon fails under ZeRO",
-        why="it takes matrices only, and ZeRO gives every optimizer flat shards",
-        fix="name Muon in DeepSpeed's own optimizer section, or set {zero_stage} to 0",
-        see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py",
-        find=because_of(Cause.NEEDS_MATRICES),
-        bad=Example(deepspeed=one_step(2), script=_MUON_SCRIPT),
-        good=Example(deepspeed=one_step(2), script=_ADAMW),
-        evidence=fails("Param gradient must be a 2D matrix"),
-    ),
-    Rule(
-        id="zero-rebuilds-adagrad",
-        severity=Severity.WARNING,
-        summary="Adagrad loses its parameter groups and its learning rate schedule under ZeRO",
-        why="DeepSpeed makes a new one from the old one's defaults, and schedulers keep the old one",
-        fix="use AdamW, or set {zero_stage} to 0",
-        see=_ZERO_UTILS,
-        find=because_of(Cause.REBUILT),
-        bad=Example(deepspeed=one_step(2), script=_ADAGRAD_DECAYING),
-        good=Example(deepspeed=one_step(0), script=_ADAGRAD_DECAYING),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-    ),
-    Rule(
-        id="engine-passes-no-closure",
-        severity=Severity.ERROR,
-        summary="L-BFGS can't train under DeepSpeed",
-        why="its step() evaluates the model through a closure, which DeepSpeed's engine does not pass on",
-        fix="use AdamW",
-        see=_ENGINE,
-        find=because_of(Cause.NEEDS_CLOSURE),
-        bad=Example(deepspeed=one_step(2), script=_LBFGS),
-        good=Example(deepspeed=one_step(2), script=_ADAMW),
-        evidence=fails("missing 1 required positional argument: 'closure'"),
-    ),
-    Rule(
-        id="unknown-optimizer-type",
-        severity=Severity.ERROR,
-        summary="DeepSpeed has no optimizer of this name",
-        why="optimizer.type is one of DeepSpeed's own, or a class of torch.optim spelt as there",
-        fix="use AdamW",
-        see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
-        find=_unknown_type,
-        bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
-        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
-    ),
-    Rule(
-        id="untested-optimizer-needs-flag",
-        severity=Severity.ERROR,
-        summary="DeepSpeed wants to be told that this optimizer may meet ZeRO",
-        why="it has tested few with ZeRO, and accelerate answers for optimizers of the script alone",
-        fix=f"write {UNTESTED_KEY}: true",
-        see=_ENGINE,
-        find=_untested,
-        bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
-        good=Example(deepspeed={**_with_section("SGD"), UNTESTED_KEY: True}, script=_DUMMY),
-        evidence=fails("You are using an untested ZeRO Optimizer"),
-    ),
-    Rule(
-        id="adam-section-decays-as-adamw",
-        severity=Severity.WARNING,
-        summary="DeepSpeed's Adam decays weights as AdamW does",
-        why="adam_w_mode is true unless the section says otherwise, whatever its type",
-        fix="set optimizer.type to AdamW, or optimizer.params.adam_w_mode to false",
-        see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
-        find=_adam_decoupled,
-        bad=Example(deepspeed=_with_section("Adam", weight_decay=0.1), script=_DUMMY),
-        good=Example(deepspeed=one_step(2), script=_ADAM_DECAYING),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-    ),
-    Rule(
-        id="muon-needs-whole-gradients",
-        severity=Severity.ERROR,
-        summary="at ZeRO-3 DeepSpeed's Muon needs reduce_scatter: false",
-        why="it orthogonalises whole gradients, and scattered ones are in pieces before its step",
-        fix="write reduce_scatter: false in zero_optimization",
-        see=f"{DEEPSPEED}/runtime/zero/stage3.py",
-        find=_muon_scatters,
-        bad=Example(deepspeed=_with_section("Muon", zero=_ZERO3), script=_DUMMY),
-        good=Example(deepspeed=_with_section("AdamW", zero=_ZERO3), script=_DUMMY),
-        evidence=fails("Muon and reduce scatter cannot be used together"),
-    ),
-    Rule(
-        id="two-optimizers",
-        severity=Severity.ERROR,
-        summary="the script and the DeepSpeed file each bring an optimizer",
-        why="prepare() takes one of them, and refuses both",
-        fix="make an accelerate.utils.DummyOptim in the script, or take the optimizer section out",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_section_and_script,
-        bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
-        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=fails("You cannot specify an optimizer in the config file and in the code"),
-    ),
-    Rule(
-        id="dummy-optimizer-needs-section",
-        severity=Severity.ERROR,
-        summary="DummyOptim stands for an optimizer section that is not there",
-        why="accelerate puts nothing in its place: DeepSpeed makes the optimizer from its own file",
-        fix="make a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
-        bad=Example(deepspeed=one_step(2), script=_DUMMY),
-        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=fails("You cannot create a `DummyOptim` without specifying"),
-    ),
+_DUMMY_OPTIMIZER_NEEDS_SECTION = Rule(
+    id="dummy-optimizer-needs-section",
+    severity=Severity.ERROR,
+    summary="DummyOptim stands for an optimizer section that is not there",
+    why="accelerate puts nothing in its place: DeepSpeed makes the optimizer from its own file",
+    fix="make a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
+    see=f"{ACCELERATE}/accelerator.py",
+    find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
+    bad=Example(deepspeed=one_step(2), script=_DUMMY),
+    good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+    evidence=fails("You cannot create a `DummyOptim` without specifying"),
 )
+
+
+RULES = declared(vars())

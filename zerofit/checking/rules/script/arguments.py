@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import DEEPSPEED, changed, zero
 from zerofit.checking.rules.script.hits import hit, unchecked
 from zerofit.core.command import Launcher
@@ -15,24 +15,8 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
 
+
 _HANDED_OVER = "--local_rank"
-
-
-def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
-    command, script = situation.command, situation.script
-    if command is None or script is None or command.launcher is not Launcher.DEEPSPEED:
-        return
-    by = command.find("launcher")
-    # Other multi-node launchers start the script themselves, without the argument.
-    if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
-        return
-    for call in unchecked(situation, Action.PARSE_STRICTLY):
-        # argparse takes the beginning of a longer option for the option.
-        takes = any(option == "**" or option.startswith(_HANDED_OVER) for option in call.options)
-        if not takes:
-            yield hit(call.seen, f" without {_HANDED_OVER}")
-
-
 _PARSES = """\
 import argparse
 
@@ -58,17 +42,31 @@ _TAKES = changed(
     _PARSES, "arguments = parser", 'parser.add_argument("--local_rank", type=int)\narguments = parser'
 )
 
-RULES = (
-    Rule(
-        id="script-must-take-local-rank",
-        severity=Severity.ERROR,
-        summary="the deepspeed launcher hands --local_rank to the script, which refuses it",
-        why="parse_args() ends the script at an argument that the parser does not have",
-        fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
-        see=f"{DEEPSPEED}/launcher/launch.py",
-        find=_refuses_local_rank,
-        bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
-        good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
-        evidence=fails("unrecognized arguments: --local_rank"),
-    ),
+
+@Rule(
+    id="script-must-take-local-rank",
+    severity=Severity.ERROR,
+    summary="the deepspeed launcher hands --local_rank to the script, which refuses it",
+    why="parse_args() ends the script at an argument that the parser does not have",
+    fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
+    see=f"{DEEPSPEED}/launcher/launch.py",
+    bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
+    good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
+    evidence=fails("unrecognized arguments: --local_rank"),
 )
+def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
+    command, script = situation.command, situation.script
+    if command is None or script is None or command.launcher is not Launcher.DEEPSPEED:
+        return
+    by = command.find("launcher")
+    # Other multi-node launchers start the script themselves, without the argument.
+    if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
+        return
+    for call in unchecked(situation, Action.PARSE_STRICTLY):
+        # argparse takes the beginning of a longer option for the option.
+        takes = any(option == "**" or option.startswith(_HANDED_OVER) for option in call.options)
+        if not takes:
+            yield hit(call.seen, f" without {_HANDED_OVER}")
+
+
+RULES = declared(vars())

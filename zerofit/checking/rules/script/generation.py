@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import INFERENCE, changed, zero
 from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, says_how_often, unchecked
 from zerofit.core.setting import Confidence
@@ -16,48 +16,6 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import ScriptCall
-
-
-def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
-    """Yield the calls that run a partitioned model on every rank."""
-    for call in unchecked(situation, *actions):
-        if call.state in OF_ENGINE and not call.one_rank:
-            yield call
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _runs_more_often_on_one_rank(situation: Situation) -> Iterator[Hit]:
-    for call in _runs(situation, Action.GENERATE, Action.FORWARD):
-        if call.share is not None:
-            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _assisted(situation: Situation) -> Iterator[Hit]:
-    for call in _runs(situation, Action.GENERATE):
-        if _sets(call, "assistant_model") or _sets(call, "assistant_early_exit"):
-            yield hit(call.seen)
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _prefills_in_chunks(situation: Situation) -> Iterator[Hit]:
-    for call in _runs(situation, Action.GENERATE):
-        if _sets(call, "prefill_chunk_size"):
-            yield hit(call.seen, confidence=Confidence.POSSIBLE)
-
-
-def _sets(call: ScriptCall, name: str) -> bool:
-    keyword = call.keyword(name)
-    return name in call.given and not (keyword is not None and keyword.value is None)
-
-
-def _gathers_ragged(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or (situation.topology is not None and situation.topology.world_size == 1):
-        return
-    for call in script.find(Action.GATHER):
-        if call.new_tokens is not None:
-            yield hit(call.seen, " of what generate() returned", call.new_tokens)
 
 
 _ONE_CALL = "model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)\n"
@@ -89,66 +47,101 @@ def _doing(lines: str, script: str = INFERENCE) -> str:
     return changed(script, _ONE_CALL, lines)
 
 
-RULES = (
-    Rule(
-        id="zero3-ranks-run-equally-often",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 every rank must run the model as often as the others",
-        why="a rank that has run out of prompts or batches sends its part of the weights to nobody any more",
-        fix="call zerofit.generate(model, prompts) on every rank, or pad each rank's part to one length: "
-        "split_between_processes(prompts, apply_padding=True)",
-        see=f"{_DOCS}/usage_guides/distributed_inference",
-        find=_runs_more_often_on_one_rank,
-        bad=Example(deepspeed=zero(3), script=_doing(_EACH)),
-        good=Example(
-            deepspeed=zero(3),
-            script=_doing(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True")),
-        ),
-        evidence=Evidence(outcome=Effect.HANGS),
+@Rule(
+    id="zero3-ranks-run-equally-often",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 every rank must run the model as often as the others",
+    why="a rank that has run out of prompts or batches sends its part of the weights to nobody any more",
+    fix="call zerofit.generate(model, prompts) on every rank, or pad each rank's part to one length: "
+    "split_between_processes(prompts, apply_padding=True)",
+    see=f"{_DOCS}/usage_guides/distributed_inference",
+    bad=Example(deepspeed=zero(3), script=_doing(_EACH)),
+    good=Example(
+        deepspeed=zero(3),
+        script=_doing(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True")),
     ),
-    Rule(
-        id="zero3-no-assisted-generation",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 an assistant takes ranks out of step",
-        why="it generates in each round, as often as this rank's prompt needs, and waits for all ranks",
-        fix="leave the assistant out; prompt_lookup_num_tokens runs no second model and stays in step",
-        see=f"{_GENERATION}/candidate_generator.py",
-        find=_assisted,
-        bad=Example(deepspeed=zero(3), script=_doing(_ASSISTED, _ALONE)),
-        good=Example(
-            deepspeed=zero(3), script=_doing(changed(_ASSISTED, ", assistant_model=assistant", ""), _ALONE)
-        ),
-        evidence=Evidence(outcome=Effect.HANGS),
-    ),
-    Rule(
-        id="zero3-no-chunked-prefill",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 prefill_chunk_size takes ranks with prompts of other lengths out of step",
-        why="each chunk of a prompt is a forward pass, and a longer prompt has more of them",
-        fix="leave prefill_chunk_size out, or pad the prompts of all ranks to one length",
-        see=f"{_GENERATION}/utils.py",
-        find=_prefills_in_chunks,
-        bad=Example(deepspeed=zero(3), script=_doing(_IN_CHUNKS)),
-        good=Example(deepspeed=zero(3), script=_doing(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
-        evidence=Evidence(outcome=Effect.HANGS),
-    ),
-    Rule(
-        id="gather-needs-padded-tokens",
-        severity=Severity.ERROR,
-        summary="generated tokens must be padded before ranks gather them",
-        why="each rank's longest completion has another length, and gather() wants tensors of one shape",
-        fix="gather accelerator.pad_across_processes(tokens, dim=1), or call zerofit.generate()",
-        see=f"{_DOCS}/package_reference/accelerator#accelerate.Accelerator.pad_across_processes",
-        find=_gathers_ragged,
-        bad=Example(deepspeed=zero(3), script=_doing(_GATHERED)),
-        good=Example(
-            deepspeed=zero(3),
-            script=_doing(
-                changed(
-                    _GATHERED, "gather(tokens)", "gather(accelerator.pad_across_processes(tokens, dim=1))"
-                )
-            ),
-        ),
-        evidence=fails("Received data size doesn't match expected size"),
-    ),
+    evidence=HANGS,
 )
+@at_stages(ZeroStage.PARAMETERS)
+def _runs_more_often_on_one_rank(situation: Situation) -> Iterator[Hit]:
+    for call in _runs(situation, Action.GENERATE, Action.FORWARD):
+        if call.share is not None:
+            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
+
+
+def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
+    """Yield the calls that run a partitioned model on every rank."""
+    for call in unchecked(situation, *actions):
+        if call.state in OF_ENGINE and not call.one_rank:
+            yield call
+
+
+@Rule(
+    id="zero3-no-assisted-generation",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 an assistant takes ranks out of step",
+    why="it generates in each round, as often as this rank's prompt needs, and waits for all ranks",
+    fix="leave the assistant out; prompt_lookup_num_tokens runs no second model and stays in step",
+    see=f"{_GENERATION}/candidate_generator.py",
+    bad=Example(deepspeed=zero(3), script=_doing(_ASSISTED, _ALONE)),
+    good=Example(
+        deepspeed=zero(3), script=_doing(changed(_ASSISTED, ", assistant_model=assistant", ""), _ALONE)
+    ),
+    evidence=HANGS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _assisted(situation: Situation) -> Iterator[Hit]:
+    for call in _runs(situation, Action.GENERATE):
+        if _sets(call, "assistant_model") or _sets(call, "assistant_early_exit"):
+            yield hit(call.seen)
+
+
+def _sets(call: ScriptCall, name: str) -> bool:
+    keyword = call.keyword(name)
+    return name in call.given and not (keyword is not None and keyword.value is None)
+
+
+@Rule(
+    id="zero3-no-chunked-prefill",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 prefill_chunk_size takes ranks with prompts of other lengths out of step",
+    why="each chunk of a prompt is a forward pass, and a longer prompt has more of them",
+    fix="leave prefill_chunk_size out, or pad the prompts of all ranks to one length",
+    see=f"{_GENERATION}/utils.py",
+    bad=Example(deepspeed=zero(3), script=_doing(_IN_CHUNKS)),
+    good=Example(deepspeed=zero(3), script=_doing(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
+    evidence=HANGS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _prefills_in_chunks(situation: Situation) -> Iterator[Hit]:
+    for call in _runs(situation, Action.GENERATE):
+        if _sets(call, "prefill_chunk_size"):
+            yield hit(call.seen, confidence=Confidence.POSSIBLE)
+
+
+@Rule(
+    id="gather-needs-padded-tokens",
+    severity=Severity.ERROR,
+    summary="generated tokens must be padded before ranks gather them",
+    why="each rank's longest completion has another length, and gather() wants tensors of one shape",
+    fix="gather accelerator.pad_across_processes(tokens, dim=1), or call zerofit.generate()",
+    see=f"{_DOCS}/package_reference/accelerator#accelerate.Accelerator.pad_across_processes",
+    bad=Example(deepspeed=zero(3), script=_doing(_GATHERED)),
+    good=Example(
+        deepspeed=zero(3),
+        script=_doing(
+            changed(_GATHERED, "gather(tokens)", "gather(accelerator.pad_across_processes(tokens, dim=1))")
+        ),
+    ),
+    evidence=fails("Received data size doesn't match expected size"),
+)
+def _gathers_ragged(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or (situation.topology is not None and situation.topology.world_size == 1):
+        return
+    for call in script.find(Action.GATHER):
+        if call.new_tokens is not None:
+            yield hit(call.seen, " of what generate() returned", call.new_tokens)
+
+
+RULES = declared(vars())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
@@ -19,54 +19,9 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import ScriptCall
 
+
 _BELOW_ZERO3 = tuple(stage for stage in EVERY_STAGE if stage is not ZeroStage.PARAMETERS)
 _RUNS = (Action.FORWARD, Action.GENERATE)
-
-
-@at_stages(*_BELOW_ZERO3)
-def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or script.route is not Route.ACCELERATE or script.optimizers:
-        return
-    if script.find(Action.PREPARE, Action.BACKWARD, Action.BACKWARD_OF_LOSS, Action.GENERATE_TOGETHER):
-        return
-    call = next((call for call in script.find(*_RUNS) if call.is_model_left_alone), None)
-    if call is not None and not call.is_engine_checked:
-        yield hit(call.seen, f" of a model that nothing prepares, with {stage_of(situation).text}")
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _left_alone(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, *_RUNS):
-        if call.is_model_left_alone:
-            yield hit(call.seen, " of a model that no engine holds")
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _inference_mode(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, *_RUNS):
-        if call.is_in_inference_mode and call.trains_after and call.state in OF_ENGINE:
-            yield hit(call.seen, " in torch.inference_mode()")
-
-
-@at_stages(*_BELOW_ZERO3)
-def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.EVALUATE):
-        if not call.trains_before:
-            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.EVALUATE):
-        if call.trains_after and not call.trains_before:
-            yield hit(call.seen, " before train()", _how_sure(call))
-
-
-def _how_sure(call: ScriptCall) -> Confidence:
-    return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
-
-
 _PREPARES = "model = accelerator.prepare(AutoModelForCausalLM.from_config(config))"
 _UNPREPARED = changed(
     changed(INFERENCE, _PREPARES, "model = AutoModelForCausalLM.from_config(config)"),
@@ -100,67 +55,106 @@ _TWICE = changed(EVALUATES, "trainer.train()\n", "trainer.evaluate()\ntrainer.tr
 _ONLY = changed(EVALUATES, "trainer.train()\n", "")
 _TRAINER = "https://github.com/huggingface/transformers/issues/30205"
 
-RULES = (
-    Rule(
-        id="inference-model-not-prepared",
-        severity=Severity.ADVICE,
-        summary="ZeRO does nothing for a model that is not prepared",
-        why="each rank runs its own whole model, and prepare() is what would make a DeepSpeed engine",
-        fix="run without DeepSpeed; where the model is too large for one GPU, prepare it with {zero_stage} 3",
-        see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
-        find=_nothing_prepared,
-        bad=Example(deepspeed=zero(2), script=_UNPREPARED),
-        good=Example(deepspeed=zero(3), script=INFERENCE),
-        evidence=ignored(("zero_stage", None)),
-    ),
-    Rule(
-        id="zero3-model-needs-engine",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 a model that no engine holds can't run",
-        why="from_pretrained() and from_config() partition it as it is made, and only an engine gathers it",
-        fix="prepare it, or make it before the Accelerator or the TrainingArguments, whole on every rank",
-        see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-        find=_left_alone,
-        bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
-        good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
-        evidence=fails("'weight' must be 2-D"),
-    ),
-    Rule(
-        id="zero3-no-inference-mode",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 torch.inference_mode() and training exclude each other",
-        why="weights that are gathered in it stay gathered, and autograd refuses them in the next step",
-        fix="use torch.no_grad()",
-        see="https://github.com/snowflakedb/ArcticTraining/pull/265",
-        find=_inference_mode,
-        bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_WATCHES),
-        good=Example(
-            deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
-        ),
-        evidence=fails("Inference tensors cannot be saved for backward"),
-    ),
-    Rule(
-        id="trainer-inference-needs-zero3",
-        severity=Severity.ERROR,
-        summary="a Trainer that has not trained can evaluate and predict under ZeRO-3 alone",
-        why="the other stages have nothing to partition without an optimizer, and transformers refuses them",
-        fix="run without DeepSpeed, set {zero_stage} to 3, or evaluate after train()",
-        see=_TRAINER,
-        find=_evaluates_untrained,
-        bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
-        good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
-        evidence=fails("ZeRO inference only makes sense with ZeRO Stage 3"),
-    ),
-    Rule(
-        id="zero3-evaluate-before-train",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 a Trainer that has evaluated can't train any more",
-        why="evaluate() makes an engine without an optimizer, and train() goes on with what is left of it",
-        fix="evaluate after train(), or set eval_on_start=True in the TrainingArguments",
-        see="https://github.com/huggingface/transformers/pull/44889",
-        find=_trains_after_evaluating,
-        bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
-        good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
-        evidence=fails("'NoneType' object has no attribute 'backward'"),
-    ),
+
+@Rule(
+    id="inference-model-not-prepared",
+    severity=Severity.ADVICE,
+    summary="ZeRO does nothing for a model that is not prepared",
+    why="each rank runs its own whole model, and prepare() is what would make a DeepSpeed engine",
+    fix="run without DeepSpeed; where the model is too large for one GPU, prepare it with {zero_stage} 3",
+    see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
+    bad=Example(deepspeed=zero(2), script=_UNPREPARED),
+    good=Example(deepspeed=zero(3), script=INFERENCE),
+    evidence=ignored(("zero_stage", None)),
 )
+@at_stages(*_BELOW_ZERO3)
+def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.optimizers:
+        return
+    if script.find(Action.PREPARE, Action.BACKWARD, Action.BACKWARD_OF_LOSS, Action.GENERATE_TOGETHER):
+        return
+    call = next((call for call in script.find(*_RUNS) if call.is_model_left_alone), None)
+    if call is not None and not call.is_engine_checked:
+        yield hit(call.seen, f" of a model that nothing prepares, with {stage_of(situation).text}")
+
+
+@Rule(
+    id="zero3-model-needs-engine",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 a model that no engine holds can't run",
+    why="from_pretrained() and from_config() partition it as it is made, and only an engine gathers it",
+    fix="prepare it, or make it before the Accelerator or the TrainingArguments, whole on every rank",
+    see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
+    bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
+    good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
+    evidence=fails("'weight' must be 2-D"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _left_alone(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, *_RUNS):
+        if call.is_model_left_alone:
+            yield hit(call.seen, " of a model that no engine holds")
+
+
+@Rule(
+    id="zero3-no-inference-mode",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 torch.inference_mode() and training exclude each other",
+    why="weights that are gathered in it stay gathered, and autograd refuses them in the next step",
+    fix="use torch.no_grad()",
+    see="https://github.com/snowflakedb/ArcticTraining/pull/265",
+    bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_WATCHES),
+    good=Example(
+        deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
+    ),
+    evidence=fails("Inference tensors cannot be saved for backward"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _inference_mode(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, *_RUNS):
+        if call.is_in_inference_mode and call.trains_after and call.state in OF_ENGINE:
+            yield hit(call.seen, " in torch.inference_mode()")
+
+
+@Rule(
+    id="trainer-inference-needs-zero3",
+    severity=Severity.ERROR,
+    summary="a Trainer that has not trained can evaluate and predict under ZeRO-3 alone",
+    why="the other stages have nothing to partition without an optimizer, and transformers refuses them",
+    fix="run without DeepSpeed, set {zero_stage} to 3, or evaluate after train()",
+    see=_TRAINER,
+    bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
+    good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
+    evidence=fails("ZeRO inference only makes sense with ZeRO Stage 3"),
+)
+@at_stages(*_BELOW_ZERO3)
+def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, Action.EVALUATE):
+        if not call.trains_before:
+            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
+
+
+def _how_sure(call: ScriptCall) -> Confidence:
+    return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
+
+
+@Rule(
+    id="zero3-evaluate-before-train",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 a Trainer that has evaluated can't train any more",
+    why="evaluate() makes an engine without an optimizer, and train() goes on with what is left of it",
+    fix="evaluate after train(), or set eval_on_start=True in the TrainingArguments",
+    see="https://github.com/huggingface/transformers/pull/44889",
+    bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
+    good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
+    evidence=fails("'NoneType' object has no attribute 'backward'"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, Action.EVALUATE):
+        if call.trains_after and not call.trains_before:
+            yield hit(call.seen, " before train()", _how_sure(call))
+
+
+RULES = declared(vars())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.core.command import Route
@@ -18,108 +18,9 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
+
 _DEFAULT_CLIPPING = 1.0
 """accelerate's default for "auto", and DeepSpeed's own (deepspeed/runtime/constants.py)."""
-
-
-def _own_loop(situation: Situation) -> ScriptFacts | None:
-    """Return a script with Accelerator() that runs backward() itself and never calls accumulate()."""
-    script = situation.script
-    if script is None or script.route is not Route.ACCELERATE or script.find(Action.ACCUMULATE):
-        return None
-    return script if script.find(Action.BACKWARD) else None
-
-
-def _by_hand(script: ScriptFacts) -> Iterator[ScriptCall]:
-    """Yield the optimizer's steps that come every few steps, where backward() comes in each."""
-    in_each = {call.loop for call in script.find(Action.BACKWARD) if call.every_few_steps is None}
-    for call in script.find(Action.STEP):
-        if call.every_few_steps is not None and call.loop in in_each and not call.is_engine_checked:
-            yield call
-
-
-@at_stages(*EVERY_STAGE)
-def _accumulates_by_hand(situation: Situation) -> Iterator[Hit]:
-    script = _own_loop(situation)
-    for call in _by_hand(script) if script else ():
-        if call.every_few_steps is not None:
-            yield hit(call.seen, f" under `{call.every_few_steps.text}`", Confidence.POSSIBLE)
-
-
-@at_stages(*EVERY_STAGE)
-def _never_accumulates(situation: Situation) -> Iterator[Hit]:
-    script = _own_loop(situation)
-    if script is None or any(_by_hand(script)):
-        return
-    backward = next((call for call in unchecked(situation, Action.BACKWARD) if call.loop), None)
-    steps = _accumulation(situation, script)
-    if backward is not None and steps is not None:
-        yield hit(backward.seen, f" outside accumulate(), with {steps}")
-
-
-def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
-    """Return what asks for accumulation, in the user's words; None where nothing surely does."""
-    entry = situation.deepspeed.at("gradient_accumulation_steps") if situation.deepspeed else None
-    if entry is not None and isinstance(entry.plain, int):
-        return f"gradient_accumulation_steps={entry.plain}" if entry.plain > 1 else None
-    if situation.deepspeed is not None and entry is None:
-        return None  # another fault: accelerate then takes 1, whatever the script says
-    for keyword in script.accelerator_keywords:
-        is_number = isinstance(keyword.value, int) and keyword.value > 1
-        if keyword.name == "gradient_accumulation_steps" and is_number:
-            return keyword.text
-    return None
-
-
-@at_stages(*EVERY_STAGE)
-def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or script.route is not Route.ACCELERATE or script.find(Action.BACKWARD):
-        return
-    if any(call.state is ModelState.ENGINE for call in script.find(Action.STEP)):
-        return  # the engine's own step() after loss.backward() does train
-    forwards = unchecked(situation, Action.FORWARD)
-    loops = {call.loop for call in forwards if call.loop and call.state is ModelState.ENGINE}
-    for call in unchecked(situation, Action.BACKWARD_OF_LOSS):
-        if call.loop in loops:
-            yield hit(call.seen)
-
-
-@at_stages(*EVERY_STAGE)
-def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or script.route is not Route.ACCELERATE or situation.deepspeed is None:
-        return
-    entry = situation.deepspeed.at("gradient_clipping")
-    value = _DEFAULT_CLIPPING if entry is None or entry.plain == "auto" else entry.plain
-    if not isinstance(value, (int, float)):
-        return
-    said = f"gradient_clipping={value}" if entry and entry.plain != "auto" else f"the default of {value}"
-    for call in unchecked(situation, Action.CLIP):
-        norm = call.keyword("max_norm")
-        is_other = norm is not None and isinstance(norm.value, (int, float)) and norm.value != value
-        if is_other and call.state in OF_ENGINE:
-            shown = "" if norm is None or str(norm.value) in call.seen.text else f" ({norm.value} by default)"
-            yield hit(call.seen, f"{shown} with {said}")
-
-
-@at_stages(ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
-def _two_forwards(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or not any(map(_is_reentrant, script.find(Action.CHECKPOINT_ACTIVATIONS))):
-        return
-    for call in script.find(Action.BACKWARD):
-        if len(call.forwards) > 1:
-            yield hit(call.seen, f" after {' and '.join(seen.text for seen in call.forwards)}")
-
-
-def _is_reentrant(call: ScriptCall) -> bool:
-    return any(
-        keyword.name == "gradient_checkpointing_kwargs.use_reentrant" and keyword.value is True
-        for keyword in call.keywords
-    )
-
-
 _AUTO = zero(1, gradient_accumulation_steps=2)
 _ACCUMULATES = changed(SMALL, "Accelerator()\n", "Accelerator(gradient_accumulation_steps=2)\n")
 _LOOP = """\
@@ -173,69 +74,162 @@ _TWICE = changed(
 )
 _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/gradient_accumulation"
 
-RULES = (
-    Rule(
-        id="accumulation-needs-accumulate",
-        severity=Severity.ERROR,
-        summary="gradient accumulation needs accelerator.accumulate()",
-        why="outside it every micro-batch is a step of its own, with gradients divided by the steps",
-        fix="put the step into `with accelerator.accumulate(model):`, or set the steps to 1",
-        see=_ACCUMULATION_DOCS,
-        find=_never_accumulates,
-        bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
-        good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-    ),
-    Rule(
-        id="accumulation-by-hand",
-        severity=Severity.ERROR,
-        summary="under DeepSpeed accelerate can't accumulate by hand",
-        why="accelerator.backward() runs DeepSpeed's step too, and each micro-batch is a step of its own",
-        fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
-        see=f"{ACCELERATE}/utils/deepspeed.py",
-        find=_accumulates_by_hand,
-        bad=Example(deepspeed=zero(1), script=_BY_HAND),
-        good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-        is_put_right_by_launch=True,
-    ),
-    Rule(
-        id="backward-through-accelerator",
-        severity=Severity.ERROR,
-        summary="under DeepSpeed loss.backward() without the Accelerator trains nothing",
-        why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
-        fix="write accelerator.backward(loss)",
-        see=f"{ACCELERATE}/utils/deepspeed.py",
-        find=_passes_accelerator_by,
-        bad=Example(deepspeed=zero(2), script=_PASSED_BY),
-        good=Example(deepspeed=zero(2), script=SMALL),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-    ),
-    Rule(
-        id="deepspeed-clips-by-its-own",
-        severity=Severity.WARNING,
-        summary="under DeepSpeed the script's clip_grad_norm_() does nothing",
-        why="DeepSpeed has clipped and stepped inside backward(), by its own gradient_clipping",
-        fix="set {gradient_clipping} to the script's value",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_clips_in_vain,
-        bad=Example(deepspeed=zero(1), script=_CLIPS),
-        good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
-        evidence=Evidence(outcome=Effect.DIFFERS),
-        is_put_right_by_launch=True,
-    ),
-    Rule(
-        id="two-forwards-need-new-checkpointing",
-        severity=Severity.ERROR,
-        summary="two forward passes for one backward need use_reentrant=False under ZeRO-2 and ZeRO-3",
-        why="reentrant checkpointing runs a backward of its own in each, and reduces the same gradient twice",
-        fix="set use_reentrant to False, or join both batches into one forward pass",
-        see="https://github.com/deepspeedai/DeepSpeed/issues/988",
-        find=_two_forwards,
-        bad=Example(deepspeed=zero(2), script=_TWICE),
-        good=Example(
-            deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
-        ),
-        evidence=fails("has already been reduced"),
-    ),
+
+@Rule(
+    id="accumulation-needs-accumulate",
+    severity=Severity.ERROR,
+    summary="gradient accumulation needs accelerator.accumulate()",
+    why="outside it every micro-batch is a step of its own, with gradients divided by the steps",
+    fix="put the step into `with accelerator.accumulate(model):`, or set the steps to 1",
+    see=_ACCUMULATION_DOCS,
+    bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
+    good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
+    evidence=DIFFERS,
 )
+@at_stages(*EVERY_STAGE)
+def _never_accumulates(situation: Situation) -> Iterator[Hit]:
+    script = _own_loop(situation)
+    if script is None or any(_by_hand(script)):
+        return
+    backward = next((call for call in unchecked(situation, Action.BACKWARD) if call.loop), None)
+    steps = _accumulation(situation, script)
+    if backward is not None and steps is not None:
+        yield hit(backward.seen, f" outside accumulate(), with {steps}")
+
+
+def _own_loop(situation: Situation) -> ScriptFacts | None:
+    """Return a script with Accelerator() that runs backward() itself and never calls accumulate()."""
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.ACCUMULATE):
+        return None
+    return script if script.find(Action.BACKWARD) else None
+
+
+def _by_hand(script: ScriptFacts) -> Iterator[ScriptCall]:
+    """Yield the optimizer's steps that come every few steps, where backward() comes in each."""
+    in_each = {call.loop for call in script.find(Action.BACKWARD) if call.every_few_steps is None}
+    for call in script.find(Action.STEP):
+        if call.every_few_steps is not None and call.loop in in_each and not call.is_engine_checked:
+            yield call
+
+
+def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
+    """Return what asks for accumulation, in the user's words; None where nothing surely does."""
+    entry = situation.deepspeed.at("gradient_accumulation_steps") if situation.deepspeed else None
+    if entry is not None and isinstance(entry.plain, int):
+        return f"gradient_accumulation_steps={entry.plain}" if entry.plain > 1 else None
+    if situation.deepspeed is not None and entry is None:
+        return None  # another fault: accelerate then takes 1, whatever the script says
+    for keyword in script.accelerator_keywords:
+        is_number = isinstance(keyword.value, int) and keyword.value > 1
+        if keyword.name == "gradient_accumulation_steps" and is_number:
+            return keyword.text
+    return None
+
+
+@Rule(
+    id="accumulation-by-hand",
+    severity=Severity.ERROR,
+    summary="under DeepSpeed accelerate can't accumulate by hand",
+    why="accelerator.backward() runs DeepSpeed's step too, and each micro-batch is a step of its own",
+    fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
+    see=f"{ACCELERATE}/utils/deepspeed.py",
+    bad=Example(deepspeed=zero(1), script=_BY_HAND),
+    good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
+    evidence=DIFFERS,
+    is_put_right_by_launch=True,
+)
+@at_stages(*EVERY_STAGE)
+def _accumulates_by_hand(situation: Situation) -> Iterator[Hit]:
+    script = _own_loop(situation)
+    for call in _by_hand(script) if script else ():
+        if call.every_few_steps is not None:
+            yield hit(call.seen, f" under `{call.every_few_steps.text}`", Confidence.POSSIBLE)
+
+
+@Rule(
+    id="backward-through-accelerator",
+    severity=Severity.ERROR,
+    summary="under DeepSpeed loss.backward() without the Accelerator trains nothing",
+    why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
+    fix="write accelerator.backward(loss)",
+    see=f"{ACCELERATE}/utils/deepspeed.py",
+    bad=Example(deepspeed=zero(2), script=_PASSED_BY),
+    good=Example(deepspeed=zero(2), script=SMALL),
+    evidence=DIFFERS,
+)
+@at_stages(*EVERY_STAGE)
+def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.BACKWARD):
+        return
+    if any(call.state is ModelState.ENGINE for call in script.find(Action.STEP)):
+        return  # the engine's own step() after loss.backward() does train
+    forwards = unchecked(situation, Action.FORWARD)
+    loops = {call.loop for call in forwards if call.loop and call.state is ModelState.ENGINE}
+    for call in unchecked(situation, Action.BACKWARD_OF_LOSS):
+        if call.loop in loops:
+            yield hit(call.seen)
+
+
+@Rule(
+    id="deepspeed-clips-by-its-own",
+    severity=Severity.WARNING,
+    summary="under DeepSpeed the script's clip_grad_norm_() does nothing",
+    why="DeepSpeed has clipped and stepped inside backward(), by its own gradient_clipping",
+    fix="set {gradient_clipping} to the script's value",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(deepspeed=zero(1), script=_CLIPS),
+    good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
+    evidence=DIFFERS,
+    is_put_right_by_launch=True,
+)
+@at_stages(*EVERY_STAGE)
+def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or situation.deepspeed is None:
+        return
+    entry = situation.deepspeed.at("gradient_clipping")
+    value = _DEFAULT_CLIPPING if entry is None or entry.plain == "auto" else entry.plain
+    if not isinstance(value, (int, float)):
+        return
+    said = f"gradient_clipping={value}" if entry and entry.plain != "auto" else f"the default of {value}"
+    for call in unchecked(situation, Action.CLIP):
+        norm = call.keyword("max_norm")
+        is_other = norm is not None and isinstance(norm.value, (int, float)) and norm.value != value
+        if is_other and call.state in OF_ENGINE:
+            shown = "" if norm is None or str(norm.value) in call.seen.text else f" ({norm.value} by default)"
+            yield hit(call.seen, f"{shown} with {said}")
+
+
+@Rule(
+    id="two-forwards-need-new-checkpointing",
+    severity=Severity.ERROR,
+    summary="two forward passes for one backward need use_reentrant=False under ZeRO-2 and ZeRO-3",
+    why="reentrant checkpointing runs a backward of its own in each, and reduces the same gradient twice",
+    fix="set use_reentrant to False, or join both batches into one forward pass",
+    see="https://github.com/deepspeedai/DeepSpeed/issues/988",
+    bad=Example(deepspeed=zero(2), script=_TWICE),
+    good=Example(
+        deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
+    ),
+    evidence=fails("has already been reduced"),
+)
+@at_stages(ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
+def _two_forwards(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or not any(map(_is_reentrant, script.find(Action.CHECKPOINT_ACTIVATIONS))):
+        return
+    for call in script.find(Action.BACKWARD):
+        if len(call.forwards) > 1:
+            yield hit(call.seen, f" after {' and '.join(seen.text for seen in call.forwards)}")
+
+
+def _is_reentrant(call: ScriptCall) -> bool:
+    return any(
+        keyword.name == "gradient_checkpointing_kwargs.use_reentrant" and keyword.value is True
+        for keyword in call.keywords
+    )
+
+
+RULES = declared(vars())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import COSTS, Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, LOADED, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
@@ -18,105 +18,10 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import Keyword, Model
 
+
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Words for a device_map that spreads the layers over all GPUs of the machine."""
 _LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
-
-
-def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
-    for model in situation.script.models if situation.script else ():
-        if model.is_trained and model.source in sources and not model.is_in_zero_init:
-            yield model
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _device_map(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, *_LIBRARY):
-        if _device_map_of(model) and not model.is_before_all:
-            yield hit(model.made)
-
-
-@at_stages(*EVERY_STAGE)
-def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or script.route not in (Route.ACCELERATE, Route.TRAINER):
-        return
-    for model in _trained(situation, *_LIBRARY):
-        devices = {keyword.value for keyword in _device_map_of(model)}
-        splits = len(devices) > 1 or bool(devices & _OVER_ALL_GPUS and _may_have_gpus(situation))
-        if splits and not _refused_by_zero3(situation, model):
-            yield hit(model.made)
-
-
-def _device_map_of(model: Model) -> list[Keyword]:
-    return [
-        keyword
-        for keyword in model.keywords
-        if keyword.name.partition(".")[0] == "device_map" and keyword.value is not None
-    ]
-
-
-def _may_have_gpus(situation: Situation) -> bool:
-    """True if a rank may see several GPUs."""
-    ranks = situation.topology
-    return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
-
-
-def _refused_by_zero3(situation: Situation, model: Model) -> bool:
-    stage = situation.settings.zero_stage
-    return stage is not None and stage.value is ZeroStage.PARAMETERS and not model.is_before_all
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _made_too_early(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, *_LIBRARY):
-        if model.before is not None:
-            yield hit(model.made, f" before {model.before.text} in line {model.before.place.line}")
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _made_whole(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, ModelConstructor.CLASS):
-        yield hit(model.made)
-
-
-@at_stages(*EVERY_STAGE)
-def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    for call in script.find(Action.RESIZE) if script and script.route is not Route.TRAINER else ():
-        if call.state in OF_ENGINE:
-            yield hit(call.seen, " after the model was prepared")
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.PREPARE):
-        if call.is_compiled:
-            yield hit(call.seen, " of a model that went through torch.compile()")
-
-
-@at_stages(*EVERY_STAGE)
-def _several_models(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.PREPARE):
-        if call.num_models > 1:
-            yield hit(call.seen, f" with {call.num_models} models")
-
-
-@at_stages(ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
-def _evaluates_only(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or script.find(Action.BACKWARD, Action.TRAIN) or script.optimizers:
-        return
-    makes = script.find(Action.PREPARE, Action.INITIALIZE)
-    named = situation.deepspeed.at("optimizer") if situation.deepspeed else None
-    if any(call.has_optimizer for call in makes) or named is not None:
-        return
-    for call in makes:
-        has_model = call.num_models == 1 or call.action is Action.INITIALIZE
-        if has_model and not call.is_engine_checked:
-            yield hit(call.seen, f" without an optimizer, with {stage_of(situation).text}")
-
-
 _LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
 _MADE_WHOLE = changed(
     LOADED,
@@ -148,116 +53,202 @@ with torch.no_grad():
 print("weights", f"{outputs.abs().sum().item():.6f}")
 """
 
-RULES = (
-    Rule(
-        id="zero3-device-map",
-        severity=Severity.ERROR,
-        summary="device_map and ZeRO-3 exclude each other",
-        why="ZeRO-3 itself decides where each part of a weight lies, and transformers refuses both together",
-        fix="leave device_map out of from_pretrained()",
-        see="https://huggingface.co/docs/transformers/deepspeed#zero",
-        find=_device_map,
-        bad=Example(
-            deepspeed=zero(3),
-            script=changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")'),
-        ),
-        good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=fails("not compatible with passing a `device_map`"),
+
+@Rule(
+    id="zero3-device-map",
+    severity=Severity.ERROR,
+    summary="device_map and ZeRO-3 exclude each other",
+    why="ZeRO-3 itself decides where each part of a weight lies, and transformers refuses both together",
+    fix="leave device_map out of from_pretrained()",
+    see="https://huggingface.co/docs/transformers/deepspeed#zero",
+    bad=Example(
+        deepspeed=zero(3),
+        script=changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")'),
     ),
-    Rule(
-        id="device-map-not-on-ranks",
-        severity=Severity.ERROR,
-        summary="a model that device_map spreads over devices can't be prepared on ranks",
-        why="under DeepSpeed each rank has a device of its own, and accelerate refuses a model on several",
-        fix="leave device_map out of from_pretrained()",
-        see=f"{ACCELERATE}/accelerator.py",
-        find=_split_by_device_map,
-        bad=Example(
-            deepspeed=zero(2),
-            script=changed(
-                LOADED,
-                'from_pretrained("model")',
-                f'from_pretrained("model", {_ON_TWO_DEVICES}, offload_folder="offload")',
-            ),
-        ),
-        good=Example(deepspeed=zero(2), script=LOADED),
-        evidence=fails("loaded with `device_map='auto'` in any distributed"),
-    ),
-    Rule(
-        id="zero3-model-made-too-early",
-        severity=Severity.ADVICE,
-        summary="under ZeRO-3 the model is to be made after Accelerator() or TrainingArguments()",
-        why="only then does transformers know of ZeRO-3; before, every rank loads the whole model",
-        fix="make the Accelerator or the TrainingArguments first",
-        see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-        find=_made_too_early,
-        bad=Example(deepspeed=zero(3), script=_EARLY),
-        good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Effect.COSTS),
-    ),
-    Rule(
-        id="zero3-model-made-whole",
-        severity=Severity.ADVICE,
-        summary="under ZeRO-3 a model's class called directly makes the whole model on every rank",
-        why="only from_pretrained() and from_config() partition each layer as it is made",
-        fix="use from_pretrained() or from_config(), or make it inside `with deepspeed.zero.Init():`",
-        see="https://deepspeed.readthedocs.io/en/latest/zero3.html#constructing-massive-models",
-        find=_made_whole,
-        bad=Example(deepspeed=zero(3), script=_MADE_WHOLE),
-        good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Effect.COSTS),
-    ),
-    Rule(
-        id="resize-before-prepare",
-        severity=Severity.ERROR,
-        summary="embeddings must be resized before the model is prepared",
-        why="DeepSpeed holds the parameters that it was given, and the new ones are none of them",
-        fix="call resize_token_embeddings() before prepare()",
-        see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/deepspeed",
-        find=_resized_after_prepare,
-        bad=Example(deepspeed=zero(3), script=changed(LANGUAGE, _FIRST_STEP, f"{_RESIZE}{_FIRST_STEP}")),
-        good=Example(
-            deepspeed=zero(3), script=changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")
-        ),
-        evidence=fails("'Parameter' object has no attribute 'ds_status'"),
-    ),
-    Rule(
-        id="zero3-compile-after-prepare",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 prepare() can't take a model that went through torch.compile()",
-        why="DeepSpeed marks modules by attributes, and the compiled wrapper does not have them",
-        fix="leave torch.compile() out, or call engine.compile() after prepare()",
-        see="https://github.com/deepspeedai/DeepSpeed/issues/6961",
-        find=_compiled_before_prepare,
-        bad=Example(
-            deepspeed=zero(3),
-            script=changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch"),
-        ),
-        good=Example(deepspeed=zero(3), script=SMALL),
-        evidence=fails("_in_forward"),
-    ),
-    Rule(
-        id="one-model-per-accelerator",
-        severity=Severity.ERROR,
-        summary="under DeepSpeed one Accelerator prepares one model",
-        why="prepare() makes one DeepSpeed engine, and accelerate refuses a second model",
-        fix="prepare the model that trains, and move the others to accelerator.device",
-        see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
-        find=_several_models,
-        bad=Example(deepspeed=zero(1), script=_TWO),
-        good=Example(deepspeed=zero(1), script=_STUDENT),
-        evidence=fails("multiple models when using DeepSpeed"),
-    ),
-    Rule(
-        id="zero12-needs-optimizer",
-        severity=Severity.ERROR,
-        summary="ZeRO-1 and ZeRO-2 need an optimizer",
-        why="they partition the optimizer's states and gradients, and evaluation alone has none",
-        fix="run without DeepSpeed, or set {zero_stage} to 3 where the model is too large for one GPU",
-        see=f"{DEEPSPEED}/runtime/engine.py",
-        find=_evaluates_only,
-        bad=Example(deepspeed=zero(2), script=_EVALUATION),
-        good=Example(deepspeed=zero(3), script=_EVALUATION),
-        evidence=fails("requires an optimizer"),
-    ),
+    good=Example(deepspeed=zero(3), script=LOADED),
+    evidence=fails("not compatible with passing a `device_map`"),
 )
+@at_stages(ZeroStage.PARAMETERS)
+def _device_map(situation: Situation) -> Iterator[Hit]:
+    for model in _trained(situation, *_LIBRARY):
+        if _device_map_of(model) and not model.is_before_all:
+            yield hit(model.made)
+
+
+def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
+    for model in situation.script.models if situation.script else ():
+        if model.is_trained and model.source in sources and not model.is_in_zero_init:
+            yield model
+
+
+def _device_map_of(model: Model) -> list[Keyword]:
+    return [
+        keyword
+        for keyword in model.keywords
+        if keyword.name.partition(".")[0] == "device_map" and keyword.value is not None
+    ]
+
+
+@Rule(
+    id="device-map-not-on-ranks",
+    severity=Severity.ERROR,
+    summary="a model that device_map spreads over devices can't be prepared on ranks",
+    why="under DeepSpeed each rank has a device of its own, and accelerate refuses a model on several",
+    fix="leave device_map out of from_pretrained()",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(
+        deepspeed=zero(2),
+        script=changed(
+            LOADED,
+            'from_pretrained("model")',
+            f'from_pretrained("model", {_ON_TWO_DEVICES}, offload_folder="offload")',
+        ),
+    ),
+    good=Example(deepspeed=zero(2), script=LOADED),
+    evidence=fails("loaded with `device_map='auto'` in any distributed"),
+)
+@at_stages(*EVERY_STAGE)
+def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route not in (Route.ACCELERATE, Route.TRAINER):
+        return
+    for model in _trained(situation, *_LIBRARY):
+        devices = {keyword.value for keyword in _device_map_of(model)}
+        splits = len(devices) > 1 or bool(devices & _OVER_ALL_GPUS and _may_have_gpus(situation))
+        if splits and not _refused_by_zero3(situation, model):
+            yield hit(model.made)
+
+
+def _may_have_gpus(situation: Situation) -> bool:
+    """True if a rank may see several GPUs."""
+    ranks = situation.topology
+    return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
+
+
+def _refused_by_zero3(situation: Situation, model: Model) -> bool:
+    stage = situation.settings.zero_stage
+    return stage is not None and stage.value is ZeroStage.PARAMETERS and not model.is_before_all
+
+
+@Rule(
+    id="zero3-model-made-too-early",
+    severity=Severity.ADVICE,
+    summary="under ZeRO-3 the model is to be made after Accelerator() or TrainingArguments()",
+    why="only then does transformers know of ZeRO-3; before, every rank loads the whole model",
+    fix="make the Accelerator or the TrainingArguments first",
+    see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
+    bad=Example(deepspeed=zero(3), script=_EARLY),
+    good=Example(deepspeed=zero(3), script=LOADED),
+    evidence=COSTS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _made_too_early(situation: Situation) -> Iterator[Hit]:
+    for model in _trained(situation, *_LIBRARY):
+        if model.before is not None:
+            yield hit(model.made, f" before {model.before.text} in line {model.before.place.line}")
+
+
+@Rule(
+    id="zero3-model-made-whole",
+    severity=Severity.ADVICE,
+    summary="under ZeRO-3 a model's class called directly makes the whole model on every rank",
+    why="only from_pretrained() and from_config() partition each layer as it is made",
+    fix="use from_pretrained() or from_config(), or make it inside `with deepspeed.zero.Init():`",
+    see="https://deepspeed.readthedocs.io/en/latest/zero3.html#constructing-massive-models",
+    bad=Example(deepspeed=zero(3), script=_MADE_WHOLE),
+    good=Example(deepspeed=zero(3), script=LOADED),
+    evidence=COSTS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _made_whole(situation: Situation) -> Iterator[Hit]:
+    for model in _trained(situation, ModelConstructor.CLASS):
+        yield hit(model.made)
+
+
+@Rule(
+    id="resize-before-prepare",
+    severity=Severity.ERROR,
+    summary="embeddings must be resized before the model is prepared",
+    why="DeepSpeed holds the parameters that it was given, and the new ones are none of them",
+    fix="call resize_token_embeddings() before prepare()",
+    see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/deepspeed",
+    bad=Example(deepspeed=zero(3), script=changed(LANGUAGE, _FIRST_STEP, f"{_RESIZE}{_FIRST_STEP}")),
+    good=Example(
+        deepspeed=zero(3), script=changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")
+    ),
+    evidence=fails("'Parameter' object has no attribute 'ds_status'"),
+)
+@at_stages(*EVERY_STAGE)
+def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    for call in script.find(Action.RESIZE) if script and script.route is not Route.TRAINER else ():
+        if call.state in OF_ENGINE:
+            yield hit(call.seen, " after the model was prepared")
+
+
+@Rule(
+    id="zero3-compile-after-prepare",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 prepare() can't take a model that went through torch.compile()",
+    why="DeepSpeed marks modules by attributes, and the compiled wrapper does not have them",
+    fix="leave torch.compile() out, or call engine.compile() after prepare()",
+    see="https://github.com/deepspeedai/DeepSpeed/issues/6961",
+    bad=Example(
+        deepspeed=zero(3),
+        script=changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch"),
+    ),
+    good=Example(deepspeed=zero(3), script=SMALL),
+    evidence=fails("_in_forward"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, Action.PREPARE):
+        if call.is_compiled:
+            yield hit(call.seen, " of a model that went through torch.compile()")
+
+
+@Rule(
+    id="one-model-per-accelerator",
+    severity=Severity.ERROR,
+    summary="under DeepSpeed one Accelerator prepares one model",
+    why="prepare() makes one DeepSpeed engine, and accelerate refuses a second model",
+    fix="prepare the model that trains, and move the others to accelerator.device",
+    see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
+    bad=Example(deepspeed=zero(1), script=_TWO),
+    good=Example(deepspeed=zero(1), script=_STUDENT),
+    evidence=fails("multiple models when using DeepSpeed"),
+)
+@at_stages(*EVERY_STAGE)
+def _several_models(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, Action.PREPARE):
+        if call.num_models > 1:
+            yield hit(call.seen, f" with {call.num_models} models")
+
+
+@Rule(
+    id="zero12-needs-optimizer",
+    severity=Severity.ERROR,
+    summary="ZeRO-1 and ZeRO-2 need an optimizer",
+    why="they partition the optimizer's states and gradients, and evaluation alone has none",
+    fix="run without DeepSpeed, or set {zero_stage} to 3 where the model is too large for one GPU",
+    see=f"{DEEPSPEED}/runtime/engine.py",
+    bad=Example(deepspeed=zero(2), script=_EVALUATION),
+    good=Example(deepspeed=zero(3), script=_EVALUATION),
+    evidence=fails("requires an optimizer"),
+)
+@at_stages(ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
+def _evaluates_only(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.find(Action.BACKWARD, Action.TRAIN) or script.optimizers:
+        return
+    makes = script.find(Action.PREPARE, Action.INITIALIZE)
+    named = situation.deepspeed.at("optimizer") if situation.deepspeed else None
+    if any(call.has_optimizer for call in makes) or named is not None:
+        return
+    for call in makes:
+        has_model = call.num_models == 1 or call.action is Action.INITIALIZE
+        if has_model and not call.is_engine_checked:
+            yield hit(call.seen, f" without an optimizer, with {stage_of(situation).text}")
+
+
+RULES = declared(vars())

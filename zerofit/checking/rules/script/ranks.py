@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, fails
+from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import LANGUAGE, SMALL, ending, zero
 from zerofit.checking.rules.script.hits import (
     EVERY_STAGE,
@@ -24,66 +24,13 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import ScriptCall
 
+
 _WAITS = (Action.WAIT, Action.GATHER, Action.TRAIN, Action.EVALUATE, Action.GENERATE_TOGETHER)
 _CHECKPOINTS = (Action.SAVE_STATE, Action.SAVE_CHECKPOINT)
 _USES_WEIGHTS = (Action.FORWARD, Action.GENERATE, Action.GET_STATE_DICT, Action.SAVE_16BIT_MODEL)
 _RUNS = (Action.FORWARD, Action.GENERATE)
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
-
-
-def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
-    return (call for call in unchecked(situation, *actions) if call.one_rank is not None)
-
-
-def _under(call: ScriptCall) -> Hit:
-    condition = f"`{call.one_rank.text}`" if call.one_rank else ""
-    return hit(call.seen, f" where {condition} does not hold" if call.is_otherwise else f" under {condition}")
-
-
-def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
-    for call in _on_one_rank(situation, *_WAITS):
-        yield _under(call)
-    for call in unchecked(situation, *_WAITS):
-        if call.share is not None and call.one_rank is None:
-            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
-
-
-@at_stages(*EVERY_STAGE)
-def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
-    for call in _on_one_rank(situation, *_CHECKPOINTS):
-        yield _under(call)
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
-    for call in _on_one_rank(situation, *_USES_WEIGHTS, Action.SAVE_MODEL, Action.GATHER_PARAMETERS):
-        is_partitioned = call.state in OF_ENGINE or call.action not in _USES_WEIGHTS
-        # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
-        if is_partitioned and (not call.is_gathered or call.action in _RUNS):
-            yield _under(call)
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
-        has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
-        if call.state in OF_ENGINE and not has_weights:
-            yield hit(call.seen, _WITHOUT[call.action])
-
-
 _WITHOUT = {Action.SAVE_PRETRAINED: " without state_dict=", Action.STATE_DICT: " of a partitioned model"}
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _generates_out_of_step(situation: Situation) -> Iterator[Hit]:
-    # DeepSpeed's hybrid engine has a generate() of its own.
-    has_hybrid = any(unchecked(situation, Action.INITIALIZE))
-    for call in unchecked(situation, Action.GENERATE):
-        synced = call.keyword("synced_gpus")
-        is_hybrid = has_hybrid and call.state is ModelState.ENGINE
-        is_asked = synced is not None and synced.value is False
-        if is_asked and call.state in OF_ENGINE and not is_hybrid and not call.one_rank:
-            yield hit(call.seen)
 
 
 def _on_main(line: str) -> str:
@@ -105,65 +52,112 @@ length = 12 if accelerator.is_main_process else 4
 model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False{})
 """
 
-RULES = (
-    Rule(
-        id="all-ranks-must-meet",
-        severity=Severity.ERROR,
-        summary="what waits for every rank must not run on one rank alone",
-        why="the call ends only when every rank has made it, and the others never come",
-        fix="take it out of the condition; keep under it what prints or writes a file of its own",
-        see=f"{_DOCS}/concept_guides/deferring_execution",
-        find=_waits_on_one_rank,
-        bad=Example(deepspeed=zero(1), script=ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
-        good=Example(deepspeed=zero(1), script=ending(SMALL, "accelerator.wait_for_everyone()")),
-        evidence=Evidence(outcome=Effect.HANGS),
-    ),
-    Rule(
-        id="deepspeed-checkpoint-needs-all-ranks",
-        severity=Severity.ERROR,
-        summary="a DeepSpeed checkpoint must be saved by every rank",
-        why="each rank writes its own part and waits for the others, at every ZeRO stage",
-        fix="take it out of the condition",
-        see="https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html",
-        find=_checkpoint_on_one_rank,
-        bad=Example(deepspeed=zero(2), script=ending(SMALL, _on_main(_SAVES_STATE))),
-        good=Example(deepspeed=zero(2), script=ending(SMALL, _SAVES_STATE)),
-        evidence=Evidence(outcome=Effect.HANGS),
-    ),
-    Rule(
-        id="zero3-weights-need-all-ranks",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 one rank alone can't run a model or collect its weights",
-        why="every rank holds a part of each weight, and whoever needs it waits until all have sent theirs",
-        fix="take it out of the condition, so that every rank runs it; {zero_stage} 2 needs no change",
-        see="https://deepspeed.readthedocs.io/en/latest/zero3.html",
-        find=_weights_on_one_rank,
-        bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _on_main(_GENERATES))),
-        good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _GENERATES)),
-        evidence=Evidence(outcome=Effect.HANGS),
-    ),
-    Rule(
-        id="zero3-save-needs-gathered-weights",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 a model by itself has no weights to save",
-        why="between steps each weight is an empty placeholder, and those are what state_dict() returns",
-        fix="give save_pretrained() state_dict=accelerator.get_state_dict(model), called on every rank",
-        see=f"{_DOCS}/usage_guides/deepspeed#saving-and-loading",
-        find=_saves_without_gathering,
-        bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
-        good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
-        evidence=fails("size mismatch"),
-    ),
-    Rule(
-        id="zero3-generate-in-step",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 ranks must generate in step",
-        why="a rank that ends early stops sending its part of the weights to those that go on",
-        fix="leave synced_gpus out, or set it to True",
-        see="https://huggingface.co/docs/transformers/main_classes/text_generation",
-        find=_generates_out_of_step,
-        bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
-        good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(""))),
-        evidence=Evidence(outcome=Effect.HANGS),
-    ),
+
+@Rule(
+    id="all-ranks-must-meet",
+    severity=Severity.ERROR,
+    summary="what waits for every rank must not run on one rank alone",
+    why="the call ends only when every rank has made it, and the others never come",
+    fix="take it out of the condition; keep under it what prints or writes a file of its own",
+    see=f"{_DOCS}/concept_guides/deferring_execution",
+    bad=Example(deepspeed=zero(1), script=ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
+    good=Example(deepspeed=zero(1), script=ending(SMALL, "accelerator.wait_for_everyone()")),
+    evidence=HANGS,
 )
+def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
+    for call in _on_one_rank(situation, *_WAITS):
+        yield _under(call)
+    for call in unchecked(situation, *_WAITS):
+        if call.share is not None and call.one_rank is None:
+            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
+
+
+def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
+    return (call for call in unchecked(situation, *actions) if call.one_rank is not None)
+
+
+def _under(call: ScriptCall) -> Hit:
+    condition = f"`{call.one_rank.text}`" if call.one_rank else ""
+    return hit(call.seen, f" where {condition} does not hold" if call.is_otherwise else f" under {condition}")
+
+
+@Rule(
+    id="deepspeed-checkpoint-needs-all-ranks",
+    severity=Severity.ERROR,
+    summary="a DeepSpeed checkpoint must be saved by every rank",
+    why="each rank writes its own part and waits for the others, at every ZeRO stage",
+    fix="take it out of the condition",
+    see="https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html",
+    bad=Example(deepspeed=zero(2), script=ending(SMALL, _on_main(_SAVES_STATE))),
+    good=Example(deepspeed=zero(2), script=ending(SMALL, _SAVES_STATE)),
+    evidence=HANGS,
+)
+@at_stages(*EVERY_STAGE)
+def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
+    for call in _on_one_rank(situation, *_CHECKPOINTS):
+        yield _under(call)
+
+
+@Rule(
+    id="zero3-weights-need-all-ranks",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 one rank alone can't run a model or collect its weights",
+    why="every rank holds a part of each weight, and whoever needs it waits until all have sent theirs",
+    fix="take it out of the condition, so that every rank runs it; {zero_stage} 2 needs no change",
+    see="https://deepspeed.readthedocs.io/en/latest/zero3.html",
+    bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _on_main(_GENERATES))),
+    good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _GENERATES)),
+    evidence=HANGS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
+    for call in _on_one_rank(situation, *_USES_WEIGHTS, Action.SAVE_MODEL, Action.GATHER_PARAMETERS):
+        is_partitioned = call.state in OF_ENGINE or call.action not in _USES_WEIGHTS
+        # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
+        if is_partitioned and (not call.is_gathered or call.action in _RUNS):
+            yield _under(call)
+
+
+@Rule(
+    id="zero3-save-needs-gathered-weights",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 a model by itself has no weights to save",
+    why="between steps each weight is an empty placeholder, and those are what state_dict() returns",
+    fix="give save_pretrained() state_dict=accelerator.get_state_dict(model), called on every rank",
+    see=f"{_DOCS}/usage_guides/deepspeed#saving-and-loading",
+    bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
+    good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
+    evidence=fails("size mismatch"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
+    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
+        has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
+        if call.state in OF_ENGINE and not has_weights:
+            yield hit(call.seen, _WITHOUT[call.action])
+
+
+@Rule(
+    id="zero3-generate-in-step",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 ranks must generate in step",
+    why="a rank that ends early stops sending its part of the weights to those that go on",
+    fix="leave synced_gpus out, or set it to True",
+    see="https://huggingface.co/docs/transformers/main_classes/text_generation",
+    bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
+    good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(""))),
+    evidence=HANGS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _generates_out_of_step(situation: Situation) -> Iterator[Hit]:
+    # DeepSpeed's hybrid engine has a generate() of its own.
+    has_hybrid = any(unchecked(situation, Action.INITIALIZE))
+    for call in unchecked(situation, Action.GENERATE):
+        synced = call.keyword("synced_gpus")
+        is_hybrid = has_hybrid and call.state is ModelState.ENGINE
+        is_asked = synced is not None and synced.value is False
+        if is_asked and call.state in OF_ENGINE and not is_hybrid and not call.one_rank:
+            yield hit(call.seen)
+
+
+RULES = declared(vars())

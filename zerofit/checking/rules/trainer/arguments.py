@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import is_literal
-from zerofit.checking.rule import Example, Hit, Rule, Severity, fails, hit_at, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import ACCELERATE, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from zerofit.checking.situation import Situation, TrainerSettings
+
 
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _INTEGRATION = f"{_SOURCE}/integrations/deepspeed.py"
@@ -52,6 +53,45 @@ _SCHEDULERS_ALIKE = {
 }
 
 
+def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds a field whose key is missing in the file, and so has its default."""
+
+    def find(situation: Situation) -> Iterator[Hit]:
+        trainer, file = situation.trainer, situation.deepspeed
+        said = trainer.find(field) if trainer else None
+        if said is None or file is None or file.at(key) is not None:
+            return
+        if isinstance(said.value, (int, float)) and said.value not in (default, False):
+            yield Hit(
+                found=f"{said.text} with no {key} in {file.name}",
+                place=said.place or file.place(file.root.span),
+                edits=(SetValue(document=file.name, path=(key,), value="auto"),),
+                confidence=said.confidence,
+            )
+
+    return find
+
+
+_AUTO: dict[str, Any] = {_BATCH: "auto", _STEPS: "auto", "zero_optimization": {"stage": 2}}
+_ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+
+
+def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) -> Example:
+    named = f"--deepspeed ds_config.json {arguments}"
+    return Example(deepspeed={**deepspeed, **keys}, route=Route.TRAINER, arguments=named)
+
+
+@Rule(
+    id="trainer-values-differ",
+    severity=Severity.ERROR,
+    summary="Trainer refuses a DeepSpeed file that says otherwise than its arguments",
+    why='Trainer compares the two as they stand, 8 and "8" being different, and fills in "auto" alone',
+    fix='write "auto" in the DeepSpeed file, and the value in TrainingArguments',
+    see=_INTEGRATION,
+    bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
+    good=_with("--per_device_train_batch_size 4"),
+    evidence=fails("Please correct the following DeepSpeed config values that mismatch TrainingArguments"),
+)
 def _values_differ(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.trainer, situation.deepspeed
     if trainer is None or file is None:
@@ -103,25 +143,45 @@ def _is_read(value: Any) -> bool:
     return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
-def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that finds a field whose key is missing in the file, and so has its default."""
-
-    def find(situation: Situation) -> Iterator[Hit]:
-        trainer, file = situation.trainer, situation.deepspeed
-        said = trainer.find(field) if trainer else None
-        if said is None or file is None or file.at(key) is not None:
-            return
-        if isinstance(said.value, (int, float)) and said.value not in (default, False):
-            yield Hit(
-                found=f"{said.text} with no {key} in {file.name}",
-                place=said.place or file.place(file.root.span),
-                edits=(SetValue(document=file.name, path=(key,), value="auto"),),
-                confidence=said.confidence,
-            )
-
-    return find
+_TRAINER_ACCUMULATION_NOT_IN_FILE = Rule(
+    id="trainer-accumulation-not-in-file",
+    severity=Severity.ERROR,
+    summary="DeepSpeed does not accumulate what TrainingArguments ask for",
+    why="a DeepSpeed file without gradient_accumulation_steps means 1, and nobody says that it differs",
+    fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    find=_missing(_STEPS, _STEPS, 1),
+    bad=_with("--gradient_accumulation_steps 4", without(_AUTO, _STEPS)),
+    good=_with("--gradient_accumulation_steps 4"),
+    evidence=ignored((_STEPS, 1)),
+)
 
 
+_TRAINER_CLIPPING_NOT_IN_FILE = Rule(
+    id="trainer-clipping-not-in-file",
+    severity=Severity.WARNING,
+    summary="DeepSpeed does not clip at max_grad_norm",
+    why="a DeepSpeed file without gradient_clipping means 1.0, and the engine clips, not Trainer",
+    fix='write gradient_clipping: "auto" in the DeepSpeed file',
+    see="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/constants.py",
+    find=_missing("max_grad_norm", "gradient_clipping", 1.0),
+    bad=_with("--max_grad_norm 0.3"),
+    good=_with("--max_grad_norm 0.3", gradient_clipping="auto"),
+    evidence=ignored(("gradient_clipping", 1.0)),
+)
+
+
+@Rule(
+    id="trainer-argument-overridden",
+    severity=Severity.WARNING,
+    summary="the DeepSpeed file's optimizer and scheduler take the place of TrainingArguments' own",
+    why="where the file has the section Trainer makes none of its own, and says nothing",
+    fix="keep one of the two",
+    see=_INTEGRATION,
+    bad=_with("--optim sgd", **_ADAMW),
+    good=_with("--optim sgd"),
+    evidence=ignored(("optimizer", "FusedAdam")),
+)
 def _overridden(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.trainer, situation.deepspeed
     if trainer is None or file is None:
@@ -143,6 +203,17 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
         )
 
 
+@Rule(
+    id="trainer-takes-one-half-precision",
+    severity=Severity.ERROR,
+    summary="TrainingArguments take one of bf16 and fp16",
+    why="a run has one format for forward and backward",
+    fix="keep bf16, or fp16 on GPUs before Ampere",
+    see=_ARGUMENTS,
+    bad=_with("--use_cpu --bf16 --fp16"),
+    good=_with("--use_cpu"),
+    evidence=fails("At most one of fp16 and bf16 can be True"),
+)
 def _both_halves(situation: Situation) -> Iterator[Hit]:
     if situation.trainer is None:
         return
@@ -157,6 +228,18 @@ def _both_halves(situation: Situation) -> Iterator[Hit]:
             )
 
 
+@Rule(
+    id="training-argument-unknown",
+    severity=Severity.ERROR,
+    summary="TrainingArguments have no such field",
+    why="transformers refuses an argument that it does not know, or no longer knows",
+    fix="take it out",
+    see=_ARGUMENTS,
+    bad=_with("--evaluation_strategy no"),
+    good=_with("--eval_strategy no"),
+    evidence=fails("evaluation_strategy"),
+    holds_for=("transformers>=5",),
+)
 def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     trainer = situation.trainer
     if trainer is None:
@@ -180,6 +263,18 @@ def _use(instead: str | None) -> str | None:
     return instead if instead is None or " " in instead else f"write {instead}"
 
 
+@Rule(
+    id="trainer-unknown-optimizer",
+    severity=Severity.ERROR,
+    summary="Trainer has no optimizer of this name",
+    why="optim takes the names of transformers' OptimizerNames alone",
+    fix="give optim a name that Trainer knows",
+    see=_ARGUMENTS,
+    bad=_with("--optim adamw_hf"),
+    good=_with("--optim adamw_torch"),
+    evidence=fails("adamw_hf"),
+    holds_for=("transformers>=5",),
+)
 def _unknown_optimizer(situation: Situation) -> Iterator[Hit]:
     said = situation.trainer.find("optim") if situation.trainer else None
     if said is None or not isinstance(said.value, str) or not is_literal(said.value):
@@ -196,102 +291,4 @@ def _unknown_optimizer(situation: Situation) -> Iterator[Hit]:
         )
 
 
-_AUTO: dict[str, Any] = {_BATCH: "auto", _STEPS: "auto", "zero_optimization": {"stage": 2}}
-_ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
-
-
-def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) -> Example:
-    named = f"--deepspeed ds_config.json {arguments}"
-    return Example(deepspeed={**deepspeed, **keys}, route=Route.TRAINER, arguments=named)
-
-
-RULES = (
-    Rule(
-        id="trainer-values-differ",
-        severity=Severity.ERROR,
-        summary="Trainer refuses a DeepSpeed file that says otherwise than its arguments",
-        why='Trainer compares the two as they stand, 8 and "8" being different, and fills in "auto" alone',
-        fix='write "auto" in the DeepSpeed file, and the value in TrainingArguments',
-        see=_INTEGRATION,
-        find=_values_differ,
-        bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
-        good=_with("--per_device_train_batch_size 4"),
-        evidence=fails(
-            "Please correct the following DeepSpeed config values that mismatch TrainingArguments"
-        ),
-    ),
-    Rule(
-        id="trainer-accumulation-not-in-file",
-        severity=Severity.ERROR,
-        summary="DeepSpeed does not accumulate what TrainingArguments ask for",
-        why="a DeepSpeed file without gradient_accumulation_steps means 1, and nobody says that it differs",
-        fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
-        see=f"{ACCELERATE}/utils/dataclasses.py",
-        find=_missing(_STEPS, _STEPS, 1),
-        bad=_with("--gradient_accumulation_steps 4", without(_AUTO, _STEPS)),
-        good=_with("--gradient_accumulation_steps 4"),
-        evidence=ignored((_STEPS, 1)),
-    ),
-    Rule(
-        id="trainer-clipping-not-in-file",
-        severity=Severity.WARNING,
-        summary="DeepSpeed does not clip at max_grad_norm",
-        why="a DeepSpeed file without gradient_clipping means 1.0, and the engine clips, not Trainer",
-        fix='write gradient_clipping: "auto" in the DeepSpeed file',
-        see="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/constants.py",
-        find=_missing("max_grad_norm", "gradient_clipping", 1.0),
-        bad=_with("--max_grad_norm 0.3"),
-        good=_with("--max_grad_norm 0.3", gradient_clipping="auto"),
-        evidence=ignored(("gradient_clipping", 1.0)),
-    ),
-    Rule(
-        id="trainer-argument-overridden",
-        severity=Severity.WARNING,
-        summary="the DeepSpeed file's optimizer and scheduler take the place of TrainingArguments' own",
-        why="where the file has the section Trainer makes none of its own, and says nothing",
-        fix="keep one of the two",
-        see=_INTEGRATION,
-        find=_overridden,
-        bad=_with("--optim sgd", **_ADAMW),
-        good=_with("--optim sgd"),
-        evidence=ignored(("optimizer", "FusedAdam")),
-    ),
-    Rule(
-        id="trainer-takes-one-half-precision",
-        severity=Severity.ERROR,
-        summary="TrainingArguments take one of bf16 and fp16",
-        why="a run has one format for forward and backward",
-        fix="keep bf16, or fp16 on GPUs before Ampere",
-        see=_ARGUMENTS,
-        find=_both_halves,
-        bad=_with("--use_cpu --bf16 --fp16"),
-        good=_with("--use_cpu"),
-        evidence=fails("At most one of fp16 and bf16 can be True"),
-    ),
-    Rule(
-        id="training-argument-unknown",
-        severity=Severity.ERROR,
-        summary="TrainingArguments have no such field",
-        why="transformers refuses an argument that it does not know, or no longer knows",
-        fix="take it out",
-        see=_ARGUMENTS,
-        find=_unknown_fields,
-        bad=_with("--evaluation_strategy no"),
-        good=_with("--eval_strategy no"),
-        evidence=fails("evaluation_strategy"),
-        holds_for=("transformers>=5",),
-    ),
-    Rule(
-        id="trainer-unknown-optimizer",
-        severity=Severity.ERROR,
-        summary="Trainer has no optimizer of this name",
-        why="optim takes the names of transformers' OptimizerNames alone",
-        fix="give optim a name that Trainer knows",
-        see=_ARGUMENTS,
-        find=_unknown_optimizer,
-        bad=_with("--optim adamw_hf"),
-        good=_with("--optim adamw_torch"),
-        evidence=fails("adamw_hf"),
-        holds_for=("transformers>=5",),
-    ),
-)
+RULES = declared(vars())
