@@ -24,10 +24,9 @@ from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine
 from zerofit.core.units import format_bytes
-from zerofit.machine.library_versions import check_libraries
 from zerofit.machine.machine_spec import machine_of_spec
 from zerofit.machine.this_node import probe_machine
-from zerofit.machine.versions import probe_versions
+from zerofit.machine.versions import check_libraries, probe_versions
 from zerofit.measuring.ladder import (
     CPU,
     DEFAULT_RUNGS,

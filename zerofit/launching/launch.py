@@ -40,8 +40,8 @@ from zerofit.launching.start import Launch, launch_command, launch_files, start
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
-from zerofit.machine.library_versions import check_libraries, check_libraries_of
 from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, ModelFlags
 from zerofit.planning.plan_from_flags import asks_for_cpu
@@ -379,7 +379,7 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
     files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
     if files is None:
         return None
-    # These two stay the script's: it reads the file itself (training/trainer/trainer_hooks.py).
+    # These two stay the script's: it reads the file itself (training/trainer/trainer_arguments.py).
     left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
     return replace(files, left_out=left_out)
 

@@ -1,6 +1,7 @@
 """The installed packages to Versions, from the names of their metadata folders: nothing is imported.
 
 importlib.metadata says the same, and takes as long to import and to parse as all of `zerofit --help` takes.
+Before a verb imports them, unsupported versions are refused and untested ones said.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from zerofit.core.facts import Versions
-from zerofit.core.supported import SUPPORTED
+from zerofit.core.supported import ALWAYS_USED, SUPPORTED, USED_BY_TRACES, packages_of, unsupported, untested
 from zerofit.core.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from zerofit.core.observer import Observer
+    from zerofit.core.strategy import Strategy
+
 
 _METADATA = re.compile(r"(?P<name>[A-Za-z0-9._]+)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
 """https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-dist-info-directory"""
@@ -42,3 +47,48 @@ def _names_in(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:  # sys.path names folders that are not there, and archives
         return []
+
+
+_said: set[str] = set()
+
+
+def check_libraries(observer: Observer) -> None:
+    """Check that every run's libraries are there in supported versions, and say once which are untested.
+
+    Args:
+        observer: is told which ones zerofit was never tested with.
+
+    Raises:
+        UserError: some are missing, or of another version.
+    """
+    versions = probe_versions()
+    error = unsupported(versions, ALWAYS_USED)
+    if error is not None:
+        raise error
+    for sentence in untested(versions):
+        if sentence not in _said:
+            _said.add(sentence)
+            observer.say(sentence)
+
+
+def check_libraries_of_traces() -> None:
+    """Check that those of the libraries that trace a model which are installed are supported.
+
+    Raises:
+        UserError: some are of another version.
+    """
+    versions = probe_versions()
+    error = unsupported(versions, (name for name in USED_BY_TRACES if getattr(versions, name) is not None))
+    if error is not None:
+        raise error
+
+
+def check_libraries_of(strategy: Strategy) -> None:
+    """Check the same of the libraries that a strategy needs beside those of every run.
+
+    Raises:
+        UserError: some are missing, or of another version.
+    """
+    error = unsupported(probe_versions(), packages_of(strategy))
+    if error is not None:
+        raise error

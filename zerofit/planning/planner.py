@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 from zerofit.core.allocation_log import Trace
 from zerofit.core.errors import UserError
 from zerofit.machine.gpu_catalog import load_gpus
-from zerofit.machine.library_versions import check_libraries_of_traces
 from zerofit.machine.observations import read_observations
 from zerofit.machine.rates import catalog_rates, probe_rates
+from zerofit.machine.versions import check_libraries_of_traces
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate_cache import KeptEstimates
 from zerofit.planning.evidence import Evidence

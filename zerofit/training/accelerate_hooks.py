@@ -10,7 +10,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.models.changes.kernels import set_tf32
 from zerofit.training import schedulers
-from zerofit.training.deepspeed import deepspeed_step, state_overrides
+from zerofit.training.deepspeed import deepspeed_window, state_overrides
 from zerofit.training.deepspeed.window_weights import WindowWeights
 from zerofit.training.optimizer_swap import is_plain_optimizer
 from zerofit.training.settings import check_batch
@@ -134,11 +134,11 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
         state_overrides.keep_overrides(args, changes)
         prepared = original(self, *args, **kwargs)
         schedulers.lead_to_live_optimizers(prepared_optimizers(self))
-        deepspeed_step.watch(self, changes)
-        window = deepspeed_step.window_of(self)
+        deepspeed_window.watch(self, changes)
+        window = deepspeed_window.window_of(self)
         if window is not None:
             for optimizer in filter(is_plain_optimizer, args):
-                deepspeed_step.refuse_step_of(optimizer, window)
+                deepspeed_window.refuse_step_of(optimizer, window)
         return prepared
 
     wrap(accelerator_class, "prepare", prepare)

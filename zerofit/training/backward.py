@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.deepspeed.deepspeed_step import window_of
+from zerofit.training.deepspeed.deepspeed_window import window_of
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.accelerate import prepared_models
-from zerofit.training.deepspeed.deepspeed_refusals import clips_by_value
-from zerofit.training.deepspeed.deepspeed_step import window_of
+from zerofit.training.deepspeed.deepspeed_window import clips_by_value, window_of
 from zerofit.training.micro_batches.hooks import settle
 from zerofit.training.trained_groups import parameters_of
 from zerofit.training.wrapping import wrap, wrap_steps

@@ -26,7 +26,7 @@ from zerofit.training import (
     trial,
 )
 from zerofit.training.deepspeed import (
-    deepspeed_step,
+    deepspeed_window,
     elastic_resume,
     expert_modules,
     join_prepare,
@@ -37,7 +37,7 @@ from zerofit.training.deepspeed import (
 )
 from zerofit.training.micro_batches import hooks as micro_batches
 from zerofit.training.settings import settings_of
-from zerofit.training.trainer import trainer_checkpoints, trainer_hooks, trainer_loss, trainer_optimizer
+from zerofit.training.trainer import trainer_arguments, trainer_checkpoints, trainer_loss, trainer_optimizer
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Hook:
 ACCELERATOR_HOOKS = (
     Hook("observation", observe.install_in_accelerate, "first: all that prepare() and saving do is a part"),
     Hook("changed model", changed_model.install, "before all others: they see the model that trains"),
-    Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
+    Hook("step before saving", deepspeed_window.install, "on other methods than prepare()"),
     Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
     Hook("stop on a signal", told_to_stop.install, "on prepare() and load_state(), which it only sees"),
     Hook("memory in trackers", tracked_memory.install, "on log() alone"),
@@ -94,7 +94,7 @@ TRAINER_HOOKS = (
     Hook("observation", observe.install_in_trainer, "first: all that evaluating and saving do is a part"),
     Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
     Hook("loss", trainer_loss.install, "on compute_loss() alone"),
-    Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
+    Hook("arguments", trainer_arguments.install, "right around train(), which reads the arguments again"),
     Hook("checkpoints", trainer_checkpoints.install, "right around train(), which reads the checkpoint"),
     Hook("memory in trackers", tracked_memory.install_in_trainer, "before train() logs anything"),
     Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
@@ -121,7 +121,7 @@ def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -
     if settings.on_cpu:
         # `use_cpu`, which the check for a GPU asks for beside bf16, would switch DeepSpeed off.
         module.is_torch_bf16_gpu_available = lambda: True
-    trainer_hooks.install_arguments(module.TrainingArguments, settings, changes)
+    trainer_arguments.install_arguments(module.TrainingArguments, settings, changes)
 
     @functools.cache
     def hook_trainer() -> None:

@@ -26,8 +26,7 @@ from zerofit.training.accelerate_hooks import set_number_formats
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import ACCELERATOR_HOOKS, TRAINER_HOOKS, install_all
 from zerofit.training.settings import settings_of
-from zerofit.training.trainer.trainer_fields import script_batches
-from zerofit.training.trainer.trainer_hooks import install_arguments
+from zerofit.training.trainer.trainer_arguments import install_arguments, script_batches
 from zerofit.training.trainer.trainer_loss import overridden
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from accelerators import settings
 
 from zerofit.core.errors import UserError
-from zerofit.training.trainer.trainer_batches import Batches, batches_under
+from zerofit.training.trainer.trainer_arguments import Batches, batches_under
 
 if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings

@@ -13,8 +13,7 @@ from accelerators import quiet, settings
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.upstream.transformers import field_names
-from zerofit.training.trainer.trainer_fields import apply
-from zerofit.training.trainer.trainer_hooks import install_arguments
+from zerofit.training.trainer.trainer_arguments import apply, install_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

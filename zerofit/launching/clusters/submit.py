@@ -38,8 +38,8 @@ from zerofit.launching.nodes import Nodes
 from zerofit.launching.prepare import specified_machine
 from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_folder, run_folder, write_file
 from zerofit.launching.start import Launch
-from zerofit.machine.library_versions import check_libraries
 from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import check_libraries
 from zerofit.planning.inputs import MachineFlags, ModelFlags, check_none_ignored
 from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.planning.settings import settings_of

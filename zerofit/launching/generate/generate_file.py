@@ -120,7 +120,7 @@ def generate_file(
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import given_settings, whole_settings
     from zerofit.launching.nodes import Nodes
-    from zerofit.machine.library_versions import check_libraries
+    from zerofit.machine.versions import check_libraries
     from zerofit.planning.inference.request import InferenceRequest
 
     nodes = Nodes(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.cache_folder import cache_folder
-from zerofit.machine.library_versions import check_libraries
+from zerofit.machine.versions import check_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

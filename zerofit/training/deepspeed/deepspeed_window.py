@@ -1,4 +1,4 @@
-"""The window of one DeepSpeed engine between two optimizer steps: which call steps it, and when.
+"""Makes DeepSpeed step where the script steps, and before anything looks at the weights.
 
 accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that gradients accumulated by hand
 become steps of their own and a later `clip_grad_norm_` comes too late. Here the last backward pass waits
@@ -7,18 +7,96 @@ until it is known whether it ends the window: the script clips or steps, or goes
 
 from __future__ import annotations
 
-import functools
+import warnings
+import weakref
 from enum import Enum
+from functools import cached_property, partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.core.upstream import deepspeed as deepspeed_engine
-from zerofit.training.deepspeed import deepspeed_refusals
+from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
+from zerofit.core.upstream.deepspeed import hook_own_backward
+from zerofit.training.deepspeed.skipped_steps import watch_engine
+from zerofit.training.micro_batches.hooks import settle
 from zerofit.training.step_calls import script_clips, script_steps
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_LOOPS = "https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation"
+_DEEPSPEED = "https://huggingface.co/docs/accelerate/usage_guides/deepspeed"
+
+clips_between_steps = partial(
+    UserError,
+    "script-clips-between-steps",
+    "the script clips gradients without a step, which DeepSpeed can't",
+    found="clip_grad_norm_() and another pass of training, with no optimizer.step() between",
+    why="DeepSpeed knows the gradients' norm in its step only; zerofit takes it where the script clips",
+    fix="clip only right before optimizer.step(), or use --engine native",
+    see=_LOOPS,
+)
+drops_a_clipped_step = partial(
+    UserError,
+    "script-drops-a-clipped-step",
+    "the script drops gradients that it has clipped, which DeepSpeed can't",
+    found="clip_grad_norm_() with a finite norm, and optimizer.zero_grad() in place of step()",
+    why="DeepSpeed knows the gradients' norm in its step only; zerofit takes it where the script clips, "
+    "and skips it only where the norm is inf or NaN",
+    fix="take the step after every clip_grad_norm_(), or use --engine native",
+    see=_DEEPSPEED,
+)
+steps_after_all = partial(
+    UserError,
+    "step-seen-too-late",
+    "the script steps its optimizer where zerofit did not see it",
+    found="optimizer.step(), after steps that were taken for a script that leaves them to accelerate",
+    why="no call of optimizer.step() was found in the script's source, so every pass became a step",
+    fix="call optimizer.step() in a source file of the script, or use --engine native",
+    see=_DEEPSPEED,
+)
+never_steps = partial(
+    UserError,
+    "optimizer-never-steps",
+    "the script computes gradients and never steps its optimizer",
+    found="backward passes, and no optimizer.step() so far",
+    why="its source calls a step(), so that the steps are its own; accelerate's, one in each backward(), "
+    "zerofit takes only for scripts without any",
+    fix="call optimizer.step() under DeepSpeed too, or use --engine native",
+    see=_DEEPSPEED,
+)
+steps_unprepared_optimizer = partial(
+    UserError,
+    "optimizer-not-prepared",
+    "DeepSpeed steps only an optimizer that is prepared",
+    found="step() of an optimizer as the script made it",
+    why="its gradients are DeepSpeed's, which averages them over the ranks when its own optimizer steps",
+    fix="step what accelerator.prepare(optimizer) returns, or use --engine native",
+    see=_DEEPSPEED,
+)
+trains_without_optimizer = partial(
+    UserError,
+    "optimizer-not-prepared",
+    "DeepSpeed trains only a model whose optimizer is prepared",
+    found="a forward pass for training, of a model that was prepared without its optimizer",
+    why="ZeRO partitions both together, and without it no gradient is averaged over the ranks",
+    fix="prepare the optimizer with its model, before it trains, or use --engine native",
+    see=_DEEPSPEED,
+)
+clips_by_value = partial(
+    UserError,
+    "deepspeed-clips-by-norm-only",
+    "DeepSpeed can't clip gradients by their values",
+    found="clip_grad_value_() under DeepSpeed",
+    why="the gradients are partitioned over the ranks, and DeepSpeed clips their common norm only",
+    fix="use accelerator.clip_grad_norm_() in the script, or --engine native",
+    see=_DEEPSPEED,
+)
 
 
 class _Clipped(Enum):
@@ -100,7 +178,7 @@ class Window:
         """Act on another pass of training: the script's own step has come, or does not come now."""
         if self._clipped is not _Clipped.NONE:
             if self.script_steps and self._clipped is _Clipped.STEPPED:
-                raise deepspeed_refusals.clips_between_steps()
+                raise clips_between_steps()
             self._clipped = _Clipped.NONE
         if not self.script_steps:
             self._step_at_boundary()
@@ -112,7 +190,7 @@ class Window:
         if not self._gradient_state.sync_gradients:
             return
         if self._has_stepped_unasked:
-            raise deepspeed_refusals.steps_after_all()
+            raise steps_after_all()
         self._script_steps = True
         if self._clipped is _Clipped.NONE:
             self._finish()
@@ -145,12 +223,12 @@ class Window:
         if not self._gradient_state.sync_gradients:
             return
         if self._clipped is _Clipped.STEPPED and self.script_steps:
-            raise deepspeed_refusals.drops_a_clipped_step()
+            raise drops_a_clipped_step()
         self._clipped = _Clipped.NONE
         if (self._waiting or self._has_gradients) and self.script_steps:
             self._num_dropped += not self._has_stepped
             if self._num_dropped == _MOST_DROPPED:
-                raise deepspeed_refusals.never_steps()
+                raise never_steps()
             self._waiting = None
             self._settle(None)
             if self._has_gradients:
@@ -166,7 +244,7 @@ class Window:
         """Act on the end of training: gradients without any step are an error."""
         self.end()
         if (self._waiting or self._has_gradients or self._num_dropped) and not self._has_stepped:
-            raise deepspeed_refusals.never_steps()
+            raise never_steps()
 
     @property
     def script_steps(self) -> bool:
@@ -177,7 +255,7 @@ class Window:
             self._script_steps = script_steps()
         return self._script_steps
 
-    @functools.cached_property
+    @cached_property
     def _script_clips(self) -> bool:
         """True if the script may clip after backward: a step that it leaves to accelerate waits for that."""
         return script_clips()
@@ -206,3 +284,95 @@ class Window:
                 self.engine.step()
         finally:
             self.is_stepping, self.gradient_factor = False, 1.0
+
+
+def window_of(accelerator: Any) -> Window | None:
+    """Return the window of the engine that an Accelerator runs backward passes on; None without DeepSpeed."""
+    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
+    return None if wrapped is None else wrapped.engine.__dict__.get("_zerofit_window")
+
+
+def watch(accelerator: Any, changes: Changes) -> None:
+    """Let the engines and optimizers that an Accelerator has prepared step where the script steps."""
+    for engine in prepared_models(accelerator):
+        if hasattr(engine, "set_gradient_accumulation_boundary") and "_zerofit_window" not in engine.__dict__:
+            _watch_engine(engine, accelerator, changes)
+    for scheduler in prepared_schedulers(accelerator):
+        if "_zerofit_watched" not in scheduler.__dict__:
+            scheduler._zerofit_watched = True
+            scheduler.step = MethodType(_after_step_of(accelerator, type(scheduler).step), scheduler)
+
+
+def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
+    held = weakref.ref(accelerator)
+    window = Window(
+        engine, accelerator.gradient_state, changes, settle=lambda loss: settle(held(), except_for=loss)
+    )
+    engine._zerofit_window = window
+    watch_engine(engine, changes)
+    engine.register_forward_pre_hook(_before_forward)
+    hook_own_backward(engine, window.begin_own_backward)
+    for wrapper in prepared_optimizers(accelerator):
+        if wrapper.optimizer is engine.optimizer:
+            wrapper._zerofit_window = window
+            # Bound methods: a scheduler made of the wrapper later reads the function behind its step().
+            wrapper.step = MethodType(_step, wrapper)
+            wrapper.zero_grad = MethodType(_zero_grad, wrapper)
+
+
+def refuse_step_of(optimizer: Any, window: Window) -> None:
+    """Refuse steps of an optimizer that only DeepSpeed may step: the script's, which it did not prepare."""
+
+    def check(*_: Any) -> None:
+        if not window.is_stepping:
+            raise steps_unprepared_optimizer()
+
+    optimizer.register_step_pre_hook(check)
+
+
+def _before_forward(engine: Any, _: Any) -> None:
+    import torch
+
+    if engine.training and torch.is_grad_enabled():
+        engine._zerofit_window.go_on()
+    else:
+        engine._zerofit_window.end()
+
+
+def _step(optimizer: Any, closure: Any = None) -> None:
+    optimizer._zerofit_window.step()
+
+
+def _zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
+    optimizer._zerofit_window.zero_grad()
+
+
+def _after_step_of(accelerator: Any, original: Any) -> Any:
+    """Return a scheduler's step() that comes after the step which a script leaves to accelerate."""
+    held = weakref.ref(accelerator)
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        window = window_of(held())
+        if window is not None:
+            window.end()
+        return original(self, *args, **kwargs)
+
+    return step
+
+
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Take the step that a script leaves to accelerate before it saves, evaluates or ends."""
+    if not settings.uses_deepspeed:
+        return
+    # DeepSpeed 0.19 calls collectives that torch 2.13 renames, thousands of times; no script can mend that.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    looks = dict.fromkeys(("save_state", "save_model", "get_state_dict", "unwrap_model"), Window.end)
+    for name, act in {**looks, "end_training": Window.close}.items():
+
+        def after_step(original: Any, self: Any, *args: Any, act: Any = act, **kwargs: Any) -> Any:
+            window = window_of(self)
+            if window is not None:
+                act(window)
+            return original(self, *args, **kwargs)
+
+        wrap(accelerator_class, name, after_step)

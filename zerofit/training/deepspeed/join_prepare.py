@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.training.deepspeed.deepspeed_refusals import trains_without_optimizer
+from zerofit.training.deepspeed.deepspeed_window import trains_without_optimizer
 from zerofit.training.optimizer_swap import is_plain_optimizer, live_optimizers
 from zerofit.training.trained_groups import holds
 from zerofit.training.wrapping import wrap

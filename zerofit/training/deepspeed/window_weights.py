@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.accelerate import prepared_optimizers
-from zerofit.training.deepspeed.deepspeed_step import window_of
+from zerofit.training.deepspeed.deepspeed_window import window_of
 from zerofit.training.loss_items import items_of
 
 if TYPE_CHECKING:

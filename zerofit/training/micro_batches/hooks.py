@@ -9,8 +9,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.training.micro_batches.pending_backward import PendingBackward
-from zerofit.training.micro_batches.split_model import SplitModel
-from zerofit.training.micro_batches.splitter import Splitter
+from zerofit.training.micro_batches.splitter import SplitModel, Splitter
 from zerofit.training.wrapping import wrap, wrap_steps
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 def _settle_before_steps(accelerator_class: Any) -> None:
     """Take back what went backward early and was skipped, before gradients are unscaled or used.
 
-    Under DeepSpeed the engine's own step does so (deepspeed_step.py).
+    Under DeepSpeed the engine's own step does so (deepspeed_window.py).
     """
 
     def step(self: Any, _: Any, original: Any, closure: Any = None) -> Any:
