@@ -1,16 +1,32 @@
-"""probe_toolchain, and the child that reports on torch and DeepSpeed."""
+"""probe_toolchain: what torch and DeepSpeed report, compilers, and torch's folder of compiled ops."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from zerofit.machine.probe_toolchain import REPORT_COMMAND, ask_torch, probe_toolchain
-from zerofit.machine.toolchain import DeepSpeedOp, TorchBuild
+from zerofit.machine.extensions import (
+    clear_abandoned_locks,
+    extensions_folders,
+    find_build_locks,
+    is_op_compiled,
+    ops_to_compile,
+)
+from zerofit.machine.probe_toolchain import (
+    REPORT_COMMAND,
+    ask_torch,
+    find_cxx,
+    find_ninja,
+    find_nvcc,
+    has_libaio,
+    probe_toolchain,
+)
+from zerofit.machine.toolchain import BuildLock, DeepSpeedOp, Nvcc, TorchBuild
 
 _PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
 
@@ -86,3 +102,149 @@ def test_report_says_what_is_not_installed(tmp_path: Path) -> None:
         "error": "ModuleNotFoundError: No module named 'torch'",
     }
     assert report["deepspeed"]["answer"] is None
+
+
+def _program(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def _environ_with(folder: Path, **variables: str) -> dict[str, str]:
+    return {"PATH": str(folder), **variables}
+
+
+def test_cxx_is_what_torch_would_call(tmp_path: Path) -> None:
+    default, other = _program(tmp_path / "c++"), _program(tmp_path / "clang++")
+    assert find_cxx(environ=_environ_with(tmp_path)) == ("c++", str(default))
+    assert find_cxx(environ=_environ_with(tmp_path, CXX="clang++")) == ("clang++", str(other))
+    assert find_cxx(environ=_environ_with(tmp_path, CXX="icpx")) == ("icpx", None)
+
+
+def test_ninja_beside_python_counts_only_where_path_does_not_lead(tmp_path: Path) -> None:
+    beside = _program(tmp_path / "venv/bin/ninja")
+    system = _program(tmp_path / "usr/bin/ninja")
+    empty = tmp_path / "empty"
+    assert find_ninja(environ=_environ_with(system.parent), scripts=beside.parent) == (str(system), None)
+    assert find_ninja(environ=_environ_with(empty), scripts=beside.parent) == (None, str(beside))
+    assert find_ninja(environ=_environ_with(empty), scripts=empty) == (None, None)
+
+
+_NVCC_SAYS = 'echo "Cuda compilation tools, release 12.4, V12.4.131"'
+
+
+def test_nvcc_is_looked_for_where_torch_looks(tmp_path: Path) -> None:
+    home, path, usual = (
+        _program(tmp_path / f"{name}/bin/nvcc", _NVCC_SAYS) for name in ("home", "path", "x")
+    )
+    nvcc = {name: Nvcc(path=str(name), version=(12, 4)) for name in (home, path, usual)}
+    on_path = str(path.parent)
+    assert find_nvcc(environ={"PATH": on_path, "CUDA_HOME": f"{tmp_path}/home"}, root=tmp_path) == nvcc[home]
+    assert find_nvcc(environ={"PATH": on_path, "CUDA_PATH": f"{tmp_path}/home"}, root=tmp_path) == nvcc[home]
+    assert find_nvcc(environ={"PATH": on_path}, root=tmp_path) == nvcc[path]
+    assert find_nvcc(environ={"PATH": f"{tmp_path}/empty"}, root=tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["exit 1", "echo no release here"])
+def test_nvcc_that_does_not_answer_has_no_version(tmp_path: Path, text: str) -> None:
+    nvcc = _program(tmp_path / "bin/nvcc", text)
+    found = find_nvcc(environ={"PATH": "", "CUDA_HOME": str(tmp_path)})
+    assert found == Nvcc(path=str(nvcc), version=None)
+
+
+def test_libaio_needs_header_and_library(tmp_path: Path) -> None:
+    """A library of that name, compiled here, stands for libaio; its header is taken away afterwards."""
+    _, cxx = find_cxx(environ=os.environ)
+    assert cxx is not None
+    header, source = tmp_path / "libaio.h", tmp_path / "aio.cpp"
+    header.write_text('extern "C" int io_destroy(void *);\n')
+    source.write_text(f'#include "{header}"\nint io_destroy(void *) {{ return 0; }}\n')
+    subprocess.run([cxx, "-shared", "-fPIC", source, "-o", tmp_path / "libaio.so"], check=True)
+    environ = {**os.environ, "CFLAGS": f"-nostdinc -I{tmp_path}", "LDFLAGS": f"-L{tmp_path}"}
+    assert has_libaio(cxx=cxx, environ=environ) is True
+    header.unlink()
+    assert has_libaio(cxx=cxx, environ=environ) is False
+    assert has_libaio(cxx=None, environ=environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "cuda_version", "top", "folder"),
+    [
+        ({}, None, "/home/me/.cache/torch_extensions", f"{_PYTHON}_cpu"),
+        ({}, (12, 6), "/home/me/.cache/torch_extensions", f"{_PYTHON}_cu126"),
+        ({"XDG_CACHE_HOME": "/fast"}, None, "/fast/torch_extensions", f"{_PYTHON}_cpu"),
+        ({"TORCH_EXTENSIONS_DIR": "/ext"}, (12, 6), "/ext", ""),
+    ],
+)
+def test_extensions_folder_is_where_torch_builds(
+    environ: dict[str, str], cuda_version: tuple[int, int] | None, top: str, folder: str
+) -> None:
+    folders = extensions_folders(environ=environ, home=Path("/home/me"), cuda_version=cuda_version)
+    assert folders == (Path(top), Path(top, folder))
+
+
+def test_extensions_folder_agrees_with_torch(tmp_path: Path) -> None:
+    program = "from torch.utils.cpp_extension import _get_build_directory as f; print(f('cpu_adam', False))"
+    environ = {name: text for name, text in os.environ.items() if name != "TORCH_EXTENSIONS_DIR"}
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    _, folder = extensions_folders(environ=environ, home=Path("/"), cuda_version=None)
+    # The folder's end names torch's CUDA, which differs between the machines that run this.
+    assert result.stdout.strip().startswith(str(folder).removesuffix("cpu"))
+
+
+def test_op_is_compiled_where_its_library_lies(tmp_path: Path) -> None:
+    _touch(tmp_path / "cpu_adam/cpu_adam_v1.so")
+    (tmp_path / "async_io").mkdir()
+    assert is_op_compiled("cpu_adam", folder=tmp_path)
+    assert not is_op_compiled("async_io", folder=tmp_path)
+    assert not is_op_compiled("fused_adam", folder=tmp_path)
+
+
+def test_ops_are_to_be_compiled_where_no_build_of_this_python_has_them(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    _touch(tmp_path / "torch_extensions" / f"{_PYTHON}_cu130" / "cpu_adam" / "cpu_adam.so")
+    _touch(tmp_path / "torch_extensions" / "py27_cpu" / "async_io" / "async_io.so")
+    names = ("cpu_adam", "async_io")
+    assert ops_to_compile(names, environ=environ, home=Path("/")) == ("async_io",)
+    assert ops_to_compile(names, environ={}, home=tmp_path) == names
+
+
+def test_lock_is_held_while_a_process_has_it_open_and_stale_after(tmp_path: Path) -> None:
+    lock = tmp_path / "py311_cpu/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w"):
+        (held,) = find_build_locks(tmp_path)
+    two_hours_ago = lock.stat().st_mtime - 7200
+    os.utime(lock, (two_hours_ago, two_hours_ago))
+    (stale,) = find_build_locks(tmp_path)
+    assert held == BuildLock(path=str(lock), age_s=held.age_s, is_held=True)
+    assert stale == BuildLock(path=str(lock), age_s=stale.age_s, is_held=False)
+    assert stale.age_s == pytest.approx(7200, abs=60)
+
+
+def test_a_launch_removes_what_a_killed_build_left_and_warns_of_what_it_is_not_sure_of(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "torch_extensions"
+    old, young, held = (folder / f"py311_cpu/{op}/lock" for op in ("cpu_adam", "cpu_adagrad", "async_io"))
+    for lock in (old, young, held):
+        _touch(lock)
+    for lock in (old, held):
+        os.utime(lock, (0, 0))
+    with held.open():
+        said = list(clear_abandoned_locks(environ={"XDG_CACHE_HOME": str(tmp_path)}, home=tmp_path))
+    assert said == [
+        f"no process here holds {young}; if none does on another node, this run waits for it for ever: "
+        f"rm {young}",
+        f"removed {old}, which a killed build left behind, and for which runs wait for ever",
+    ]
+    assert (old.exists(), young.exists(), held.exists()) == (False, True, True)
+
+
+def test_locks_are_found_in_a_folder_of_the_users_too(tmp_path: Path) -> None:
+    _touch(tmp_path / "async_io/lock")
+    assert [lock.path for lock in find_build_locks(tmp_path)] == [str(tmp_path / "async_io/lock")]
+    assert find_build_locks(tmp_path / "nothing") == ()

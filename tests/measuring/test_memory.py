@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_nvml import FakeNvml
 from small_specs import BERT, files_in, spec_in
 
 from zerofit.core.units import GIB, MIB
@@ -28,45 +27,6 @@ from zerofit.measuring.results import TrialState
 from zerofit.measuring.trial import run_trial
 
 
-class _NvmlError(Exception):
-    pass
-
-
-@dataclass
-class _Nvml:
-    """Two GPUs as NVML tells of them; the second one is another's."""
-
-    processes: dict[int, int | None] = field(default_factory=dict)
-    """Memory by process id."""
-    is_there: bool = True
-    tells_processes: bool = True
-    NVMLError: type[Exception] = _NvmlError
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self.is_there:
-            raise _NvmlError
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.is_there = False
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(free=(79 - 10 * handle) * GIB)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle: int) -> list[SimpleNamespace]:  # noqa: N802
-        if not self.tells_processes:
-            raise _NvmlError
-        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.processes.items()]
-
-
 @pytest.mark.parametrize(
     ("visible", "processes", "expected"),
     [
@@ -74,7 +34,7 @@ class _Nvml:
         (None, {1: GIB}, (79 * GIB, None)),
         (None, {os.getpid(): None}, (79 * GIB, None)),
         ("1,0", {}, (69 * GIB, None)),
-        ("GPU-1", {}, (69 * GIB, None)),
+        ("GPU-aaaa2", {}, (69 * GIB, None)),
     ],
 )
 def test_nvml_tells_what_is_free_of_the_first_visible_gpu_and_what_this_process_holds(
@@ -88,18 +48,18 @@ def test_nvml_tells_what_is_free_of_the_first_visible_gpu_and_what_this_process_
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     free_bytes, own_bytes = expected
-    reading = read_gpu(nvml=_Nvml(processes=processes))
+    reading = read_gpu(nvml=FakeNvml(names=("A", "A"), processes=processes))
     assert reading == GpuReading(free_bytes=free_bytes, process_bytes=own_bytes)
 
 
 def test_a_gpu_that_tells_of_no_process_still_tells_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    reading = read_gpu(nvml=_Nvml(tells_processes=False))
+    reading = read_gpu(nvml=FakeNvml(names=("A", "A"), processes=None))
     assert reading == GpuReading(free_bytes=79 * GIB, process_bytes=None)
 
 
 def test_without_nvml_nothing_is_known() -> None:
-    reading = read_gpu(nvml=_Nvml(is_there=False))
+    reading = read_gpu(nvml=FakeNvml(has_driver=False))
     assert reading == GpuReading(free_bytes=None, process_bytes=None)
     assert reading.held_since(reading) is None
 
