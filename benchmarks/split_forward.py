@@ -25,7 +25,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from zerofit.training.changes import Changes
 from zerofit.training.micro_batches.hooks import replace_forward
 from zerofit.training.micro_batches.pending_backward import PendingBackward
-from zerofit.training.micro_batches.splitter import SplitModel, Splitter
+from zerofit.training.micro_batches.split_model import SplitModel
+from zerofit.training.micro_batches.splitter import Splitter
 
 WHOLE = "whole batches"
 """As the script was written: more memory than there is."""

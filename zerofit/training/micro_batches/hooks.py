@@ -9,7 +9,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.training.micro_batches.pending_backward import PendingBackward
-from zerofit.training.micro_batches.splitter import SplitModel, Splitter
+from zerofit.training.micro_batches.split_model import SplitModel
+from zerofit.training.micro_batches.splitter import Splitter
 from zerofit.training.wrapping import wrap, wrap_steps
 
 if TYPE_CHECKING:

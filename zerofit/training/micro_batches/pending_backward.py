@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zerofit.models.pieces import Inputs
     from zerofit.models.trees import Path
     from zerofit.training.micro_batches.random_state import AutocastState, RandomState
-    from zerofit.training.micro_batches.splitter import SplitModel
+    from zerofit.training.micro_batches.split_model import SplitModel
 
 
 Gradients = dict["Path", Any]

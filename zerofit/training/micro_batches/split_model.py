@@ -1,0 +1,150 @@
+"""The model that runs in micro-batches: its own forward pass, and how its ranks run it together."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.upstream.accelerate import is_in_autocast
+from zerofit.training.micro_batches.random_state import AutocastState, devices_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from zerofit.models.pieces import Inputs
+    from zerofit.models.trees import Path
+
+_WRAPPERS = frozenset(
+    {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "DataParallel"}
+)
+_FIRST_TRUST = 2
+"""Equal gradients in a row after which the next is taken to be the same. ASSUMPTION: a script that scales by
+a constant does so from its first step on."""
+
+
+class Guess:
+    """The gradient of a script's loss with respect to the one scalar output that it uses."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Path, float] | None = None
+        self._times_seen = 0
+        self._trusted_after = _FIRST_TRUST
+
+    def see(self, gradients: dict[Path, float] | None) -> None:
+        """Take in what one backward pass asked for; None where it used more than scalars of one pass."""
+        if gradients is None or len(gradients) != 1:
+            self._seen, self._times_seen = None, 0
+            return
+        (seen,) = gradients.items()
+        self._times_seen = self._times_seen + 1 if seen == self._seen else 1
+        self._seen = seen
+
+    def was_wrong(self) -> None:
+        """Trust later than before: each wrong guess costs the forward and backward passes that repair it."""
+        self.see(None)
+        self._trusted_after *= 2
+
+    def is_useless(self) -> None:
+        """Trust never again: the script clears gradients between its forward and backward passes."""
+        self._trusted_after = sys.maxsize
+
+    @property
+    def trusted(self) -> tuple[Path, float] | None:
+        """(the output, its gradient) that the next backward pass will ask for; None without grounds."""
+        return self._seen if self._times_seen >= self._trusted_after else None
+
+
+class SplitModel:
+    """One model under its wrappers.
+
+    Args:
+        model: as Accelerator.prepare() returned it; its forward is still its own.
+        no_sync: inside, a backward pass exchanges no gradients between ranks.
+        agreed: takes numbers, and returns the largest of each over all ranks. Needed where every piece has
+            collective operations of its own (ZeRO-2 and 3, FSDP), so that all ranks must run as many pieces;
+            None elsewhere. With it a training forward pass is one for all ranks together.
+        runs_alone: whether one rank may run a forward pass without the others.
+        may_run_early: whether pieces may go backward before the script asks for it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        no_sync: Callable[[], AbstractContextManager[Any]],
+        agreed: Callable[[list[int]], list[int]] | None = None,
+        runs_alone: bool = True,
+        may_run_early: bool = True,
+    ) -> None:
+        self.no_sync = no_sync
+        self.is_in_step = agreed is not None
+        self.agreed = agreed if agreed is not None else list[int]
+        self.runs_alone = runs_alone
+        self.may_run_early = may_run_early
+        self.guess = Guess()
+        self.base = unwrapped(model)
+        self.original_forward = model.forward
+        self.parallel = _data_parallel(model)
+        """The DistributedDataParallel around the model; None without."""
+        self.devices: frozenset[Any] = frozenset()
+        """Those that the model computes on, as of its last training forward pass."""
+        self.scalars: set[Path] = set()
+        """Paths of the outputs that are one number for all samples of a piece; grows."""
+        self.looked_at: set[Any] = set()
+        """Keys of the outputs that the script has looked at; grows."""
+        self._model = model
+
+    @property
+    def is_triggered(self) -> bool:
+        """True if the script asks for an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
+        return bool(self._model.__dict__.get("_zerofit_triggered", False))
+
+    def note_devices(self) -> None:
+        """Note on which devices the model computes now."""
+        self.devices = devices_of(self.base)
+
+    def call(self, inputs: Inputs, *, with_gradient: bool) -> Any:
+        """Return the model's own outputs for one piece."""
+        import torch
+
+        with torch.set_grad_enabled(with_gradient):
+            # DistributedDataParallel exchanges buffers in its forward: only those with a gradient count alike
+            # on all ranks.
+            forward = self.original_forward
+            if self.parallel is not None and not with_gradient:
+                forward = self.parallel.module
+            outputs = forward(*inputs.args, **inputs.kwargs)
+        if not with_gradient:
+            torch.clear_autocast_cache()  # or weights cast here would have no gradient later
+        return outputs
+
+    @property
+    def is_half(self) -> bool:
+        """True if it computes in 16 bits."""
+        import torch
+
+        return (
+            any(is_enabled for _, is_enabled, _ in AutocastState.now(self.devices).settings)
+            or is_in_autocast(self._model)
+            or is_in_autocast(self.base)
+            or any(one.dtype in (torch.float16, torch.bfloat16) for one in self.base.parameters())
+        )
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model itself, without DistributedDataParallel, DeepSpeed's engine or torch.compile."""
+    while True:
+        if "_orig_mod" in model._modules:
+            model = model._orig_mod
+        elif "module" in model._modules and type(model).__name__ in _WRAPPERS:
+            model = model.module
+        else:
+            return model
+
+
+def _data_parallel(model: Any) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+
+    inner = model._modules.get("_orig_mod", model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
