@@ -223,7 +223,7 @@ def test_what_a_config_leaves_out_is_transformers_default(tmp_path: Path) -> Non
     assert probe_model(str(folder)).facts.num_parameters == 124_439_808
 
 
-def test_fast_counts_the_stored_tensors_of_a_family_without_formula(tmp_path: Path) -> None:
+def test_fast_counts_the_stored_tensors(tmp_path: Path) -> None:
     config = {**_LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
     folder = _folder(tmp_path / "m", config)
     header = json.dumps(
@@ -236,6 +236,16 @@ def test_fast_counts_the_stored_tensors_of_a_family_without_formula(tmp_path: Pa
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(410))
     facts = probe_model(str(folder), is_fast=True).facts
     assert (facts.num_parameters, facts.largest_parameter, facts.hidden_size) == (205, 200, 64)
+
+
+@pytest.mark.parametrize("weights", [None, "version https://git-lfs"])
+def test_fast_counts_on_the_models_class_where_no_stored_weights_can_be_read(
+    tmp_path: Path, weights: str | None
+) -> None:
+    folder = _folder(tmp_path / "m", _LLAMA)
+    if weights is not None:
+        _folder(folder, weights, "model.safetensors")
+    assert probe_model(str(folder), is_fast=True).facts == _renamed(_LLAMA_FACTS, str(folder))
 
 
 def test_a_note_of_the_catalog_is_shown() -> None:

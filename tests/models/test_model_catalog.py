@@ -20,7 +20,6 @@ from zerofit.models.catalog import (
 )
 from zerofit.models.dimensions import facts_of
 from zerofit.models.find import probe_model
-from zerofit.models.formula import closed_form_sizes
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.source import LocatedConfig, ModelOrigin
 from zerofit.models.task import Task
@@ -147,17 +146,6 @@ def test_counts_are_the_published_ones() -> None:
 )
 def test_a_head_counts(name: str, task: Task, count: int) -> None:
     assert catalog_sizes(name)[task].num_parameters == count
-
-
-def test_closed_forms_equal_the_counted_sizes() -> None:
-    num_compared = 0
-    for name, model in catalog_models().items():
-        for task, sizes in catalog_sizes(name).items():
-            closed = closed_form_sizes(model.config, task)
-            if closed is not None:
-                num_compared += 1
-                assert (name, closed) == (name, sizes)
-    assert num_compared > 100
 
 
 def _check_against_transformers(name: str) -> None:

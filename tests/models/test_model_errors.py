@@ -157,13 +157,6 @@ def test_a_value_that_transformers_refuses() -> None:
     assert "rms_norm_eps" in found
 
 
-@pytest.mark.parametrize("value", [None, [64], "64"])
-def test_fast_does_not_reckon_with_what_is_no_number(value: Any) -> None:
-    dimensions = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 9}
-    _write({"m/config.json": {"model_type": "llama", **dimensions, "hidden_size": value}})
-    assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
-
-
 @pytest.mark.parametrize("asked", ["is_dir", "is_file", "read_text"])
 def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     def refuse(path: Path, *_: Any, **__: Any) -> None:
@@ -176,27 +169,12 @@ def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch, asked
     assert found.endswith(": Permission denied")
 
 
-def test_fast_does_not_reckon_with_a_damaged_safetensors_file() -> None:
-    _write({"m/config.json": {"model_type": "phi3"}, "m/model.safetensors": "version https://git-lfs"})
-    assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
-
-
 def test_a_task_that_the_family_has_no_class_for() -> None:
     assert _message("gpt2", task=Task.IMAGE_CLASSIFICATION).split("\n  ") == [
         "error[model-task-unknown]: transformers has no class for this model and task",
         "found: --model gpt2 --task image-classification, of type gpt2",
         "why:   its family has causal-lm, sequence-classification, token-classification, question-answering",
         "fix:   --task causal-lm, or another of these",
-    ]
-
-
-def test_fast_refuses_what_only_torch_could_tell() -> None:
-    _write({"m/config.json": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}})
-    assert _message("m", is_fast=True).split("\n  ") == [
-        "error[model-needs-torch]: the size of this model can't be known without torch",
-        "found: --fast with --model m, of type phi3",
-        "why:   it is not in the catalog, has no closed form, and no safetensors files lie beside it",
-        "fix:   leave out --fast",
     ]
 
 

@@ -11,7 +11,6 @@ from zerofit.core.errors import UserError
 from zerofit.models.catalog import catalog_model, catalog_models, catalog_sizes
 from zerofit.models.dimensions import IncompleteConfigError, facts_of
 from zerofit.models.files import locate_config
-from zerofit.models.formula import closed_form_sizes
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes, ModelSource
 from zerofit.models.task import Task, task_of
 
@@ -31,20 +30,22 @@ def probe_model(
         text: a folder with a config.json, such a file, a name or hub id of the catalog, or any hub id.
         task: what the head is for; None takes it from the config's architectures.
         trust_remote_code: whether the model's own Python code may run where transformers has no class for it.
-        is_fast: whether torch must stay out; sizes then come from closed forms or the headers of the weights.
+        is_fast: whether to read sizes off the headers of the weights, if there are any, in place of building
+            the model's class, which imports torch.
 
     Raises:
         UserError: no such model, no usable config, a task its family has no class for, code that nobody
-            allowed to run; or, where is_fast, a model whose size can't be known without torch.
+            allowed to run.
     """
     located = locate_config(text)
     if located.origin is ModelOrigin.CATALOG:
         heads = catalog_sizes(located.name)
         chosen, reason = _chosen(located, task, tuple(heads))
         return _source(located, chosen, reason, heads[chosen])
-    if is_fast:
+    stored = _stored_sizes(located) if is_fast else None
+    if stored is not None:
         chosen, reason = _chosen(located, task, _tasks_of_family(located.config["model_type"]))
-        return _source(located, chosen, reason, _fast_sizes(located, chosen))
+        return _source(located, chosen, reason, stored)
     return _built(located, task, trust_remote_code=trust_remote_code)
 
 
@@ -128,19 +129,11 @@ def _tasks_of_family(model_type: str) -> tuple[Task, ...]:
     return tuple(Task)
 
 
-def _fast_sizes(located: LocatedConfig, task: Task) -> ModelSizes:
-    sizes = closed_form_sizes(located.config, task)
-    if sizes is not None:
-        return sizes
+def _stored_sizes(located: LocatedConfig) -> ModelSizes | None:
+    """Return the sizes of a folder's stored weights; None where it holds none."""
     elements = [math.prod(shape) for _, shape in _stored_tensors(located)]
     if not elements:
-        raise UserError(
-            "model-needs-torch",
-            "the size of this model can't be known without torch",
-            found=f"--fast with --model {located.name}, of type {located.config['model_type']}",
-            why="it is not in the catalog, has no closed form, and no safetensors files lie beside it",
-            fix="leave out --fast",
-        )
+        return None
     return ModelSizes(
         architecture=next(iter(located.config.get("architectures") or ()), ""),
         num_parameters=sum(elements),
