@@ -10,11 +10,9 @@ from planning_problems import RATES, made_trace, model, problem
 
 from zerofit.core.request import Request
 from zerofit.core.strategy import Precision, Quantization, Strategy
-from zerofit.planning.answer import Answer
-from zerofit.planning.as_it_is import script_as_it_is, wins
 from zerofit.planning.plan_table import as_it_is_lines, plan_table
 from zerofit.planning.problem import Allow, Problem
-from zerofit.planning.solve import solve
+from zerofit.planning.solve import Answer, script_as_it_is, solve, wins
 from zerofit.planning.training_estimator import ClosedFormEstimator
 
 _OWN = Strategy(

@@ -24,17 +24,13 @@ from zerofit.core.plan import Origin, Topology
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.planning.answer import Answer
 from zerofit.planning.estimate.device_memory.optimizers import STATES, OneState, Stepper
-from zerofit.planning.from_capture import own_stepper
-from zerofit.planning.make_problem import captured_problem_of
+from zerofit.planning.from_capture import own_stepper, problem_from_capture
+from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.problem import Allow, Problem
-from zerofit.planning.settings import settings_of
-from zerofit.planning.solve import solve
+from zerofit.planning.solve import Answer, solve
 from zerofit.planning.subject import CapturedRun
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
-
-_NO_FLAGS, *_ = settings_of({})
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
 _ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
@@ -478,10 +474,9 @@ def test_a_files_accumulation_is_taken_where_it_is_the_scripts_own(
 
 
 def _problem_on_a_node(found: Capture, request: Request) -> Problem:
-    return captured_problem_of(
-        _NO_FLAGS,
+    return problem_from_capture(
+        found,
         request=request,
-        capture=found,
         machine=machine(1, memory_gib=80, host_gib=512),
         versions=VERSIONS,
         topology=Topology(world_size=1),
@@ -490,8 +485,8 @@ def _problem_on_a_node(found: Capture, request: Request) -> Problem:
 
 def test_the_engine_of_a_launch_line_is_no_part_of_what_the_script_was_seen_to_do() -> None:
     script = SimpleNamespace(capture=capture())
-    run = CapturedRun(flags=_NO_FLAGS, script=script, engine="DeepSpeed ZeRO-2")  # type: ignore[arg-type]
+    run = CapturedRun(flags=ModelFlags(), script=script, engine="DeepSpeed ZeRO-2")  # type: ignore[arg-type]
     assert run.capture == replace(capture(), engine="DeepSpeed ZeRO-2")
     assert script.capture == capture()
     own = SimpleNamespace(capture=capture(engine="FSDP"))
-    assert CapturedRun(flags=_NO_FLAGS, script=own, engine="FSDP").capture.engine == "FSDP"  # type: ignore[arg-type]
+    assert CapturedRun(flags=ModelFlags(), script=own, engine="FSDP").capture.engine == "FSDP"  # type: ignore[arg-type]

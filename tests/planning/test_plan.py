@@ -12,9 +12,9 @@ from zerofit.core.facts import Versions
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
-from zerofit.planning.make_problem import source_of, weights_of
+from zerofit.planning.inputs import settings_of
 from zerofit.planning.plan_words import rate
-from zerofit.planning.settings import settings_of
+from zerofit.planning.subject import named_model, weights_of
 
 _MODEL: dict[str, Any] = {
     "model": "gpt2",
@@ -121,4 +121,4 @@ def test_what_has_no_tokens_is_counted_in_samples_a_second() -> None:
 def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: Precision) -> None:
     flags, _, _ = settings_of({"model": "llama-3.2-1b", "sequence_length": 512})
     versions = Versions(python="3", zerofit="0", transformers=transformers)
-    assert weights_of(flags, source_of(flags).facts, versions)[0] is dtype
+    assert weights_of(flags, named_model(flags).facts, versions)[0] is dtype

@@ -17,6 +17,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.request import Request
 from zerofit.core.units import GIB
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
+from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.planner import Planner
 
 if TYPE_CHECKING:
@@ -29,10 +30,15 @@ class Untraceable:
 
     capture: Capture
     rule: str = "trace-broken"
+    is_fast: bool = False
 
     name = "made"
     notes = ()
     identity = "made"
+
+    @property
+    def flags(self) -> ModelFlags:
+        return ModelFlags(is_fast=self.is_fast)
 
     @property
     def facts(self) -> Any:
@@ -43,7 +49,7 @@ class Untraceable:
 
 
 def _answer(captured: Capture, *, request: Request | None = None, **fields: Any) -> Any:
-    with Planner(Untraceable(captured, **fields), is_fast=False, observer=Observer()) as planner:
+    with Planner(Untraceable(captured, **fields), observer=Observer()) as planner:
         return planner.answer(captured_problem(captured, request=request), is_here=False)
 
 
@@ -97,7 +103,7 @@ def test_a_plan_for_this_machine_goes_by_what_was_observed_on_it(
         step_time_s=plan.estimate.step_time.seconds,
     )
     write_observation(observed)
-    with Planner(Untraceable(capture()), is_fast=True, observer=Observer()) as planner:
+    with Planner(Untraceable(capture(), is_fast=True), observer=Observer()) as planner:
         answer = planner.answer(problem, is_here=is_here)
     assert answer.plan.strategy == plan.strategy
     assert ("observed on this machine on 2026-11-20: 5.0 GiB reserved" in plan_why(answer)) is is_here

@@ -15,11 +15,10 @@ from zerofit.core.plan import Origin, plan_from_json, plan_to_json
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.planning.answer import Answer
 from zerofit.planning.candidates import candidates
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.search import SAME_TIME, simplicity, tier
-from zerofit.planning.solve import best_of, solve
+from zerofit.planning.solve import Answer, best_of, solve
 from zerofit.planning.suggestions import with_more_host_memory
 from zerofit.planning.training_estimator import ClosedFormEstimator
 

@@ -22,6 +22,7 @@ from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request
 from zerofit.planning.from_capture import problem_from_capture
+from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.problem import Problem
 
 ADAMW = "torch.optim.adamw.AdamW"
@@ -120,11 +121,11 @@ def captured_problem(
     """Return the problem of a capture on a node of GPUs."""
     return problem_from_capture(
         captured or capture(),
+        ModelFlags(**fields),
         request=request or Request(),
         machine=machine(num_gpus, memory_gib=memory_gib, host_gib=host_gib),
         versions=VERSIONS,
         topology=Topology(world_size=num_gpus),
-        **fields,
     )
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.facts import GpuSpec, Machine, Versions
 from zerofit.core.plan import Topology
+from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
+from zerofit.generation.generation_job import Gather
 from zerofit.models.find import probe_model
 from zerofit.planning.inference.memory import Weights, weights_of
 from zerofit.planning.inference.plan_inference import plan_inference
-from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
+from zerofit.planning.inference.problem import InferenceWorkload
 
 if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
-    from zerofit.planning.inference.inference_plan import InferencePlan
+    from zerofit.planning.inference.problem import InferencePlan
 
 VERSIONS = Versions(python="3.12.4", zerofit="0.1.0", torch="2.13.0", deepspeed="0.19.8")
 GPU_24 = GpuSpec(
@@ -60,14 +63,21 @@ def workload(**fields: int) -> InferenceWorkload:
     return InferenceWorkload(**{"num_prompts": 100, "longest_prompt": 1024, "max_new_tokens": 512, **fields})
 
 
-def plan(name: str, node: Machine, *, work: InferenceWorkload | None = None, **request: Any) -> InferencePlan:
+def plan(
+    name: str,
+    node: Machine,
+    *,
+    work: InferenceWorkload | None = None,
+    gather: Gather = Gather.AUTO,
+    **request: Any,
+) -> InferencePlan:
     """Return the plan of a model of the catalog."""
     return plan_inference(
         model=facts(name),
         machine=node,
         versions=VERSIONS,
-        workload=work or workload(),
-        request=InferenceRequest(**request),
+        workload=replace(work or workload(), gather=gather),
+        request=Request(**request),
     )
 
 

@@ -43,7 +43,7 @@ from zerofit.machine.port import DEFAULT_PORT
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import check_none_ignored
-from zerofit.planning.make_problem import machine_of
+from zerofit.planning.machine import machine_of
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
 from zerofit.planning.ranks import check_ranks_of
 
@@ -94,19 +94,14 @@ def config(
         specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
         # only where it is needed: estimates are much code
-        from zerofit.planning.plan import check_plans_alone, named_model, plan_to_run
+        from zerofit.planning.plan import check_plans_alone, plan_to_run
+        from zerofit.planning.subject import named_model
 
         check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
         if machine_flags.gpus is not None:
             check_ranks_of(request, specified.machine)
-        plan, *_ = plan_to_run(
-            named_model(model_flags),
-            request,
-            specified,
-            is_fast=model_flags.is_fast,
-            is_here=False,
-            observer=console,
-        )
+        named = named_model(model_flags)
+        plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=console)
     else:
         plan = choose(machine=specified.machine, versions=probe_versions(), request=request)
     situation = situation_of_strategy(

@@ -13,7 +13,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.planning.settings import plan_from_file
+from zerofit.planning.inputs import plan_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,13 +30,13 @@ from zerofit.core.secrets import masked, shell_words
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import MachineFlags
-from zerofit.planning.make_problem import machine_of
+from zerofit.planning.machine import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
 from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
-    from zerofit.planning.answer import Answer
+    from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
 

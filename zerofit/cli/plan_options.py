@@ -12,7 +12,7 @@ from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
-from zerofit.planning.inputs import DEFAULTS, Loop, MachineFlags, ModelFlags
+from zerofit.planning.inputs import Loop, MachineFlags, ModelFlags
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
 if TYPE_CHECKING:
@@ -117,13 +117,13 @@ _MODEL_OPTIONS = (
     click.option(
         "--allow",
         type=_Allowed(),
-        default=DEFAULTS["allow"],
+        default=frozenset(),
         help="What may change the training, if nothing else fits.",
     ),
     click.option(
         "--reserve",
         type=_ReserveType(),
-        default=DEFAULTS["reserve"],
+        default=Reserve(share=DEFAULT_RESERVE),
         help=f"What stays free of each GPU; {DEFAULT_RESERVE:.0%} where it is left out.",
     ),
     click.option(

@@ -96,7 +96,7 @@ def check_flags(launch: LaunchRequest) -> None:
 def _check_gpus(launch: LaunchRequest) -> None:
     if launch.gpus is None:
         if launch.elsewhere != MachineFlags():
-            from zerofit.planning.make_problem import machine_of  # only where it is needed
+            from zerofit.planning.machine import machine_of  # only where it is needed
 
             machine_of(launch.elsewhere, num_nodes=1)  # refuses flags of a machine without its GPUs
         return

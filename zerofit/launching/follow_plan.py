@@ -10,7 +10,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
 from zerofit.core.secrets import masked
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.make_problem import captured_problem_of
+from zerofit.planning.from_capture import problem_from_capture
 from zerofit.planning.plan_from_flags import choose
 from zerofit.scripts.capture.with_progress import captured
 
@@ -48,10 +48,10 @@ def follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Cap
             _check_same(launch, capture, run.capture)
             capture = run.capture
     request = replace(launch.request, plan=_on_these_ranks(launch, plan, capture))
-    captured_problem_of(  # refuses what can't be applied to the script
+    problem_from_capture(  # refuses what can't be applied to the script
+        capture,
         launch.model,
         request=request,
-        capture=capture,
         machine=launch.machine,
         versions=plan.versions,
         topology=_chosen(launch).topology,

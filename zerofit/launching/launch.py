@@ -43,9 +43,8 @@ from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, ModelFlags
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, ModelFlags, plan_from_file, settings_of
 from zerofit.planning.plan_from_flags import asks_for_cpu
-from zerofit.planning.settings import plan_from_file, settings_of
 from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:

@@ -84,7 +84,8 @@ def _plans(launch: LaunchRequest, observer: Observer) -> tuple[tuple[Plan, ...],
 def _plans_for_model(
     launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
 ) -> tuple[Plan, ...]:
-    from zerofit.planning.plan import check_plans_alone, named_model  # only where it is needed
+    from zerofit.planning.plan import check_plans_alone  # only where it is needed
+    from zerofit.planning.subject import named_model
 
     is_here = launch.gpus is None
     check_plans_alone(launch.model, launch.request, on_cpu=launch.request.on_cpu and is_here, rehearses=True)
@@ -95,7 +96,7 @@ def _plans_for_model(
 def _plans_for_script(
     launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
 ) -> tuple[tuple[Plan, ...], Capture]:
-    from zerofit.planning.make_problem import check_model_flags
+    from zerofit.planning.inputs import check_model_flags
     from zerofit.planning.subject import CapturedRun
 
     check_model_flags(launch.model)
@@ -123,7 +124,6 @@ def _plans_for(
         subject,
         launch.request,
         specified,
-        is_fast=launch.model.is_fast,
         is_here=launch.gpus is None,
         observer=observer,
         limits=launch.limits,
@@ -145,7 +145,7 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
 
 def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
     """Return the machine that --gpus and its companions describe, with the GPUs that --gpu-ids names."""
-    from zerofit.planning.make_problem import machine_of
+    from zerofit.planning.machine import machine_of
 
     specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
     if (indices := nodes.gpu_indices) is None:
@@ -158,7 +158,7 @@ def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:
     """Return the request with the script's own micro-batch, of which the global batch is to be made."""
-    from zerofit.planning.make_problem import captured_problem_of
+    from zerofit.planning.from_capture import problem_from_capture
 
     if not launch.captures:
         raise no_micro_batch(launch, found="--no-capture")
@@ -174,10 +174,10 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
         observer.detail("\n".join(capture_lines(capture, is_kept=run.is_kept)))
     bare = replace(launch.request, global_batch_size=None)
     topology = choose(machine=launch.machine, versions=probe_versions(), request=bare).topology
-    problem = captured_problem_of(  # refuses what can't be applied to the script
+    problem = problem_from_capture(  # refuses what can't be applied to the script
+        capture,
         launch.model,
         request=launch.request,
-        capture=capture,
         machine=launch.machine,
         versions=probe_versions(),
         topology=topology,

@@ -43,8 +43,6 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
 
     Args:
         name: the catalog name, folder, file or hub id.
-        config: the content of config.json.
-        task: what the head is for.
         sizes: of the whole model with that head.
 
     Raises:

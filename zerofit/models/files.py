@@ -222,7 +222,6 @@ def _unknown_model(text: str, hub: str) -> UserError:
     """Return the error for a model that is found nowhere.
 
     Args:
-        text: what the user typed.
         hub: what the hub said, or why it was not asked.
     """
     near = nearest_in_catalog(text)

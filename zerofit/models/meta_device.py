@@ -131,7 +131,6 @@ def available_tasks(config: PretrainedConfig, *, with_own_code: bool = False) ->
     An encoder-decoder's decoder alone, or an encoder made causal, is another model: those are left out.
 
     Args:
-        config: of the model.
         with_own_code: whether classes of the model's own code count too, whether or not they may run.
     """
     own = (getattr(config, "auto_map", None) or {}) if with_own_code else {}

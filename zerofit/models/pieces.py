@@ -91,7 +91,6 @@ def taken(inputs: Inputs, rows: Sequence[int] | slice, *, of: int) -> Inputs:
     """Return some samples of the inputs; what has no batch dimension is passed whole.
 
     Args:
-        inputs: what the forward pass is given.
         rows: the samples to take; a slice makes views, and no copies.
         of: samples in the inputs.
     """

@@ -65,7 +65,6 @@ def task_of(config: dict[str, Any], available: tuple[Task, ...]) -> tuple[Task, 
     since that is what encoders are fine-tuned for.
 
     Args:
-        config: the content of config.json.
         available: the tasks that transformers has a class for in this family.
     """
     for architecture in config.get("architectures") or ():

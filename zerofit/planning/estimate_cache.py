@@ -31,7 +31,6 @@ class KeptEstimates:
     """The estimates of one problem, whatever its global batch.
 
     Args:
-        problem: what is to be planned.
         source: what the model's trace is made of, in words.
     """
 

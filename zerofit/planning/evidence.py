@@ -36,7 +36,6 @@ class Evidence:
     """The observations of one problem's kind.
 
     Args:
-        problem: what is to be planned.
         observations: of this machine, the newest first; those of other kinds are left out.
     """
 
@@ -65,7 +64,6 @@ class Evidence:
         """Return the memory of a GPU by what was observed; None where nothing like it was.
 
         Args:
-            strategy: what is estimated.
             predict: gives the estimate without evidence.
         """
         one = self._nearest(strategy, lambda one: bool(one.peaks), most=_most_reserved)

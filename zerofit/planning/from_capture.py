@@ -14,7 +14,8 @@ from zerofit.core.strategy import DTYPES, OptimizerName, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
 from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
-from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Problem, Reserve, Script
+from zerofit.planning.inputs import ModelFlags
+from zerofit.planning.problem import Allow, Problem, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,31 +53,34 @@ _PAD_MULTIPLES = (128, 64, 32, 16, 8)
 
 def problem_from_capture(
     capture: Capture,
+    flags: ModelFlags | None = None,
     *,
     request: Request,
     machine: Machine,
     versions: Versions,
     topology: Topology,
-    allow: frozenset[Allow] = frozenset(),
-    reserve: Reserve | None = None,
-    takes_fastest: bool = False,
-    expandable_segments: bool = False,
 ) -> Problem:
     """Return the problem that a captured script poses on one machine.
 
     Args:
-        allow: what may change the training; the length of a script's samples is its own to change.
+        flags: those of the planning; the length of a script's samples is its own to change.
 
     Raises:
         UserError: a flag asks for what can't be applied to the script, or for another global batch than it
             has, or its batch does not divide over the ranks.
     """
+    flags = flags or ModelFlags()
+    steps = request.gradient_accumulation_steps
+    if steps is not None and capture.route is Route.ACCELERATE:
+        if steps not in (capture.gradient_accumulation_steps, capture.passes_per_step):
+            raise _accumulation_is_the_scripts(request, capture)
+        request = replace(request, gradient_accumulation_steps=None)  # the script's own, which stays
     if capture.asks_for_cpu and not topology.on_cpu:
         raise _runs_on_cpu(capture)
     script = script_of(capture, topology, request)
     constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
-    left_out = {one: why for one in sorted(allow) if (why := _why_left_out(one, script))}
+    left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
     notes += tuple(f"--allow {one} is left out: {why}" for one, why in left_out.items())
     return Problem(
         model=capture.model.facts,
@@ -85,14 +89,30 @@ def problem_from_capture(
         workload=workload,
         versions=versions,
         request=request,
-        allow=allow - left_out.keys(),
-        reserve=reserve or Reserve(share=DEFAULT_RESERVE),
-        takes_fastest=takes_fastest,
+        allow=flags.allow - left_out.keys(),
+        reserve=flags.reserve,
+        takes_fastest=flags.takes_fastest,
         makes_model_first=capture.model.is_made_whole or not capture.model.is_transformers,
         loads_weights=capture.model.loads_weights,
-        expandable_segments=expandable_segments,
+        expandable_segments=flags.expandable_segments,
         script=script,
         notes=(*notes, *_notes(capture, script)),
+    )
+
+
+def _accumulation_is_the_scripts(request: Request, capture: Capture) -> UserError:
+    steps, own = request.gradient_accumulation_steps, capture.passes_per_step
+    place = request.said_by.get("gradient_accumulation_steps")
+    said = "--gradient-accumulation-steps" if place is None else f"{place}: gradient_accumulation_steps"
+    return UserError(
+        "accumulation-is-the-scripts",
+        "the accumulation of this script is made in the script",
+        found=f"{said} {steps}, and its loop steps after {own} forward {'pass' if own == 1 else 'passes'}",
+        why="its batches can be split into smaller ones; how many of them make a step is its own, as the "
+        "global batch is",
+        fix="give --micro-batch-size to split its batches, or change the number in the script"
+        if place is None
+        else f"write {own} there, or leave it out",
     )
 
 

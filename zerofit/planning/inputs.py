@@ -1,15 +1,30 @@
-"""Flags about a model, its workload and the GPUs of another machine."""
+"""What the user says of model, workload and machine: flags, or keyword arguments of zerofit.plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, cast
 
-from zerofit.core.errors import UserError
-from zerofit.core.strategy import Precision
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.plan import Plan, plan_from_json
+from zerofit.core.request import Request
+from zerofit.core.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Quantization,
+    ZeroStage,
+)
+from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Loop(StrEnum):
@@ -25,22 +40,22 @@ class Loop(StrEnum):
 class ModelFlags:
     """The flags about model and workload."""
 
-    model: str | None
-    sequence_length: int | None
-    target_length: int | None
-    task: Task | None
-    is_padded: bool | None
+    model: str | None = None
+    sequence_length: int | None = None
+    target_length: int | None = None
+    task: Task | None = None
+    is_padded: bool | None = None
     """None where it was not said."""
-    loop: Loop | None
+    loop: Loop | None = None
     """None where it was not said."""
-    dtype: Precision | None
+    dtype: Precision | None = None
     """Format in which the weights are loaded; None for the checkpoint's."""
-    trust_remote_code: bool
-    allow: frozenset[Allow]
-    reserve: Reserve
-    expandable_segments: bool
-    is_fast: bool
-    takes_fastest: bool
+    trust_remote_code: bool = False
+    allow: frozenset[Allow] = frozenset()
+    reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
+    expandable_segments: bool = False
+    is_fast: bool = False
+    takes_fastest: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,49 +70,60 @@ class MachineFlags:
     host_bandwidth: str | None = None
 
 
-DEFAULTS: dict[str, Any] = {
-    "trust_remote_code": False,
-    "allow": frozenset(),
-    "reserve": Reserve(share=DEFAULT_RESERVE),
-    "expandable_segments": False,
-    "is_fast": False,
-    "takes_fastest": False,
-}
-"""Defaults of the planning flags; None for those not listed."""
 CAPTURE_LIMIT_S = 600
 """ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit says otherwise."""
-
-
-_ONLY_PLANNING = {
+_OF_A_MODEL = {
     "sequence_length": "--seq-len",
     "target_length": "--target-len",
     "task": "--task",
-    "is_padded": "--padded",
+    "is_padded": "--padded or --no-padded",
     "loop": "--loop",
     "dtype": "--dtype",
     "trust_remote_code": "--trust-remote-code",
+}
+"""Flags that say of a model what a captured script shows by itself, by field of ModelFlags."""
+_OF_PLANNING = _OF_A_MODEL | {
     "allow": "--allow",
     "reserve": "--reserve",
     "expandable_segments": "--expandable-segments",
     "is_fast": "--fast",
     "takes_fastest": "--fastest",
 }
-"""Flags that have no effect where no plan is made, by field of ModelFlags."""
+"""Flags that have no effect where no plan is made."""
+
+
+def _given(flags: ModelFlags, names: Mapping[str, str]) -> list[str]:
+    unsaid = ModelFlags()
+    return [flag for name, flag in names.items() if getattr(flags, name) != getattr(unsaid, name)]
+
+
+def check_model_flags(flags: ModelFlags) -> None:
+    """Check that no flag says of the model what a script shows by itself.
+
+    Raises:
+        UserError: one does.
+    """
+    if given := _given(flags, _OF_A_MODEL):
+        raise UserError(
+            "model-flag-without-model",
+            "a flag says of the model what the script shows by itself",
+            found=f"{', '.join(given)} without --model",
+            why="the plan is made from what the script was seen to train, and two answers could contradict",
+            fix=f"leave out {given[0]}, or name the model too: --model MODEL",
+        )
 
 
 def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None:
     """Check that no flag says how to plan, for a verb that makes no plan.
 
     Args:
-        flags: what was said.
         because: why no plan is made.
         instead: what to do beside leaving the flag out.
 
     Raises:
         UserError: one was given.
     """
-    given = [flag for name, flag in _ONLY_PLANNING.items() if getattr(flags, name) != DEFAULTS.get(name)]
-    if given:
+    if given := _given(flags, _OF_PLANNING):
         raise UserError(
             "planning-flag-without-planning",
             "a flag of planning would be ignored, as no plan is made here",
@@ -111,7 +137,6 @@ def check_capture_limit(limit_s: float, *, because: str) -> None:
     """Check that --capture-limit is left out, for a verb that captures nothing.
 
     Args:
-        limit_s: what was said.
         because: why nothing is captured: the flag that says so.
 
     Raises:
@@ -125,3 +150,102 @@ def check_capture_limit(limit_s: float, *, because: str) -> None:
             why="it is how long the script may take to come to its training, when it is run to look at it",
             fix="leave out --capture-limit",
         )
+
+
+_ENUMS: dict[str, type[Enum]] = {
+    "engine": Engine,
+    "zero_stage": ZeroStage,
+    "optimizer_offload": OffloadDevice,
+    "param_offload": OffloadDevice,
+    "precision": Precision,
+    "optimizer": OptimizerName,
+    "quantization": Quantization,
+    "task": Task,
+    "loop": Loop,
+    "dtype": Precision,
+}
+_UNSAID = {"says_qlora", "elsewhere", "plan", "typed"}
+"""Fields of Request that are no setting of the user's own."""
+_OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
+_OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
+_OF_REQUEST = frozenset(Request.__dataclass_fields__) - _UNSAID
+SETTINGS = tuple(sorted(_OF_MODEL | _OF_MACHINE | _OF_REQUEST))
+"""Names that zerofit.plan and zerofit.launch take as keyword arguments."""
+
+
+def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, Request]:
+    """Return what keyword arguments say of the model, of the machine and of the strategy.
+
+    Args:
+        settings: by name; values of enums may be given as their words ("bf16", 3), `lora` as True, `allow` as
+            a sequence of words, `freeze` as a sequence of names, `reserve` as bytes or as a share below 1.
+
+    Raises:
+        UserError: a name or a value is not known.
+    """
+    values = {name: _value(name, value) for name, value in settings.items()}
+
+    def of(names: frozenset[str]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name in names and value is not None}
+
+    return ModelFlags(**of(_OF_MODEL)), MachineFlags(**of(_OF_MACHINE)), Request(**of(_OF_REQUEST))
+
+
+def _value(name: str, value: Any) -> Any:
+    if name not in SETTINGS:
+        near = nearest(name, SETTINGS)
+        raise UserError(
+            "unknown-setting",
+            f"there is no setting {name!r}",
+            found=f"{name}={value!r}",
+            why="keyword arguments are the fields of zerofit.Strategy and what describes model and machine",
+            fix=f"did you mean {near}={value!r}?" if near else f"name one of {', '.join(SETTINGS)}",
+        )
+    try:
+        return _converted(name, value)
+    except (ValueError, TypeError):
+        words = [member.value for member in _ENUMS[name]] if name in _ENUMS else []
+        raise UserError(
+            "bad-value",
+            f"{name} can't be {value!r}",
+            found=f"{name}={value!r}",
+            why=f"it is one of {', '.join(map(str, words))}" if words else "its type is another one",
+            fix=f"write it like {name}={words[-1]!r}" if words else "see the documentation of zerofit.plan",
+        ) from None
+
+
+def _converted(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name in _ENUMS:
+        return _ENUMS[name]("fp32" if (name, value) == ("precision", "no") else value)
+    if name == "lora" and isinstance(value, bool):
+        return Lora() if value else None
+    if name == "allow":
+        return frozenset(Allow(word) for word in ([value] if isinstance(value, str) else value))
+    if name == "freeze":
+        return (value,) if isinstance(value, str) else tuple(value)
+    if name == "reserve" and not isinstance(value, Reserve):
+        if isinstance(value, str):
+            return Reserve(num_bytes=parse_bytes(value))
+        return Reserve(share=value) if value < 1 else Reserve(num_bytes=int(cast(float, value)))
+    return value
+
+
+def plan_from_file(path: Path) -> Plan:
+    """Return the plan that a plan file holds.
+
+    Raises:
+        UserError: the file can't be read, or holds no plan.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            "plan-file-missing",
+            "the plan file can't be opened",
+            found=f"--plan {path}: {getattr(error, 'strerror', None) or 'it is no text'}",
+            why="a plan file is JSON text, such as plan.json in a run folder",
+            fix="name a plan file that is there, or leave out --plan",
+        ) from None
+    return plan_from_json(text, name=str(path))

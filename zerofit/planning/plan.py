@@ -6,29 +6,19 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.read_targets import script_file
-from zerofit.core.command import Route
-from zerofit.core.errors import Unreadable, UserError
+from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, Topology
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, Loop, check_capture_limit
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, check_capture_limit, check_model_flags, settings_of
+from zerofit.planning.machine import machine_of, no_gpus_here
 from zerofit.planning.make_plan import plan_of
-from zerofit.planning.make_problem import (
-    check_model_flags,
-    check_named,
-    machine_of,
-    no_gpus_here,
-    source_of,
-    with_length_of_speech,
-)
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.problem import MemoryLimits
-from zerofit.planning.settings import settings_of
-from zerofit.planning.subject import CapturedRun, NamedModel
+from zerofit.planning.subject import CapturedRun, check_named, named_model
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.target import check_script
@@ -38,10 +28,9 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import GpuSpec
     from zerofit.machine.machine_spec import SpecifiedMachine
-    from zerofit.planning.answer import Answer
     from zerofit.planning.inputs import ModelFlags
+    from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
-    from zerofit.scripts.facts import ScriptFacts
 
 _NO_LIMITS = MemoryLimits()
 DOES_NOT_FIT = 1
@@ -100,7 +89,7 @@ def plan(
         observer: is told of progress and of assumptions; silent by default.
         settings: model and workload (`model`, `sequence_length`, `allow`, `is_fast` ...), machine (`gpus`,
             `host_ram` ...) and what the plan must keep to (`zero_stage=3`, `precision="bf16"`,
-            `global_batch_size=64` ...): the flags of `zerofit plan`, see zerofit.planning.settings.
+            `global_batch_size=64` ...): the flags of `zerofit plan`, see zerofit.planning.inputs.
 
     Returns:
         The plan; `.fits` is False where nothing fits, and the plan is then of the nearest strategy.
@@ -144,13 +133,9 @@ def plan_on_machines(
 
     Args:
         target: the script or `-m module`, and its arguments; None where the flags name a model.
-        flags: what was said of model and workload.
-        request: what the plans must keep to.
         machines: the nodes of one plan are all like its machine.
-        num_nodes: machines that take part in each plan.
         is_here: True where the machine is this one, for which there may be measured rates.
         capture_limit_s: how long the script may take to come to its training.
-        observer: is told of progress and of assumptions.
 
     Raises:
         UserError: a flag can't be used, or no plan can be made.
@@ -164,7 +149,7 @@ def plan_on_machines(
             gpus=machines[0].machine.gpus if machines else (),
             observer=observer,
         ) as subject,
-        Planner(subject, is_fast=flags.is_fast, observer=observer) as planner,
+        Planner(subject, observer=observer) as planner,
     ):
         for specified in machines:
             topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
@@ -216,30 +201,10 @@ def _subject(
         yield CapturedRun(flags=flags, script=script)
 
 
-def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
-    """Return the model that --model names.
-
-    Args:
-        flags: what was said of model and workload.
-        script: the file that will train it; None where there is none yet.
-
-    Raises:
-        UserError: there is none, or it can't be planned with the lengths that the flags give.
-    """
-    facts = None if script is None else _facts_of(script)
-    if facts is not None and flags.loop is None and facts.route is Route.TRAINER:
-        flags = replace(flags, loop=Loop.TRAINER)
-    source = source_of(flags)
-    flags, note = with_length_of_speech(flags, source)
-    return NamedModel(flags=flags, source=source, script=facts, length_note=note)
-
-
 def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehearses: bool) -> None:
     """Check that nothing beside --model brings a strategy, or needs none.
 
     Args:
-        flags: what was said of the model.
-        request: what was said of the strategy.
         on_cpu: whether the ranks run on the CPU, and no GPUs are named to plan for.
         rehearses: whether the verb runs on the CPU what is planned for GPUs that --gpus names.
 
@@ -264,7 +229,6 @@ def plan_to_run(
     request: Request,
     specified: SpecifiedMachine,
     *,
-    is_fast: bool,
     is_here: bool,
     observer: Observer,
     limits: MemoryLimits = _NO_LIMITS,
@@ -276,9 +240,6 @@ def plan_to_run(
 
     Args:
         subject: the model, or what a script trains.
-        request: what the plan must keep to.
-        specified: the machine.
-        is_fast: True for closed forms in place of traces.
         is_here: True where the machine is this one, for which there may be measured rates.
         observer: is told of progress, assumptions and the table.
         limits: the memory that was not there in an earlier attempt of the run.
@@ -306,7 +267,7 @@ def plan_to_run(
         topology=topology,
     )
     problem = replace(problem, limits=limits)
-    with Planner(subject, is_fast=is_fast, observer=observer) as planner:
+    with Planner(subject, observer=observer) as planner:
         answer = planner.answer(
             problem,
             is_here=is_here,
@@ -343,18 +304,3 @@ def _fix(answer: Answer) -> str:
     change = answer.suggestions[0].change if answer.suggestions else ""
     is_pasted = change.startswith("--") and answer.problem.request.typed[0]
     return command_with(change, answer.problem.request) if is_pasted else change
-
-
-def _facts_of(script: str) -> ScriptFacts | None:
-    """Return what a script's source shows; None where it can't be read."""
-    source = script_file(script).source
-    if source is None:
-        return None
-    from zerofit.scripts.source.read_script import (
-        read_script,  # only where there is a script: it takes its time
-    )
-
-    try:
-        return read_script(source, name=script)
-    except Unreadable:
-        return None  # the check of the script says what is wrong

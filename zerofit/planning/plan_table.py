@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.core.request import Request
-    from zerofit.planning.answer import Answer
     from zerofit.planning.search import EstimatedStrategy
+    from zerofit.planning.solve import Answer
 
 _BAR = 20
 _BAR_NAME = "GPU memory"

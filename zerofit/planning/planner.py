@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from zerofit.core.observer import Observer
     from zerofit.core.rates import Rates
     from zerofit.machine.observations import Observation
-    from zerofit.planning.answer import Answer
     from zerofit.planning.problem import Problem
+    from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
 _NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknown-inputs")
@@ -31,17 +31,11 @@ _NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknow
 
 
 class Planner:
-    """Plans for one subject; a context, at whose end new estimates are written to the cache.
+    """Plans for one subject; a context, at whose end new estimates are written to the cache."""
 
-    Args:
-        subject: what is planned for.
-        is_fast: True for closed forms in place of traces.
-        observer: is told of each trace.
-    """
-
-    def __init__(self, subject: Subject, *, is_fast: bool, observer: Observer) -> None:
+    def __init__(self, subject: Subject, *, observer: Observer) -> None:
         self._subject = subject
-        self._is_fast = is_fast
+        self._is_fast = subject.flags.is_fast  # closed forms in place of traces
         self._observer = observer
         self._made: dict[tuple[TraceRequest, bool], Trace] = {}
         self._kept: list[KeptEstimates] = []
@@ -68,7 +62,6 @@ class Planner:
         """Return the plan of a problem.
 
         Args:
-            problem: what is to be planned.
             is_here: whether its machine is this one, for which there may be measured rates.
             notes: what was assumed of it.
             num_fastest: how many of the fastest that fit to return beside the choice.

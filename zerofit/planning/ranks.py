@@ -17,8 +17,6 @@ def check_ranks(
     """Check that ranks divide over the nodes, and that each finds a GPU.
 
     Args:
-        world_size: ranks of all nodes together.
-        num_nodes: machines that take part.
         num_gpus: of one node; None where ranks need none.
         said: what tells the number of ranks, for messages.
         can_rehearse: False where the GPUs are those of another machine, which --gpus names.
@@ -51,7 +49,6 @@ def check_tensor_groups(world_size: int, tensor_parallel_size: int, *, said: str
     """Check that ranks make whole tensor-parallel groups.
 
     Args:
-        world_size: ranks of all nodes together.
         tensor_parallel_size: ranks of one group.
         said: what tells the number of ranks, for the message.
 

@@ -1,13 +1,12 @@
-"""solve: a problem to an Answer: candidates, search, plan, and what would help where nothing fits."""
+"""solve: a problem to an Answer: candidates, search, plan, the script as it is, and what would help."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerofit.planning.answer import Answer
-from zerofit.planning.as_it_is import script_as_it_is, script_with_flags, wins
+from zerofit.core.strategy import Strategy
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates, default_precision
 from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import fields_said
@@ -20,12 +19,47 @@ if TYPE_CHECKING:
 
     from zerofit.checking.engine import Finding
     from zerofit.core.facts import GpuSpec
-    from zerofit.core.strategy import Strategy
+    from zerofit.core.plan import Plan
     from zerofit.planning.candidates import Dropped
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, Estimator, TrainingResult
 
     EstimatorOf = Callable[[Problem], Estimator[EstimatedStrategy]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All that `zerofit plan` says of one machine."""
+
+    problem: Problem
+    """As it was solved: with the shorter length, where --allow length took one."""
+    found: TrainingResult
+    plan: Plan
+    """Of the choice, or of the nearest where nothing fits."""
+    is_fast: bool
+    """True if closed forms stood in for traces."""
+    as_it_is: EstimatedStrategy | None = None
+    """The strategy of the script without zerofit; None without a script, or where it brings an engine."""
+    in_16_bits: EstimatedStrategy | None = None
+    """The best in 16 bits, where the choice keeps the fp32 of a script that names no precision."""
+    dropped: tuple[Dropped, ...] = ()
+    """Candidates that compatibility rules forbid."""
+    suggestions: tuple[Suggestion, ...] = ()
+    """Where nothing fits: with what it would."""
+    notes: tuple[str, ...] = ()
+    """Assumptions, one sentence each."""
+
+    @property
+    def fits(self) -> bool:
+        """True if anything fits."""
+        return self.found.chosen is not None
+
+    @property
+    def head(self) -> EstimatedStrategy:
+        """The choice, or the nearest where nothing fits."""
+        head = self.found.chosen or self.found.nearest
+        assert head is not None
+        return head
 
 
 def solve(
@@ -43,7 +77,6 @@ def solve(
     Args:
         quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
             estimated by the other. None where estimator_of is as quick.
-        num_fastest: how many of the fastest that fit to return.
 
     Raises:
         UserError: the global batch can't be made.
@@ -131,3 +164,41 @@ def _search(
         compares=compares,
         num_fastest=num_fastest,
     )
+
+
+def script_as_it_is(problem: Problem) -> Strategy | None:
+    """Return the strategy of the script without zerofit.
+
+    None without a script, and for one that asks for DeepSpeed or FSDP, whose settings no capture holds.
+    """
+    script = problem.script
+    if script is None or script.capture.engine:
+        return None
+    size = script.micro_batch_size
+    return Strategy(
+        precision=script.capture.precision or problem.own_precision,
+        micro_batch_size=size,
+        gradient_accumulation_steps=None if size is None else script.capture.passes_per_step,
+        gradient_checkpointing=script.capture.model.checkpoints,
+    )
+
+
+def script_with_flags(problem: Problem) -> Strategy | None:
+    """Return the script's own strategy with what the user's flags say; it may be no candidate."""
+    own = script_as_it_is(problem)
+    if own is None or problem.takes_fastest:
+        return None
+    settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
+    own = replace(own, **{**settled, **fields_said(problem.request)})
+    total, size = problem.workload.global_batch_size, own.micro_batch_size
+    if total is None or size is None:
+        return own
+    return replace(own, gradient_accumulation_steps=total // (size * problem.topology.data_parallel_size))
+
+
+def wins(other: EstimatedStrategy, own: EstimatedStrategy) -> bool:
+    """Return True if another strategy is faster than the script's own by more than its uncertainty."""
+    time, own_time = other.estimate.step_time, own.estimate.step_time
+    if time is None or own_time is None:
+        return False
+    return time.seconds * (1 + time.uncertainty) < own_time.seconds

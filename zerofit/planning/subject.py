@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from zerofit.checking.read_targets import script_file
+from zerofit.core.batch import split_global_batch
 from zerofit.core.capture import for_plan
-from zerofit.planning.make_problem import captured_problem_of, problem_of
+from zerofit.core.command import Route
+from zerofit.core.errors import Unreadable, UserError
+from zerofit.core.facts import Workload
+from zerofit.core.strategy import DTYPES, Precision
+from zerofit.core.supported import release_of
+from zerofit.models.dimensions import check_sequence_length
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
+from zerofit.planning.inputs import Loop
+from zerofit.planning.problem import Problem
 from zerofit.scripts.capture_summary import capture_lines
+from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:
@@ -22,56 +35,70 @@ if TYPE_CHECKING:
     from zerofit.core.request import Request
     from zerofit.models.source import ModelSource
     from zerofit.planning.inputs import ModelFlags
-    from zerofit.planning.problem import Problem
     from zerofit.scripts.capture.capture import CapturedScript
-    from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.facts import Model, ScriptFacts
 
 
-class Subject(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject(ABC):
     """A source of facts that plans are made from, and of the traces that its problems need."""
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
+    flags: ModelFlags
 
     @property
+    @abstractmethod
     def said(self) -> str:
         """The name that the user gave: "--model llama-3-8b", "train.py"."""
 
     @property
+    @abstractmethod
     def facts(self) -> ModelFacts:
         """The model's dimensions."""
 
     @property
+    @abstractmethod
+    def identity(self) -> str:
+        """All that decides its traces, in words."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.facts.name
+
+    @property
     def capture(self) -> Capture | None:
         """The capture of a script; None where no script was run."""
+        return None
 
     @property
     def lines(self) -> tuple[str, ...]:
         """A summary of the capture, in lines; empty where no script was run."""
+        return ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions about it, one sentence each."""
+        """Assumptions about it, one sentence each, beside those that a capture's summary has."""
+        return ()
 
-    @property
-    def identity(self) -> str:
-        """All that decides its traces, in words."""
-
+    @abstractmethod
     def problem(
         self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
     ) -> Problem:
-        """Return the problem that it poses on one machine."""
+        """Return the problem that it poses on one machine.
 
+        Raises:
+            UserError: the ranks do not divide the global batch, or a flag can't be applied to a script.
+        """
+
+    @abstractmethod
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
         """Return what its micro-batch allocates and computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
+class NamedModel(Subject):
     """A model that --model names."""
 
-    flags: ModelFlags
     source: ModelSource
     script: ScriptFacts | None = None
     """The source of the script that will train it; None where there is none yet."""
@@ -79,29 +106,16 @@ class NamedModel:
     """Assumptions about the samples' length."""
 
     @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.source.name
-
-    @property
     def said(self) -> str:
-        """The name that the user gave."""
         return f"--model {self.flags.model}"
 
     @property
     def facts(self) -> ModelFacts:
-        """The model's dimensions."""
         return self.source.facts
 
     @property
-    def capture(self) -> None:
-        """No script was run."""
-        return
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """None: no script was run."""
-        return ()
+    def identity(self) -> str:
+        return repr(self.source)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -109,23 +123,37 @@ class NamedModel:
         of_catalog = f"{self.source.name}: {self.source.note}" if self.source.note else ""
         return tuple(filter(None, (of_catalog, self.length_note)))
 
-    @property
-    def identity(self) -> str:
-        """The model's configuration and what was said of it."""
-        return repr(self.source)
-
     def problem(
         self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
     ) -> Problem:
-        """Return the problem that it poses on one machine."""
-        return problem_of(
-            self.flags,
-            request=request,
-            source=self.source,
+        flags, facts = self.flags, self.facts
+        if request.global_batch_size is not None:
+            split_global_batch(
+                global_batch_size=request.global_batch_size,
+                micro_batch_size=None,
+                gradient_accumulation_steps=None,
+                data_parallel_size=topology.data_parallel_size,
+            )
+        loaded_in, note = weights_of(flags, facts, versions)
+        return Problem(
+            model=facts,
             machine=machine,
-            versions=versions,
             topology=topology,
-            script=self.script,
+            workload=Workload(
+                global_batch_size=request.global_batch_size,
+                sequence_length=flags.sequence_length if facts.vocab_size else None,
+                target_length=flags.target_length if facts.num_decoder_layers else None,
+                is_padded=flags.is_padded is not False,
+                keeps_outputs=flags.loop is not Loop.TRAINER,
+            ),
+            versions=versions,
+            request=request,
+            allow=flags.allow,
+            reserve=flags.reserve,
+            makes_model_first=makes_model_first(self.script),
+            expandable_segments=flags.expandable_segments,
+            loaded_in=loaded_in,
+            notes=(note,) if note else (),
         )
 
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
@@ -138,28 +166,29 @@ class NamedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedRun:
+class CapturedRun(Subject):
     """A script with its arguments, as it was seen to train."""
 
-    flags: ModelFlags
     script: CapturedScript
     engine: str = ""
     """The engine that the launch line's files ask for, where the script itself asks for none."""
 
     @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.capture.model.name
-
-    @property
     def said(self) -> str:
-        """The name that the user gave."""
         return script_of(self.capture.target)
 
     @property
+    def name(self) -> str:
+        return self.capture.model.name
+
+    @property
     def facts(self) -> ModelFacts:
-        """The model's dimensions."""
         return self.capture.model.facts
+
+    @property
+    def identity(self) -> str:
+        """All of the capture but how long it took, how much memory, and secret arguments."""
+        return repr(for_plan(self.capture))
 
     @property
     def capture(self) -> Capture:
@@ -172,24 +201,15 @@ class CapturedRun:
         """A summary of the capture, which says if it is from the cache."""
         return capture_lines(self.capture, is_kept=self.script.is_kept)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """None: what the capture assumed stands in its own lines."""
-        return ()
-
-    @property
-    def identity(self) -> str:
-        """All of the capture but how long it took, how much memory, and secret arguments."""
-        return repr(for_plan(self.capture))
-
     def problem(
         self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
     ) -> Problem:
-        """Return the problem that it poses on one machine."""
-        return captured_problem_of(
+        from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
+
+        return problem_from_capture(
+            self.capture,
             self.flags,
             request=request,
-            capture=self.capture,
             machine=machine,
             versions=versions,
             topology=topology,
@@ -199,3 +219,120 @@ class CapturedRun:
         """Return what its micro-batch allocates and computes: of the very model that the script made."""
         on_progress("the script's own model")
         return self.script.trace(request)
+
+
+def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
+    """Return the model that --model names.
+
+    Args:
+        script: the file that will train it; None where there is none yet.
+
+    Raises:
+        UserError: there is none, or it can't be planned with the lengths that the flags give.
+    """
+    source = probe_model(
+        check_named(flags), task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
+    )
+    facts, note, length = source.facts, "", flags.sequence_length
+    if facts.vocab_size and length is None:
+        most = facts.max_sequence_length
+        if source.task is not Task.SPEECH_SEQ2SEQ:
+            raise _no_length(facts, flags)
+        if most:
+            length = most
+            note = f"{most} tokens of text in each sample, the most that the decoder takes, "
+            note += "beside audio of 30 s: say --seq-len"
+    check_sequence_length(facts, length, flags.target_length)
+    read = None if script is None else _facts_of(script)
+    is_trainer = read is not None and read.route is Route.TRAINER
+    loop = flags.loop or (Loop.TRAINER if is_trainer else None)
+    flags = replace(flags, sequence_length=length, loop=loop)
+    return NamedModel(flags=flags, source=source, script=read, length_note=note)
+
+
+def check_named(flags: ModelFlags) -> str:
+    """Return the model that --model names.
+
+    Raises:
+        UserError: there is none.
+    """
+    if flags.model is not None:
+        return flags.model
+    raise UserError(
+        "model-missing",
+        "a plan needs a model",
+        found="neither a script nor --model",
+        why="its dimensions decide what fits",
+        fix="name the script that trains it, or give --model with a folder, a config.json, a hub id or a "
+        "name of the catalog",
+    )
+
+
+def _no_length(facts: ModelFacts, flags: ModelFlags) -> UserError:
+    most = facts.max_sequence_length
+    return UserError(
+        "sequence-length-missing",
+        "a plan needs the length of the samples",
+        found=f"--model {flags.model} without --seq-len",
+        why="activations grow with it",
+        fix=f"give --seq-len{f', at most {most}' if most else ''}",
+    )
+
+
+def _facts_of(script: str) -> ScriptFacts | None:
+    """Return what a script's source shows; None where it can't be read."""
+    source = script_file(script).source
+    if source is None:
+        return None
+    from zerofit.scripts.source.read_script import (
+        read_script,  # only where there is a script: it takes its time
+    )
+
+    try:
+        return read_script(source, name=script)
+    except Unreadable:
+        return None  # the check of the script says what is wrong
+
+
+def weights_of(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
+    """Return the format in which a script loads its weights where it names none, and a note of it.
+
+    from_pretrained() takes the checkpoint's format from transformers 5 on, and fp32 before
+    (modeling_utils.py, dtype="auto").
+    """
+    if flags.dtype is not None:
+        return flags.dtype, ""
+    stored = DTYPES.get(facts.checkpoint_dtype, Precision.FP32)
+    if stored is Precision.FP32 or release_of(versions.transformers or "5") < (5,):
+        return Precision.FP32, ""
+    return stored, (
+        f"weights load in {facts.checkpoint_dtype}, as the checkpoint is and transformers 5 takes it: say "
+        "--dtype fp32 for a script that loads them so"
+    )
+
+
+_UNDER_ZERO_INIT = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
+"""Constructors that transformers runs under zero.Init; a class that is called makes its model whole."""
+
+
+def makes_model_first(script: ScriptFacts | None) -> bool:
+    """Return True if a script's model comes to stage 3 whole.
+
+    transformers makes a model under zero.Init where an HfDeepSpeedConfig of stage 3 is alive: an Accelerator
+    or TrainingArguments made before holds one, whatever zero3_init_flag says, and deepspeed.initialize()
+    does not. A model that is made earlier lies whole on the host, or on the GPU if the script moved it there,
+    and the engine moves it to the GPU whole before it is partitioned. Left out: a script that moves it there
+    itself, in a type wider than the one that it trains in, needs that type's bytes for a while.
+    Source: transformers 5.23, modeling_utils.py:1435, :3811; accelerate 1.15, utils/dataclasses.py:1459
+    (set_deepspeed_weakref); deepspeed 0.19.8, runtime/engine.py:2092.
+
+    Args:
+        script: None where there is no script to read; the model is then taken to be made after.
+    """
+    return script is not None and any(_comes_whole(model) for model in script.models if model.is_trained)
+
+
+def _comes_whole(model: Model) -> bool:
+    if model.is_in_zero_init:
+        return False
+    return model.is_before_all or model.source not in _UNDER_ZERO_INIT

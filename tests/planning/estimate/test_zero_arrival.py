@@ -10,7 +10,7 @@ from zero_plays import peaks, played, setup_of
 
 from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.engines.play_strategy import play_strategy
-from zerofit.planning.make_problem import makes_model_first
+from zerofit.planning.subject import makes_model_first
 from zerofit.scripts.source.read_script import read_script
 
 _IMPORTS = """

@@ -8,7 +8,8 @@ from inference_facts import facts, machine, weights, workload
 from zerofit.core.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.core.strategy import OffloadDevice, Precision
 from zerofit.planning.estimate.host_memory import PROCESS, nvme_bytes_needed
-from zerofit.planning.inference.memory import Weights, host_memory, surely_bytes, swap_buffer_elements
+from zerofit.planning.inference.memory import Weights, host_memory, swap_buffer_elements
+from zerofit.planning.inference.problem import surely_bytes
 
 _MODEL = facts("llama-3-8b")
 _WHOLE = 2 * _MODEL.num_parameters

@@ -13,8 +13,8 @@ from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.activations import cache_bytes_per_token
 from zerofit.planning.inference.estimator import MAX_BATCH, batch_sizes, seconds_of
-from zerofit.planning.inference.inference_plan import InferencePlan, layout_words
 from zerofit.planning.inference.memory import Weights
+from zerofit.planning.inference.problem import InferencePlan, layout_words
 
 _CPU = machine(host_gib=32)
 _ONE_24 = machine(GPU_24, host_gib=64)
@@ -79,7 +79,7 @@ _CHOICES: list[tuple[str, Any, dict[str, int], dict[str, Any], str]] = [
     ),
     ("gpt2", _EIGHT_80, {"longest_prompt": 512}, {"on_cpu": True}, "whole model on the CPU, batch 25"),
     # What a flag says is kept.
-    ("llama-3-8b", _ONE_24, {}, {"batch_size": 3}, "whole model on one GPU, batch 3"),
+    ("llama-3-8b", _ONE_24, {}, {"micro_batch_size": 3}, "whole model on one GPU, batch 3"),
     ("llama-3-8b", _TWO_80, {}, {"zero_stage": ZeroStage.PARAMETERS}, "ZeRO-3 over 2 GPUs, batch 50"),
     (
         "llama-3-8b",
@@ -169,7 +169,7 @@ def test_weights_have_the_checkpoints_type_unless_a_flag_says_another(
 
 
 def test_every_value_has_its_reason() -> None:
-    found = plan("llama-3-70b", _EIGHT_80, batch_size=4)
+    found = plan("llama-3-70b", _EIGHT_80, micro_batch_size=4)
     assert [(one.field, one.value, one.origin, one.why) for one in found.reasons] == [
         (
             "zero_stage",

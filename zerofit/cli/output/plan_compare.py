@@ -22,7 +22,7 @@ from zerofit.planning.plan_words import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.planning.answer import Answer
+    from zerofit.planning.solve import Answer
 
 _BAR = 20
 _LESS_IMPORTANT = (7, 3, 5, 2, 6)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.capture import Capture
     from zerofit.core.estimates import Estimate, MemoryEstimate
-    from zerofit.planning.answer import Answer
     from zerofit.planning.search import EstimatedStrategy
+    from zerofit.planning.solve import Answer
 
 PLAN_JSON_VERSION = 1
 """Raised whenever a field changes its meaning or goes."""

@@ -10,8 +10,8 @@ from zerofit.planning.plan_table import GROUPS, grouped, machine_words
 from zerofit.planning.plan_words import batch, kind_label, label, workload_words
 
 if TYPE_CHECKING:
-    from zerofit.planning.answer import Answer
     from zerofit.planning.search import EstimatedStrategy
+    from zerofit.planning.solve import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.planning.answer import Answer
+    from zerofit.planning.solve import Answer
 
 
 def plan_why(answer: Answer) -> str:

@@ -40,9 +40,8 @@ from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_fol
 from zerofit.launching.start import Launch
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries
-from zerofit.planning.inputs import MachineFlags, ModelFlags, check_none_ignored
+from zerofit.planning.inputs import MachineFlags, ModelFlags, check_none_ignored, settings_of
 from zerofit.planning.plan_from_flags import rehearsed
-from zerofit.planning.settings import settings_of
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
@@ -276,7 +275,7 @@ def _plan(
             why="the run is planned here, for the nodes that it will get",
             fix="say the GPUs of one node: --gpus 8xH100",
         )
-    from zerofit.planning.make_problem import check_model_flags  # estimates are much code
+    from zerofit.planning.inputs import check_model_flags  # estimates are much code
     from zerofit.planning.plan import plan_to_run
     from zerofit.planning.ranks import check_ranks_of
     from zerofit.planning.subject import CapturedRun
@@ -289,9 +288,7 @@ def _plan(
     ) as script:
         subject = CapturedRun(flags=model, script=script)
         observer.detail("\n".join(subject.lines))
-        plan, *_ = plan_to_run(
-            subject, request, specified, is_fast=model.is_fast, is_here=False, observer=observer
-        )
+        plan, *_ = plan_to_run(subject, request, specified, is_here=False, observer=observer)
     return replace(plan, capture=for_plan(script.capture))
 
 

@@ -17,17 +17,21 @@ from zerofit.generation.generation_job import Gather
 if TYPE_CHECKING:
     from zerofit.configs.write.command import Rendezvous
     from zerofit.core.facts import ModelFacts
+    from zerofit.core.request import Request
     from zerofit.launching.generate.prompts import Prompt
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import GenerationSettings
     from zerofit.launching.nodes import Nodes
-    from zerofit.planning.inference.inference_plan import InferencePlan
-    from zerofit.planning.inference.request import InferenceRequest
+    from zerofit.planning.inference.problem import InferencePlan
 
 _TARGET = "generate"
 """Run folders of `zerofit generate` are named after this."""
-_MUST_SAY = {"zero_stage": "--zero-stage", "param_offload": "--param-offload", "batch_size": "--batch-size"}
-_MUST_SAY |= {"precision": "--dtype"}
+_MUST_SAY = {
+    "zero_stage": "--zero-stage",
+    "param_offload": "--param-offload",
+    "micro_batch_size": "--batch-size",
+    "precision": "--dtype",
+}
 """Flags that each of several nodes needs, as each plans for itself."""
 
 
@@ -114,6 +118,7 @@ def generate_file(
         UserError: something of this is wrong, or nothing fits; nothing was started.
     """
     # Only here: they bring much code, which --help does not need.
+    from zerofit.core.request import Request
     from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
     from zerofit.launching.generate import prompts as prompt_files
@@ -121,7 +126,6 @@ def generate_file(
     from zerofit.launching.generate.settings import given_settings, whole_settings
     from zerofit.launching.nodes import Nodes
     from zerofit.machine.versions import check_libraries
-    from zerofit.planning.inference.request import InferenceRequest
 
     nodes = Nodes(
         num_nodes=num_nodes,
@@ -131,15 +135,14 @@ def generate_file(
         main_process_port=main_process_port,
         gpu_ids=gpu_ids,
     )
-    request = InferenceRequest(
+    request = Request(
         zero_stage=None if zero_stage is None else ZeroStage(zero_stage),
         param_offload=None if param_offload is None else OffloadDevice(param_offload),
         nvme_path=nvme_path,
         num_processes=num_processes,
         num_nodes=num_nodes,
-        batch_size=batch_size,
+        micro_batch_size=batch_size,
         precision=None if dtype is None else Precision(dtype),
-        gather=Gather(gather),
         on_cpu=cpu,
     )
     _check_nodes(request, out)
@@ -166,7 +169,7 @@ def generate_file(
     if lines.num_blank:
         are = "line is" if lines.num_blank == 1 else "lines are"
         observer.say(f"--prompts {prompts}: {lines.num_blank} blank {are} left out")
-    plan = _plan(facts, found, whole, nodes, request, out=out, observer=observer)
+    plan = _plan(facts, found, whole, nodes, request, gather=Gather(gather), out=out, observer=observer)
     if chat_template and not chat and all(isinstance(line.prompt, str) for line in lines.lines):
         observer.say(f"--chat-template {chat_template} changes nothing: no prompt is a chat without --chat")
     run = GenerationRun(
@@ -176,7 +179,7 @@ def generate_file(
         prompts=found,
         settings=whole,
         plan=plan,
-        gather=request.gather,
+        gather=Gather(gather),
         seed=seed,
         out=out,
         rendezvous=_rendezvous(nodes, plan),
@@ -187,7 +190,7 @@ def generate_file(
     return _start(run, run_dir, dry_run=dry_run, observer=observer)
 
 
-def _check_nodes(request: InferenceRequest, out: str) -> None:
+def _check_nodes(request: Request, out: str) -> None:
     """Check that several nodes, each of which plans for itself, come to the same plan and one file."""
     if (request.num_nodes or 1) == 1:
         return
@@ -227,8 +230,9 @@ def _plan(
     prompts: tuple[Prompt, ...],
     settings: GenerationSettings,
     nodes: Nodes,
-    request: InferenceRequest,
+    request: Request,
     *,
+    gather: Gather,
     out: str,
     observer: Observer,
 ) -> InferencePlan:
@@ -240,11 +244,11 @@ def _plan(
     from zerofit.machine.versions import probe_versions
     from zerofit.planning.inference.plan_inference import plan_inference
     from zerofit.planning.inference.plan_table import inference_table
-    from zerofit.planning.inference.request import InferenceWorkload
+    from zerofit.planning.inference.problem import InferenceWorkload
     from zerofit.planning.plan import DOES_NOT_FIT
 
     # Each batch has its own seed: tokens are drawn in the batches in which the first of them were.
-    drawn = drawn_batch_size(out) if settings.samples and request.batch_size is None else None
+    drawn = drawn_batch_size(out) if settings.samples and request.micro_batch_size is None else None
     machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=request.on_cpu)
     if not request.on_cpu:
         check_gpu_is_here(machine)
@@ -258,8 +262,9 @@ def _plan(
             max_new_tokens=settings.max_new_tokens,
             num_beams=settings.call.config.num_beams or 1,
             num_return_sequences=settings.call.num_return_sequences,
+            gather=gather,
         ),
-        request=request if drawn is None else replace(request, batch_size=drawn),
+        request=request if drawn is None else replace(request, micro_batch_size=drawn),
     )
     if drawn is not None:
         plan = _drawn_before(plan, parts_folder(Path(out)))

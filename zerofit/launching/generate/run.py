@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerofit.launching.generate.prompts import Prompt
     from zerofit.launching.generate.settings import GenerationSettings
     from zerofit.launching.run_folder import RunFolder
-    from zerofit.planning.inference.inference_plan import InferencePlan
+    from zerofit.planning.inference.problem import InferencePlan
 
 _PROGRAM = "zerofit.generation.program"
 _DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})

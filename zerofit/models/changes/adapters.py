@@ -108,9 +108,6 @@ def lora_config(
     """Return peft's LoraConfig for a model.
 
     Args:
-        model: the base.
-        lora: what the strategy says.
-        quantization: format of the base.
         has_values: whether adapters get first values.
     """
     from peft import LoraConfig

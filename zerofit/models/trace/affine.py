@@ -93,8 +93,6 @@ def to_allocation_log(log: AffineLog, skeleton: Skeleton, least: int) -> Allocat
     """Return the log in the form that estimates take.
 
     Args:
-        log: of the whole model.
-        skeleton: its modules and parameters.
         least: the smallest micro-batch that it holds for.
     """
     pairs = [*zip(log.codes, log.arguments, strict=True)]

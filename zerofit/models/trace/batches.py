@@ -16,7 +16,6 @@ def make_batch(model: Any, samples: int, request: TraceRequest) -> dict[str, Any
 
     Args:
         model: the model with its task head.
-        samples: the micro-batch size.
         request: gives the lengths.
     """
     import torch

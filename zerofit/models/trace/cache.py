@@ -33,12 +33,7 @@ _MOST_BYTES = 256 << 20
 
 
 def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:
-    """Return where traces are kept: the folder traces in zerofit's cache folder.
-
-    Args:
-        environment: the process's variables.
-        home: the user's folder.
-    """
+    """Return where traces are kept: the folder traces in zerofit's cache folder."""
     return cache_folder(environment, home) / "traces"
 
 

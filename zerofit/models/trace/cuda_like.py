@@ -20,9 +20,6 @@ def cuda_like(request: TraceRequest) -> Any:
 
     Beside these, what the request's engine and its PyTorch put there: see TraceRequest's saves_linear_inputs
     and softmax_saves_input.
-
-    Args:
-        request: what decides the log.
     """
     import torch
     from torch.overrides import TorchFunctionMode

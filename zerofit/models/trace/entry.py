@@ -56,9 +56,7 @@ def trace_model(
 
     Args:
         source: what probe_model returned.
-        request: what decides the log.
         cache_folder: where traces are kept (see default_cache_folder); None keeps none.
-        on_progress: told what is being run.
 
     Raises:
         UserError: the model can't be run on such tensors, or not with this request.
@@ -89,12 +87,9 @@ def trace_config(
     """Return the logs of a model.
 
     Args:
-        config: transformers' configuration object.
         build: makes the model with its task head of a configuration, a dtype and an attn_implementation:
             from_config of an Auto class, or _from_config of the model's own.
-        request: what decides the log.
         all_layers: whether no layer may be left out and replicated.
-        on_progress: told what is being run.
 
     Raises:
         UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
@@ -125,13 +120,10 @@ def trace_made(
 
     Args:
         make_model: makes the model on fake tensors, as the request has it.
-        feed: makes its batches.
-        request: what decides the log.
         name: of the model, for a message.
         attention: the implementation in use, where the request leaves it to the model.
         loss: computes the loss, where the model alone does not.
         all_layers: whether no layer may be left out and replicated.
-        on_progress: told what is being run.
 
     Raises:
         UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code

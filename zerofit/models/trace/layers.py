@@ -46,7 +46,6 @@ def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
     """Return the stacks that can be shortened by two periods and more, outermost ones only.
 
     Args:
-        model: the whole model.
         shift: layers that are left aside where a repetition begins.
     """
     from torch.nn import ModuleList
@@ -118,8 +117,6 @@ def shortened(model: Any, stacks: tuple[Stack, ...], more: int) -> Iterator[None
     """Leave only the first layers of each stack in the model.
 
     Args:
-        model: the whole model.
-        stacks: what is shortened.
         more: periods that are left beyond the fewest.
     """
     from torch.nn import ModuleList

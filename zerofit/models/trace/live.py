@@ -49,13 +49,11 @@ def trace_live(
     Args:
         model: any torch.nn.Module, on whatever device, without a wrapper of accelerate's.
         given: what the first training forward was called with.
-        request: what decides the log.
         has_tokens: whether the samples have lengths, so that the request's take the place of the batch's own.
         has_samples: whether a batch can be made of another size; else it stands for one sample as it is.
         micro_batch_size: samples that the script says a batch has; None where it does not.
         loss: computes the loss of such a batch, where the model alone does not.
         all_layers: whether no layer may be left out and replicated.
-        on_progress: told what is being run.
 
     Raises:
         UserError: the model can't be run on fake tensors, or not with this batch or request.
@@ -134,7 +132,6 @@ def copy_without_values(
     fp32, keep theirs as long as the request asks for no other format than the model's own.
 
     Args:
-        model: to copy.
         request: None keeps all formats.
         known: what stands for objects in it already, by their ids.
     """

@@ -111,7 +111,6 @@ def live_batch(
     numbers that has two, is taken for the length.
 
     Args:
-        given: what the model was called with.
         has_tokens: whether its samples have lengths.
         has_decoder: whether the model has an encoder and a decoder.
         micro_batch_size: samples that the script says it has; None where it does not.

@@ -29,7 +29,6 @@ def pack_linear_layers(model: Any, packing: Packing) -> None:
 
     Args:
         model: one of transformers on fake tensors; it is changed.
-        packing: how they are made.
     """
     from torch import nn
     from transformers.pytorch_utils import Conv1D

@@ -29,7 +29,6 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
     Args:
         build: takes a configuration, dtype and attn_implementation.
         config: its configuration; it is changed.
-        request: what decides the log.
     """
     from transformers.initialization import no_init_weights
 

@@ -41,7 +41,6 @@ def replicate(log: AffineLog, skeleton: Skeleton, stack: Stack, *, num_layers: i
     Args:
         log: of the shortened model.
         skeleton: of the whole model.
-        stack: the layers in question.
         num_layers: how many the log has.
         copies: how many periods more there shall be.
 

@@ -49,9 +49,6 @@ def run_micro_batch(
     Args:
         model: on fake or on real tensors; some of its layers may be missing.
         skeleton: of the whole model, which gives modules and parameters their numbers.
-        samples: the micro-batch size.
-        request: what decides the log.
-        feed: makes the batch.
         loss: computes the loss, where the model alone does not.
         as_on_cuda: whether CUDA kernels stand in for the CPU's.
     """

@@ -9,7 +9,7 @@ from zerofit.planning.inference.forward_log import FUSED_GATE_FAMILIES
 
 if TYPE_CHECKING:
     from zerofit.planning.estimate.closed_form.shape import Shape
-    from zerofit.planning.inference.request import InferenceWorkload
+    from zerofit.planning.inference.problem import InferenceWorkload
 
 FUSED_FAMILIES = frozenset(
     {

@@ -11,13 +11,13 @@ from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.host_memory import nvme_bytes_needed
 from zerofit.planning.estimate.step_time import NODE_BYTES_PER_S, NVME_READ_BYTES_PER_S
 from zerofit.planning.inference.activations import cache_bytes_per_token
-from zerofit.planning.inference.inference_plan import InferenceCandidate, InferenceProblem
 from zerofit.planning.inference.memory import (
     device_memory,
     host_memory,
     swap_buffer_elements,
     weights_of,
 )
+from zerofit.planning.inference.problem import InferenceCandidate, InferenceProblem
 from zerofit.planning.search import needs_words
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine
     from zerofit.planning.inference.memory import Weights
-    from zerofit.planning.inference.request import InferenceWorkload
+    from zerofit.planning.inference.problem import InferenceWorkload
 
 MAX_BATCH = 32
 """The largest batch that is chosen where the weights stay. ASSUMPTION: 32 rows already compute for a part of
@@ -101,7 +101,7 @@ class InferenceEstimator:
             ranks = self._problem.topology(layout.zero_stage).world_size
             most = None if self._weights_of(layout).move_each_pass else MAX_BATCH
             sizes = batch_sizes(self._problem.workload.num_prompts, ranks, most=most)
-            said = request.batch_size
+            said = request.micro_batch_size
             found += [replace(layout, micro_batch_size=one) for one in ([said] if said else sorted(sizes))]
         return found
 
@@ -125,7 +125,7 @@ class InferenceEstimator:
     def fits(self, strategy: Strategy) -> bool:
         """Return True if a batch surely fits; one prompt, or a flag's batch, may fit closely."""
         candidate = self.estimate(strategy)
-        has_choice = self._problem.request.batch_size is None and candidate.batch_size > 1
+        has_choice = self._problem.request.micro_batch_size is None and candidate.batch_size > 1
         return candidate.fits and not (has_choice and self._problem.is_close(candidate))
 
     def has_room(self, strategy: Strategy) -> bool:
@@ -180,7 +180,7 @@ class InferenceEstimator:
                 layout,
                 problem.topology(layout.zero_stage),
                 versions=problem.versions,
-                gather=problem.request.gather,
+                gather=problem.workload.gather,
                 gpu=problem.gpu,
             )
         return self._weights[layout]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.closed_form.shape import Shape
-    from zerofit.planning.inference.request import InferenceWorkload
+    from zerofit.planning.inference.problem import InferenceWorkload
 
 GATHERED_ONCE = "weights gathered once"
 _GATHERING = "zerofit.generation.gathering"
@@ -225,14 +225,6 @@ def host_memory(
         for phase in estimate.phases
     )
     return replace(estimate, phases=phases)
-
-
-def surely_bytes(estimate: MemoryEstimate) -> int:
-    """Return the bytes of the largest phase with its uncertainty, without pages that the kernel may drop."""
-    held = (
-        sum(term.num_bytes for term in phase.terms if term.name != CHECKPOINT) for phase in estimate.phases
-    )
-    return int(max(held) * (1 + estimate.uncertainty))
 
 
 def swap_buffer_elements(weights: Weights) -> int:

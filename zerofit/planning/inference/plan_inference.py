@@ -9,8 +9,14 @@ from zerofit.core.plan import Origin, Reason
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage, show
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator
-from zerofit.planning.inference.inference_plan import InferencePlan, InferenceProblem, duration, layout_words
-from zerofit.planning.inference.request import FLAGS, check_request
+from zerofit.planning.inference.problem import (
+    FLAGS,
+    InferencePlan,
+    InferenceProblem,
+    check_request,
+    duration,
+    layout_words,
+)
 from zerofit.planning.search import kind_of, search
 from zerofit.planning.suggestions import GPUS_OF_A_NODE, first_that_help, with_more_host_memory
 
@@ -18,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.facts import Machine, ModelFacts, Versions
-    from zerofit.planning.inference.inference_plan import InferenceCandidate
-    from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
+    from zerofit.core.request import Request
+    from zerofit.planning.inference.problem import InferenceCandidate, InferenceWorkload
     from zerofit.planning.search import SearchResult
 
 
@@ -29,7 +35,7 @@ def plan_inference(
     machine: Machine,
     versions: Versions,
     workload: InferenceWorkload,
-    request: InferenceRequest,
+    request: Request,
 ) -> InferencePlan:
     """Return the plan of a generation; where nothing fits, that of the nearest layout (`fits` is False).
 
@@ -41,7 +47,6 @@ def plan_inference(
         UserError: the flags contradict each other or the machine.
         ExceptionGroup: of UserErrors, where they break a compatibility rule.
     """
-    check_request(machine, request, versions=versions)
     problem = InferenceProblem(
         model=model,
         machine=machine,
@@ -50,6 +55,7 @@ def plan_inference(
         request=request,
         precision=request.precision or DTYPES.get(model.checkpoint_dtype, Precision.FP32),
     )
+    check_request(problem)
     strategies = InferenceEstimator(problem).strategies()
     found = _search(problem)
     chosen = found.chosen or found.nearest
@@ -124,12 +130,8 @@ def reasons_of(
         why = "there is no GPU on this machine"
         found.append(_reason(problem, "on_cpu", "on", why, is_said=request.on_cpu))
     found.append(_reason(problem, "precision", str(problem.precision), _why_precision(problem)))
-    found.append(_reason(problem, "batch_size", str(chosen.batch_size), _why_batch(chosen, problem)))
+    found.append(_reason(problem, "micro_batch_size", str(chosen.batch_size), _why_batch(chosen, problem)))
     return tuple(found)
-
-
-_FIELDS = {"num_processes": "world_size", "batch_size": "micro_batch_size"}
-"""Names of Strategy and Topology, where the request has others."""
 
 
 def _reason(
@@ -138,7 +140,7 @@ def _reason(
     if is_said is None:
         is_said = getattr(problem.request, name) is not None
     return Reason(
-        field=_FIELDS.get(name, name),
+        field="world_size" if name == "num_processes" else name,
         value=value,
         origin=Origin.FLAG if is_said else Origin.PLANNER,
         why=f"{FLAGS[name]} says so" if is_said else why,
@@ -224,22 +226,23 @@ def suggestions(problem: InferenceProblem) -> tuple[str, ...]:
 
 def _fits_at_all(problem: InferenceProblem) -> bool:
     """Return True if some layout fits with the smallest batch."""
-    request = replace(problem.request, batch_size=problem.request.batch_size or 1)
+    request = replace(problem.request, micro_batch_size=problem.request.micro_batch_size or 1)
     return _search(replace(problem, request=request), compares=False).chosen is not None
 
 
 def _without_pins(problem: InferenceProblem) -> Iterator[tuple[str, InferenceProblem]]:
     request = problem.request
-    for name, changed in (
-        ("batch_size", replace(request, batch_size=None)),
-        ("gather", replace(request, gather=Gather.AUTO)),
-        ("zero_stage", replace(request, zero_stage=None)),
-        ("param_offload", replace(request, param_offload=None)),
-        ("num_processes", replace(request, num_processes=None)),
-        ("on_cpu", replace(request, on_cpu=False)),
+    without_batch = replace(problem, request=replace(request, micro_batch_size=None))
+    for flag, changed in (
+        (FLAGS["micro_batch_size"], without_batch),
+        ("--gather", replace(problem, workload=replace(problem.workload, gather=Gather.AUTO))),
+        (FLAGS["zero_stage"], replace(problem, request=replace(request, zero_stage=None))),
+        (FLAGS["param_offload"], replace(problem, request=replace(request, param_offload=None))),
+        (FLAGS["num_processes"], replace(problem, request=replace(request, num_processes=None))),
+        (FLAGS["on_cpu"], replace(problem, request=replace(request, on_cpu=False))),
     ):
-        if changed != request:
-            yield f"leave out {FLAGS[name]}", replace(problem, request=changed)
+        if changed != problem:
+            yield f"leave out {flag}", changed
 
 
 def _narrower(problem: InferenceProblem) -> Iterator[tuple[str, InferenceProblem]]:

@@ -10,14 +10,14 @@ from zerofit.core.strategy import ZeroStage
 from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.inference_plan import TIME_WORDS, duration, layout_words
+from zerofit.planning.inference.problem import TIME_WORDS, duration, layout_words
 from zerofit.planning.plan_words import gib, memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.planning.inference.inference_plan import InferenceCandidate, InferencePlan
+    from zerofit.planning.inference.problem import InferenceCandidate, InferencePlan
 
 _LEAST_SHOWN = 2**27
 """Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
@@ -79,7 +79,7 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
     ):
         reason = next(one for one in plan.reasons if one.field == field)
         yield f"{name}{value}: {reason.why}"
-    if plan.problem.request.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
+    if plan.problem.workload.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
         yield "--gather always: nothing to gather, as each rank holds the whole model"
     if plan.fits and plan.chosen.seconds is not None:
         yield f"time: about {duration(plan.chosen.seconds)} {TIME_WORDS}"

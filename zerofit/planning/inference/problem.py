@@ -1,24 +1,74 @@
-"""InferenceProblem, and InferencePlan: the layout that generates, its batch, and why the others lost."""
+"""A generation to plan: its workload, the layouts that were compared, and the plan made of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
+from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Plan, Rejected, Topology
-from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
-from zerofit.planning.inference.memory import surely_bytes
+from zerofit.core.strategy import DTYPES, Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.core.validation import check_at_least
+from zerofit.generation.generation_job import Gather
+from zerofit.planning.estimate.host_memory import CHECKPOINT
 from zerofit.planning.problem import DEFAULT_RESERVE
+from zerofit.planning.ranks import check_ranks
 from zerofit.planning.search import Candidate
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions
     from zerofit.core.plan import Reason
-    from zerofit.core.strategy import Strategy
-    from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
+    from zerofit.core.request import Request
+
+FLAGS = {
+    "zero_stage": "--zero-stage",
+    "param_offload": "--param-offload",
+    "nvme_path": "--nvme-path",
+    "num_processes": "--num-processes",
+    "micro_batch_size": "--batch-size",
+    "precision": "--dtype",
+    "on_cpu": "--cpu",
+}
+"""The flag of `zerofit generate` for each field of Request that it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceWorkload:
+    """Prompts and their completions."""
+
+    num_prompts: int
+    longest_prompt: int
+    """Tokens of the longest prompt; of an encoder-decoder, those that its encoder reads."""
+    max_new_tokens: int
+    """Tokens that one completion may have."""
+    num_beams: int = 1
+    """Completions of one prompt that grow beside each other: each has a cache."""
+    num_return_sequences: int = 1
+    """Completions of one prompt that are returned."""
+    gather: Gather = Gather.AUTO
+    """ALWAYS needs the whole model beside each rank's part; the others need no more than NEVER."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "num_prompts")
+        fields = ("longest_prompt", "max_new_tokens", "num_beams", "num_return_sequences")
+        check_at_least(self, 1, *fields)
+
+    @property
+    def sequences_per_prompt(self) -> int:
+        """Rows that one prompt takes in a batch.
+
+        Beams are expanded to num_beams rows, samples to num_return_sequences; of beams num_return_sequences
+        are returned, which are no more than there are.
+        Source: transformers 5.23, generation/utils.py, _expand_inputs_for_generation in generate().
+        """
+        return max(self.num_beams, self.num_return_sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +99,7 @@ class InferenceProblem:
     machine: Machine
     versions: Versions
     workload: InferenceWorkload
-    request: InferenceRequest
+    request: Request
     precision: Precision
     """Of the weights: the request's, or the one that was chosen."""
 
@@ -151,6 +201,61 @@ class InferencePlan:
             reasons=self.reasons,
             rejected=tuple(Rejected(strategy=other.strategy, why=why) for other, why in self.others),
             estimate=estimate,
+        )
+
+
+def surely_bytes(estimate: MemoryEstimate) -> int:
+    """Return the bytes of the largest phase with its uncertainty, without pages that the kernel may drop."""
+    held = (
+        sum(term.num_bytes for term in phase.terms if term.name != CHECKPOINT) for phase in estimate.phases
+    )
+    return int(max(held) * (1 + estimate.uncertainty))
+
+
+def check_request(problem: InferenceProblem) -> None:
+    """Check that the flags agree with each other and with the machine.
+
+    Raises:
+        UserError: the ranks can't be made, or a flag brings nothing.
+        ExceptionGroup: of UserErrors, where the flags break a compatibility rule.
+    """
+    request, machine = problem.request, problem.machine
+    check_at_least(request, 1, "num_processes", "num_nodes", "micro_batch_size")
+    stage, offload = request.zero_stage, request.param_offload
+    if stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        raise UserError(
+            "generate-stage-pointless",
+            f"ZeRO stage {stage.value} partitions nothing that generation has",
+            found=f"--zero-stage {stage.value}",
+            why="stages 1 and 2 partition optimizer states and gradients; each rank would hold the whole"
+            " model, as with stage 0",
+            fix="give --zero-stage 0 for the whole model on each rank, 3 for a part of it, or leave it out",
+            see="https://www.deepspeed.ai/tutorials/zero/#zero-overview",
+        )
+    if stage is ZeroStage.NOTHING and problem.workload.gather is Gather.ALWAYS:
+        raise UserError(
+            "generate-gather-needs-zero3",
+            "there are no weights to gather",
+            found="--gather always with --zero-stage 0",
+            why="each rank holds the whole model already",
+            fix="leave out --gather",
+        )
+    if offload is not None:  # a folder alone allows what the planner may choose
+        strategy = Strategy(
+            engine=Engine.DEEPSPEED,
+            zero_stage=ZeroStage.PARAMETERS if stage is None else stage,
+            param_offload=offload,
+            nvme_path=request.nvme_path,
+        )
+        situation = situation_of_strategy(strategy, topology=Topology(), versions=problem.versions)
+        if errors := check(situation, rules=ALL_RULES).of(Severity.ERROR):
+            raise ExceptionGroup("flags that contradict each other", [one.as_error() for one in errors])
+    if request.num_processes is not None:
+        check_ranks(
+            request.num_processes,
+            num_nodes=request.num_nodes or 1,
+            num_gpus=None if request.on_cpu or not machine.gpus else len(machine.gpus),
+            said=f"--num-processes {request.num_processes}",
         )
 
 
