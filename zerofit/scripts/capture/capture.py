@@ -173,12 +173,14 @@ class CapturedScript:
             self._folder.begin_anew(ended_ns=self._ended())
             result = self._attempt("real", until, tell)
         if isinstance(result, Failure):
-            output = "" if self._child is None else self._child.output
+            assert self._child is not None
+            output, weights = self._child.output, self._child.weights
             self.close()
             raise error_of(
                 result,
                 target=self.run.target,
                 output=output,
+                weights=weights,
                 limit_s=self.limit_s,
                 free_bytes=free_bytes,
                 instead=self.instead,

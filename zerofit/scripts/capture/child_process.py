@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import select
+import subprocess
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from zerofit.core.capture import Capture, capture_from_json
 from zerofit.core.errors import UserError
@@ -24,12 +27,11 @@ from zerofit.scripts.capture.errors import (
     Failure,
     FailureKind,
     error_of,
-    failure_from,
     killed_by,
     last_lines,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
-from zerofit.scripts.capture.process import ScriptProcess
+from zerofit.scripts.capture.process import begins_marked, end_marked
 from zerofit.scripts.capture.restore_files import places
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class Child:
     ) -> None:
         self._run = run
         self._folder = folder.path
-        self._weights = weights
+        self.weights = weights
         self._least_free_bytes = _LEAST_FREE_BYTES[weights]
         self._oom_kills = count_oom_kills()
         its_reader, self._writer = os.pipe()
@@ -96,21 +98,27 @@ class Child:
         tools = nvidia_smi.install(folder.path) if gpus else None
         (folder.path / SPEC).write_text(json.dumps(spec), encoding="utf-8")
         (folder.path / "trackers").mkdir(exist_ok=True)
+        environment = script_environment(
+            run.environment,
+            folder=folder.path,
+            temporary=folder.temporary,
+            port=free_port(0),
+            is_offline=weights == "real",
+            tools=tools,
+        )
         try:
-            self._process = ScriptProcess(
-                (*command, str(folder.path), *run.target),
-                environment=script_environment(
-                    run.environment,
-                    folder=folder.path,
-                    temporary=folder.temporary,
-                    port=free_port(0),
-                    is_offline=weights == "real",
-                    tools=tools,
-                ),
-                cwd=run.cwd,
-                log=folder.path / LOG,
-                pass_fds=(its_reader, its_writer),
-            )
+            with (folder.path / LOG).open("wb") as output:
+                self._process = subprocess.Popen(
+                    (*command, str(folder.path), *run.target),
+                    env=environment,
+                    cwd=run.cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=pipes,
+                    start_new_session=True,
+                    preexec_fn=begins_marked(str(folder.path)),
+                )
         finally:
             os.close(its_reader)
             os.close(its_writer)
@@ -122,12 +130,12 @@ class Child:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
             return log.read().decode("utf-8", errors="replace")
 
-    def wait(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
-        """Return what came of the capture; the process lives on where it came to its training."""
-        result = self._result(until, on_progress)
-        return replace(result, weights=self._weights) if isinstance(result, Failure) else result
+    def wait(self, until: float, tell: Callable[[str], None]) -> Capture | Failure:
+        """Return what came of the capture; the process lives on where it came to its training.
 
-    def _result(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
+        Args:
+            tell: takes the last line that the script printed, whenever there is a new one.
+        """
         look_at = 0.0
         last: list[str] = []
         while (ended := self._ended()) is None:
@@ -141,7 +149,7 @@ class Child:
                     return Failure(kind=FailureKind.MEMORY, message="zerofit ended it while memory was short")
                 if (lines := last_lines(self.output, 1)) and lines != last:
                     last = lines
-                    on_progress(lines[0])
+                    tell(lines[0])
             time.sleep(_POLL_S)
         return ended
 
@@ -173,10 +181,18 @@ class Child:
         return error_of(Failure(kind=kind), target=self._run.target, output=self.output, limit_s=limit_s)
 
     def end(self) -> None:
-        """End the process and all that it started."""
+        """Kill the process and all that it started, and wait until they are gone."""
         if self.ended_ns is not None:
             return
-        self._process.end()
+        below = []
+        with contextlib.suppress(psutil.Error):
+            below = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        end_marked(str(self._folder), session=self._process.pid)
+        self._process.wait()
         self.ended_ns = time.time_ns()
         for number in (self._reader, self._writer):
             with contextlib.suppress(OSError):
@@ -184,13 +200,16 @@ class Child:
 
     def _ended(self) -> Capture | Failure | None:
         """Return what the process has left behind; None as long as it is on its way."""
-        code = self._process.exit_code()  # before its files are looked for, so that none comes in between
+        code = self._exit_code()  # before its files are looked for, so that none comes in between
         for name in (REFUSED, CAPTURE, FAILURE):
             file = self._folder / name
             if not file.exists():
                 continue
             text = file.read_text(encoding="utf-8")
-            return capture_from_json(text, name=name) if name == CAPTURE else failure_from(json.loads(text))
+            if name == CAPTURE:
+                return capture_from_json(text, name=name)
+            told = json.loads(text)
+            return Failure(**{**told, "kind": FailureKind(told["kind"])})
         if code is None:
             return None
         if code >= 0:
@@ -199,6 +218,18 @@ class Child:
         is_oom = now is not None and self._oom_kills is not None and now > self._oom_kills
         return killed_by(-code, is_out_of_memory=is_oom)
 
+    def _exit_code(self) -> int | None:
+        """Return how the process ended, negative for a signal; None while it runs.
+
+        It is not reaped: as long as it is there, no other session gets its number.
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if seen is None:
+            return None
+        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+
     def _answer(self, limit_s: float) -> dict[str, dict[str, str]] | None:
         """Return the next line of the process as what it holds; None where the process has ended."""
         until, line = time.monotonic() + limit_s, b""
@@ -206,7 +237,7 @@ class Child:
             if time.monotonic() >= until:
                 self.end()
                 raise self._untraced(FailureKind.TRACE_SLOW, limit_s)
-            has_ended = self._process.exit_code() is not None
+            has_ended = self._exit_code() is not None
             if select.select([self._reader], [], [], 0 if has_ended else _LOOK_S)[0]:
                 part = os.read(self._reader, 1 << 16)
                 if not part:

@@ -52,19 +52,6 @@ class Failure:
     """File and line of the script; "" where unknown."""
     weight_bytes: int | None = None
     """RAISED and NEEDS_VALUES: what weights that were not loaded take in host memory; None where unknown."""
-    weights: str = "meta"
-    """The kind of weights in the attempt: "meta" or "real"."""
-
-
-def failure_from(told: dict[str, object]) -> Failure:
-    """Return the failure that the captured process wrote down."""
-    weights = told.get("weight_bytes")
-    return Failure(
-        kind=FailureKind(str(told["kind"])),
-        message=str(told["message"]),
-        where=str(told["where"]),
-        weight_bytes=weights if isinstance(weights, int) else None,
-    )
 
 
 def killed_by(number: int, *, is_out_of_memory: bool) -> Failure:
@@ -185,6 +172,7 @@ def error_of(
     *,
     target: tuple[str, ...],
     output: str,
+    weights: str = "meta",
     limit_s: float = 0.0,
     free_bytes: int = 0,
     instead: str = INSTEAD,
@@ -195,6 +183,7 @@ def error_of(
         failure: how it ended.
         target: the script or `-m module`, and its arguments.
         output: what it printed.
+        weights: the kind of weights in the attempt: "meta" or "real".
         limit_s: the time that it had.
         free_bytes: host memory that was free before it started.
         instead: what the user can do in the place of a capture.
@@ -221,8 +210,8 @@ def error_of(
         "longer_s": 4 * limit_s,
         "free": format_bytes(free_bytes),
         "weights": _about_weights(failure.weight_bytes, free_bytes),
-        "loaded": _LOADED[failure.weights],
-        "taken": _TAKEN[failure.weights],
+        "loaded": _LOADED[weights],
+        "taken": _TAKEN[weights],
     }
     return UserError(
         text.rule,

@@ -1,4 +1,4 @@
-"""The process that a script is captured in: its start, and its end with all that it started."""
+"""Marks of a captured script's processes, by which all that it started is found and ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import os
 import resource
 import signal
-import subprocess
 import time
 import zlib
 from typing import TYPE_CHECKING
@@ -18,8 +17,7 @@ import psutil
 from zerofit.scripts.capture.environment import MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -32,59 +30,12 @@ _POLL_S = 0.01
 _libc = ctypes.CDLL(None)
 
 
-class ScriptProcess:
-    """A process in a session of its own, which ends when this process does; MARK is in its environment.
+def begins_marked(mark: str) -> Callable[[], None]:
+    """Return what a new process does first so that it ends with this one, and end_marked() finds it.
 
-    It is for the main thread: what ends it is the end of the thread that started it (prctl(2)).
+    What ends it is the end of the thread that started it, so that the main thread should (prctl(2)).
     """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        cwd: Path,
-        log: Path,
-        pass_fds: Sequence[int],
-    ) -> None:
-        self._mark = environment[MARK]
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=pass_fds,
-                start_new_session=True,
-                preexec_fn=functools.partial(_begin, os.getpid(), _odd_limit(self._mark)),
-            )
-
-    def exit_code(self) -> int | None:
-        """Return how the process ended, negative for a signal; None while it runs.
-
-        It is not reaped: as long as it is there, no other session gets its number.
-        """
-        if self._process.returncode is not None:
-            return self._process.returncode
-        seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if seen is None:
-            return None
-        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-
-    def end(self) -> None:
-        """Kill the process and all that it started, and wait until they are gone."""
-        if self._process.returncode is not None:
-            return
-        below = []
-        with contextlib.suppress(psutil.Error):
-            below = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.kill()
-        for one in below:
-            _kill(one)
-        end_marked(self._mark, session=self._process.pid)
-        self._process.wait()
+    return functools.partial(_begin, os.getpid(), _odd_limit(mark))
 
 
 def end_marked(mark: str, *, session: int | None = None) -> None:
@@ -97,7 +48,8 @@ def end_marked(mark: str, *, session: int | None = None) -> None:
     until, limit = time.monotonic() + _END_S, _odd_limit(mark)
     while found := [one for one in psutil.process_iter() if _belongs(one, mark, limit, session)]:
         for one in found:
-            _kill(one)
+            with contextlib.suppress(psutil.Error):
+                one.kill()
         if time.monotonic() > until:
             return
         time.sleep(_POLL_S)
@@ -124,11 +76,6 @@ def _belongs(process: psutil.Process, mark: str, limit: int | None, session: int
         return is_inside or is_limited or process.environ().get(MARK) == mark
     except (psutil.Error, OSError):
         return False
-
-
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.Error):
-        process.kill()
 
 
 def _begin(parent: int, limit: int | None) -> None:
