@@ -13,6 +13,8 @@ from random_cases import Family
 _FILES = {
     "prompts.jsonl": '"hello"\n\n{"prompt": "good day", "id": 7}\n',
     "prompts.txt": "hello\ngood day\n",
+    "empty.jsonl": "",
+    "long.jsonl": '"hello"\n"' + "good day " * 60 + '"\n',
     "chats.jsonl": '{"messages": [{"role": "user", "content": "hi"}]}\n',
     "villains.jsonl": '"hi"\n{"messages": [{"role": "villain", "content": "hi"}]}\n',
     "silent.jinja": "{{ '' }}",
@@ -52,9 +54,14 @@ def _break_models(folder: Path) -> None:
             "empty",
             "lfs_bin",
             "cut_bin",
+            "no_weights",
+            "no_tokenizer",
         )
     }
     (broken["no_config"] / "config.json").unlink()
+    (broken["no_weights"] / "model.safetensors").unlink()
+    for path in broken["no_tokenizer"].glob("tokenizer*"):
+        path.unlink()
     weights = broken["cut"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     (broken["lfs"] / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")

@@ -7,6 +7,8 @@ of them come up only when transformers has been imported, which takes seconds.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,23 @@ def test_each_error_has_its_line() -> None:
         assert re.fullmatch(
             r"error\[[a-z0-9-]+\]: .+\n  found: .+\n  why:   .+\n  fix:   .+(\n  see:   .+)?", text
         )
+
+
+_AT_ONCE = (
+    "--model gpt2 --prompts empty.jsonl --out out.jsonl",
+    "--model no_weights --prompts prompts.jsonl --out out.jsonl",
+    "--model no_tokenizer --prompts prompts.jsonl --out out.jsonl",
+)
+_RUN = """
+import sys
+from click.testing import CliRunner
+from zerofit.cli.generate import generate
+ended = [CliRunner().invoke(generate, line.split(), standalone_mode=False) for line in sys.argv[1:]]
+print([one.exception.rule for one in ended], {"torch", "transformers"} & sys.modules.keys())
+"""
+
+
+def test_what_needs_no_tokenizer_is_said_before_seconds_of_imports(generate_folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _RUN, *_AT_ONCE], capture_output=True, text=True)
+    rules = ["prompts-empty", "model-folder-without-weights", "tokenizer-missing"]
+    assert done.stdout == f"{rules} set()\n", done.stderr
