@@ -52,8 +52,6 @@ def _break_models(folder: Path) -> None:
             "bad_settings",
             "odd_settings",
             "empty",
-            "lfs_bin",
-            "cut_bin",
             "no_weights",
             "no_tokenizer",
         )
@@ -75,12 +73,6 @@ def _break_models(folder: Path) -> None:
     (broken["bad_settings"] / "generation_config.json").write_text("{,")
     (broken["odd_settings"] / "generation_config.json").write_text('{"num_beams": 0}')
     (broken["empty"] / "model.safetensors").write_text("")
-    for name, text in (
-        ("lfs_bin", "version https://git-lfs.github.com/spec/v1\n"),
-        ("cut_bin", "PK\3\4 and no end"),
-    ):
-        (broken[name] / "model.safetensors").unlink()
-        (broken[name] / "pytorch_model.bin").write_text(text)
 
 
 @pytest.fixture

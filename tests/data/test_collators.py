@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ from made_tokenizers import byte_level, english
 
 from zerofit.core.errors import UserError
 from zerofit.data.collators import CausalCollator, collator_for
-from zerofit.data.masking import WholeWordCollator
+from zerofit.data.masking import WholeWordCollator, add_word_ids
 
 _TASKS = {
     "sequence-classification": lambda length: {"labels": 1},
@@ -60,10 +62,18 @@ def test_choices_of_a_sample_stay_together() -> None:
     assert batch["labels"].tolist() == [1, 1]
 
 
-def test_masks_of_a_seed_are_the_same() -> None:
-    rows = [dict(english()("the bank of york ; the walk", return_special_tokens_mask=True))] * 8
+_MASKING = ("masked-lm", "whole-word-masked-lm")
+
+
+def _rows_to_mask() -> list[dict]:
+    done = add_word_ids({"text": ["the bank of york ; the walk"] * 8}, english())
+    return [{name: done[name][row] for name in done} for row in range(8)]
+
+
+@pytest.mark.parametrize("task", _MASKING)
+def test_masks_of_a_seed_are_the_same(task: str) -> None:
     first, same, other = (
-        collator_for("masked-lm", english(), seed=seed)(rows)["labels"] for seed in (2, 2, 3)
+        collator_for(task, english(), seed=seed)(_rows_to_mask())["labels"] for seed in (2, 2, 3)
     )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -73,17 +83,26 @@ def test_masks_of_a_seed_are_the_same() -> None:
 def _two_epochs(collator: object) -> list[torch.Tensor]:
     """Return the labels of two epochs, made by one worker that starts anew."""
     torch.manual_seed(0)
-    rows = [dict(english()("the bank of york ; the walk", return_special_tokens_mask=True))] * 8
-    loader = torch.utils.data.DataLoader(rows, batch_size=8, num_workers=1, collate_fn=collator)
+    loader = torch.utils.data.DataLoader(_rows_to_mask(), batch_size=8, num_workers=1, collate_fn=collator)
     return [next(iter(loader))["labels"] for _ in range(2)]
 
 
-def test_workers_mask_other_tokens_in_each_epoch_unlike_those_of_transformers() -> None:
-    first, second = _two_epochs(collator_for("masked-lm", english(), seed=2))
+@pytest.mark.parametrize("task", _MASKING)
+def test_workers_mask_other_tokens_in_each_epoch_and_the_same_in_each_run(task: str) -> None:
+    first, second = _two_epochs(collator_for(task, english(), seed=2))
     assert not torch.equal(first, second)
-    assert torch.equal(_two_epochs(collator_for("masked-lm", english(), seed=2))[1], second)
-    first, second = _two_epochs(transformers.DataCollatorForLanguageModeling(english(), seed=2))
+    again = pickle.loads(pickle.dumps(collator_for(task, english(), seed=2)))
+    assert torch.equal(_two_epochs(again)[1], second)
+
+
+def test_workers_of_transformers_own_mask_the_same_tokens_in_each_epoch() -> None:
+    rows = transformers.DataCollatorForLanguageModeling(english(), seed=2)
+    first, second = _two_epochs(lambda batch: rows([_without_words(row) for row in batch]))
     assert torch.equal(first, second)
+
+
+def _without_words(row: dict) -> dict:
+    return {name: value for name, value in row.items() if name != "word_ids"}
 
 
 def test_a_causal_model_learns_to_end_though_the_end_also_pads() -> None:
