@@ -68,9 +68,9 @@ def test_tags_that_are_ignored_stay_so() -> None:
 @pytest.mark.parametrize(
     ("names", "tags", "expected"),
     [
-        (("O", "B-ORG"), [[1, 0]], "error[tag-without-inside]: the tag B-ORG has no I-ORG"),
-        (("O", "B_ORG"), [[1, 0]], "error[tag-without-inside]: the tag B_ORG has no I_ORG"),
-        (("O", "B-ORG", "I-ORG", "S-ORG"), [[1, 0]], "error[tag-ends-a-thing]: the tag S-ORG says"),
+        (("O", "B-ORG"), [[1, 0]], "error[tag-without-inside]: the tag B-ORG can't"),
+        (("O", "B_ORG"), [[1, 0]], "error[tag-without-inside]: the tag B_ORG can't"),
+        (("O", "B-ORG", "I-ORG", "S-ORG"), [[1, 0]], "error[tag-without-inside]: the tag S-ORG can't"),
         (
             NAMES,
             [[1]],

@@ -114,4 +114,4 @@ def test_a_split_that_is_no_folder_of_the_dataset_is_not_read(tmp_path: Path, sp
     (tmp_path / "stored" / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
     with pytest.raises(UserError) as caught:
         data_files([str(tmp_path / "stored")], split=None)
-    assert caught.value.rule == "split-folders-missing"
+    assert caught.value.rule == "data-no-dataset"

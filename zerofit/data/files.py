@@ -101,13 +101,7 @@ def _split_folder(folder: Path, split: str | None) -> tuple[Path, str]:
     # A split is a folder of its own in the dataset's; a name with a separator would lead out of it.
     names = [name for name in names if Path(name).name == name and (folder / name).is_dir()]
     if not names:
-        raise UserError(
-            "split-folders-missing",
-            "the dataset's splits are not there",
-            found=f"{folder / _SPLITS}, and no folder of a split that it names",
-            why="datasets' save_to_disk writes each split into a folder of its own",
-            fix="store the dataset again with save_to_disk",
-        )
+        raise _no_dataset(f"{folder / _SPLITS}, and no folder of a split that it names")
     if split is not None and split not in names:
         near = nearest(split, names)
         raise UserError(
@@ -135,13 +129,8 @@ def _saved_files(folder: Path) -> list[DataFile]:
     state = folder / _STATE
     if not state.is_file():
         held = sorted({path.suffix for path in folder.iterdir() if path.suffix in ENDINGS})
-        raise UserError(
-            "data-no-dataset",
-            "the folder is no dataset",
-            found=f"{folder}: no {_STATE}",
-            why="of folders, only those are read that datasets' save_to_disk wrote",
-            fix=f"name the files in it: '{folder / f'*{held[0]}'}'" if held else "name files of a dataset",
-        )
+        fix = f"name the files in it: '{folder / f'*{held[0]}'}'" if held else "name files of a dataset"
+        raise _no_dataset(f"{folder}: no {_STATE}", fix)
     entries = _json(state).get("_data_files", [])
     return [DataFile(path=folder / Path(entry["filename"]).name, kind=".arrow") for entry in entries]
 
@@ -154,10 +143,14 @@ def _json(path: Path) -> dict[str, Any]:
         found = "no JSON object"
     except (OSError, ValueError) as error:
         found = f"{error}"
-    raise UserError(
+    raise _no_dataset(f"{path}: {found}")
+
+
+def _no_dataset(found: str, fix: str = "store the dataset again with save_to_disk") -> UserError:
+    return UserError(
         "data-no-dataset",
         "the folder is no dataset",
-        found=f"{path}: {found}",
-        why="datasets' save_to_disk writes an object there",
-        fix="store the dataset again with save_to_disk",
+        found=found,
+        why="of folders, only those are read that datasets' save_to_disk wrote",
+        fix=fix,
     )

@@ -127,22 +127,15 @@ def _insides(names: Sequence[str]) -> list[int]:
     marks = [found[1] if (found := _MARK.fullmatch(name)) else "" for name in names]
     inside = []
     for number, (name, mark) in enumerate(zip(names, marks, strict=True)):
-        if mark in ("E", "L", "S", "U") and {"B", "I"} & set(marks):  # "E-mail" alone marks nothing
-            raise UserError(
-                "tag-ends-a-thing",
-                f"the tag {name} says where a thing ends, which its later tokens would say again",
-                found=f"names={list(names)}",
-                why="only B-, I- and O tags can be carried on inside a word",
-                fix="label first tokens only: pieces=Pieces.IGNORED; or turn the tags into B-, I- and O",
-            )
         continued = f"I{name[1:]}" if mark == "B" else name
-        if continued not in names:
+        ends = mark in ("E", "L", "S", "U") and {"B", "I"} & set(marks)  # "E-mail" alone marks nothing
+        if ends or continued not in names:
             raise UserError(
                 "tag-without-inside",
-                f"the tag {name} has no {continued} for the later tokens of its words",
+                f"the tag {name} can't be carried on inside a word",
                 found=f"names={list(names)}",
-                why="a second B- inside a word would begin a second thing",
-                fix=f"add {continued} to the labels, or label first tokens only: pieces=Pieces.IGNORED",
+                why="only O and B-X with an I-X can: a second B- or E- would begin or end another thing",
+                fix="label first tokens only: pieces=Pieces.IGNORED; or use B-, I- and O, an I-X for each B-X",
             )
         inside.append(names.index(continued) if mark == "B" else number)
     return inside

@@ -210,9 +210,9 @@ def test_a_missing_result_is_named_and_the_others_stay(tmp_path: Path) -> None:
         with pytest.raises(UserError) as raised:
             parts.assemble(9)
     assert (str(raised.value), raised.value.exit_code) == (
-        "error[generate-results-missing]: not every prompt has its result on this file system\n"
-        f"  found: 8 of 9 results are not in {out}.parts: of prompts 0, 1, 3, 4, 5, ...\n"
-        "  why:   rank 0 puts the results of all ranks together, and does not see those of some\n"
+        "error[generate-out-not-shared]: not every rank sees the folder of the results\n"
+        f"  found: {out}.parts: 8 of 9 results are not there: of prompts 0, 1, 3, 4, 5, ...\n"
+        "  why:   each rank writes its results there, and rank 0 puts them together\n"
         "  fix:   name a file on a file system that all nodes share; what is there is kept, and the same "
         "command does the rest",
         1,
@@ -226,7 +226,8 @@ NOT_SHARED = """\
 error[generate-out-not-shared]: not every rank sees the folder of the results
   found: {out}.parts: rank 0 made it, rank 1 does not see it as rank 0 does
   why:   each rank writes its results there, and rank 0 puts them together
-  fix:   name a file on a file system that all nodes share"""
+  fix:   name a file on a file system that all nodes share; what is there is kept, \
+and the same command does the rest"""
 
 
 def test_a_rank_on_a_node_with_its_own_disk_is_found_before_anything_is_generated(tmp_path: Path) -> None:

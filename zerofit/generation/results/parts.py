@@ -29,6 +29,7 @@ _VERSION = 1
 """Of the files in the folder; rises when an older zerofit could not read them."""
 _JOB, _WHOLE = "job.json", "whole.jsonl"
 _PART = re.compile(r"start(\d+)-rank(\d+)\.jsonl")
+_UNSEEN = "rank 0 made it, rank {} does not see it as rank 0 does"
 _MOST_NAMED = 5
 """ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
 
@@ -133,7 +134,7 @@ class PartFiles:
             if rank == 0:
                 self._held = [claim(out, fingerprint=fingerprint, resume=resume, batch_size=batch_size)]
             elif not _is_claimed(self.folder, fingerprint):
-                raise self._not_shared(rank)
+                raise self._not_shared(_UNSEEN.format(rank))
             self._start = max((start for start, _ in _part_files(self.folder)), default=0) + (rank == 0)
             self._path = self.folder / f"start{self._start}-rank{rank}.jsonl"
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
@@ -158,7 +159,7 @@ class PartFiles:
         files = _part_files(self.folder)
         for rank in range(self._world_size):
             if (self._start, rank) not in files:
-                raise self._not_shared(rank)
+                raise self._not_shared(_UNSEEN.format(rank))
 
     def write(self, documents: Iterable[Document]) -> None:
         """Write documents, one line each; they are on the disk when this returns.
@@ -195,7 +196,9 @@ class PartFiles:
             lines = _lines_of(_part_files(self.folder).values())
             missing = [index for index in range(num_prompts) if index not in lines]
             if missing:
-                raise self._incomplete(missing, num_prompts)
+                named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." * (len(missing) > _MOST_NAMED))
+                found = f"{len(missing)} of {num_prompts} results are not there: of prompts {named}"
+                raise self._not_shared(found, exit_code=1)
             with (self.folder / _WHOLE).open("wb") as whole:
                 for index in range(num_prompts):
                     line = lines[index]
@@ -219,25 +222,15 @@ class PartFiles:
         while self._held:
             os.close(self._held.pop())
 
-    def _not_shared(self, rank: int) -> UserError:
+    def _not_shared(self, found: str, **more: int) -> UserError:
         return UserError(
             "generate-out-not-shared",
             "not every rank sees the folder of the results",
-            found=f"{self.folder}: rank 0 made it, rank {rank} does not see it as rank 0 does",
+            found=f"{self.folder}: {found}",
             why="each rank writes its results there, and rank 0 puts them together",
-            fix="name a file on a file system that all nodes share",
-        )
-
-    def _incomplete(self, missing: list[int], num_prompts: int) -> UserError:
-        named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
-        return UserError(
-            "generate-results-missing",
-            "not every prompt has its result on this file system",
-            found=f"{len(missing)} of {num_prompts} results are not in {self.folder}: of prompts {named}",
-            why="rank 0 puts the results of all ranks together, and does not see those of some",
             fix="name a file on a file system that all nodes share; what is there is kept, and the same "
             "command does the rest",
-            exit_code=1,
+            **more,
         )
 
     def __enter__(self) -> Self:
