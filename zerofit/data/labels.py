@@ -135,7 +135,7 @@ def _insides(names: Sequence[str]) -> list[int]:
                 f"the tag {name} can't be carried on inside a word",
                 found=f"names={list(names)}",
                 why="only O and B-X with an I-X can: a second B- or E- would begin or end another thing",
-                fix="label first tokens only: pieces=Pieces.IGNORED; or use B-, I- and O, an I-X for each B-X",
+                fix="label first tokens only: pieces=Pieces.IGNORED; or use B-, I- and O, an I- for each B-",
             )
         inside.append(names.index(continued) if mark == "B" else number)
     return inside
