@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.units import GIB
 from zerofit.machine.cgroup import count_oom_kills, memory_limits
 from zerofit.machine.port import free_port
+from zerofit.machine.stopping import end_with_parent
 from zerofit.machine.this_node import read_meminfo
 from zerofit.models.trace.cache import read_trace
 from zerofit.scripts.capture.environment import script_environment
@@ -30,7 +32,7 @@ from zerofit.scripts.capture.errors import (
     last_lines,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
-from zerofit.scripts.capture.process import begins_marked, end_marked
+from zerofit.scripts.capture.process import end_marked
 from zerofit.scripts.capture.restore_files import places
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     pass_fds=pipes,
                     start_new_session=True,
-                    preexec_fn=begins_marked(str(folder.path)),
+                    preexec_fn=functools.partial(end_with_parent, os.getpid()),
                 )
         finally:
             os.close(its_reader)
