@@ -61,6 +61,11 @@ def format_message(headline: str, *, found: str, why: str, fix: str, see: str | 
     return "\n".join(lines)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that a misspelt one most resembles, or None where none is near."""
     matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, first_line
 from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _readable(path: Path) -> Iterator[None]:
             why, fix = _JSON_WHY, _JSON_FIX
         elif isinstance(error, OSError) and error.strerror:
             why, fix = "the system refuses it", "name another file"
-        found = getattr(error, "strerror", None) or (str(error).strip().splitlines() or ["empty"])[0]
+        found = getattr(error, "strerror", None) or first_line(error)
         raise _broken(path, found.rstrip("."), why=why, fix=fix) from None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, first_line
 from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -82,15 +82,19 @@ def load_tokenizer(name: str) -> TokenCounter:
     try:
         tokenizer, is_fast = _loaded(source)
     except Exception as error:  # the libraries raise bare Exception
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            "tokenizer-broken",
-            "the tokenizer can't be loaded",
-            found=f"--tokenizer {name}: {source}: {first}",
-            why="its files are damaged, of another version, or need a package that is not there",
-            fix="save it anew with tokenizer.save_pretrained(FOLDER), or name another",
-        ) from None
+        raise broken_tokenizer(source, error) from None
     return TokenCounter(tokenizer=tokenizer, is_fast=is_fast, model_max_length=_max_length(folder / _CONFIG))
+
+
+def broken_tokenizer(place: Path, error: Exception) -> UserError:
+    """Return the error of a tokenizer that the libraries do not load."""
+    return UserError(
+        "tokenizer-broken",
+        "the tokenizer can't be loaded",
+        found=f"{place}: {first_line(error)}",
+        why="its files are damaged, of another version, or need a package that is not there",
+        fix="save it anew with tokenizer.save_pretrained(DIR), or name another with --tokenizer DIR",
+    )
 
 
 def tokenizer_folder(name: str) -> Path | None:

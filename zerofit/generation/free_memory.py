@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.machine.cgroup import memory_limits
+from zerofit.machine.this_node import free_host_bytes
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-_ROOT = Path("/")
 _CACHE_COPIES = 2
 """A cache grows by a copy of each layer with every token; its old blocks are too small for what comes next,
 and lie idle until PyTorch's allocator gives them back. ASSUMPTION: as much again at most."""
@@ -30,14 +28,8 @@ def free_bytes() -> int:
         free, _ = torch.cuda.mem_get_info()
         # Blocks that the allocator keeps are given out again, or back to the GPU where they don't fit.
         return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
-    import psutil
-
-    limits = memory_limits(root=_ROOT)
-    free_here = min(
-        psutil.virtual_memory().available, *(limit.limit_bytes - limit.used_bytes for limit in limits)
-    )
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or torch.distributed.get_world_size()
-    return max(0, int(free_here // ranks_here))
+    return int(free_host_bytes() // ranks_here)
 
 
 def working_bytes(model: Module, *, num_sequences: int, num_prompt_tokens: int, max_new_tokens: int) -> int:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, first_line
 from zerofit.generation.generation_job import GenerationJob, job_from_json
 from zerofit.generation.loading import joined_ranks, load_model
 from zerofit.generation.ranks.ranks import all_ranks, all_ranks_store
@@ -78,11 +78,10 @@ def _out_of_memory(job: GenerationJob, error: Exception, *, is_of_gpu: bool, is_
         place = "the GPU's" if is_of_gpu else "the host's"
         why = f"{place} memory does not hold this rank's weights beside what else is in it"
     prompts = f"{job.batch_size} prompt{'s' if job.batch_size > 1 else ''} in a call"
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return UserError(
         "generate-out-of-memory",
         "the memory has run out",
-        found=f"{'loading the weights' if is_loading else prompts}: {first}",
+        found=f"{'loading the weights' if is_loading else prompts}: {first_line(error)}",
         why=why,
         fix=_memory_fix(job, is_of_gpu=is_of_gpu, is_loading=is_loading),
         exit_code=1,

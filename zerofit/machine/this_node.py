@@ -40,7 +40,6 @@ def probe_machine(
             read.
     """
     limits = memory_limits(root=root)
-    installed, available = (read_meminfo(name, root=root) for name in ("MemTotal", "MemAvailable"))
     return Machine(
         gpus=probe_gpus(
             gpu_ids=gpu_ids,
@@ -50,12 +49,18 @@ def probe_machine(
             nvml=nvml,
         ),
         num_cpu_cores=count_cpu_cores(os.sched_getaffinity(0), root=root),
-        host_memory_bytes=min([installed, *(limit.limit_bytes for limit in limits)]),
-        host_memory_available_bytes=max(
-            0, min([available, *(limit.limit_bytes - limit.used_bytes for limit in limits)])
+        host_memory_bytes=min(
+            [read_meminfo("MemTotal", root=root), *(limit.limit_bytes for limit in limits)]
         ),
+        host_memory_available_bytes=free_host_bytes(root=root),
         nvme_bytes=nvme_free_bytes(root=root),
     )
+
+
+def free_host_bytes(*, root: Path = Path("/")) -> int:
+    """Return the host memory that this process could still take, within the limits of its cgroups."""
+    free = [limit.limit_bytes - limit.used_bytes for limit in memory_limits(root=root)]
+    return max(0, min([read_meminfo("MemAvailable", root=root), *free]))
 
 
 def count_cpu_cores(cpus: Iterable[int], *, root: Path) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import EXIT_USAGE, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -222,7 +222,7 @@ class PartFiles:
         while self._held:
             os.close(self._held.pop())
 
-    def _not_shared(self, found: str, **more: int) -> UserError:
+    def _not_shared(self, found: str, exit_code: int = EXIT_USAGE) -> UserError:
         return UserError(
             "generate-out-not-shared",
             "not every rank sees the folder of the results",
@@ -230,7 +230,7 @@ class PartFiles:
             why="each rank writes its results there, and rank 0 puts them together",
             fix="name a file on a file system that all nodes share; what is there is kept, and the same "
             "command does the rest",
-            **more,
+            exit_code=exit_code,
         )
 
     def __enter__(self) -> Self:

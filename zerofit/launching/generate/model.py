@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.json_text import parse_json
-from zerofit.data.tokenizer_files import tokenizer_folder
+from zerofit.data.tokenizer_files import broken_tokenizer, tokenizer_folder
 from zerofit.models.files import locate_config
 from zerofit.models.find import probe_model
 from zerofit.models.source import ModelOrigin
@@ -72,13 +72,7 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # the libraries raise whatever they come upon
-        raise UserError(
-            "tokenizer-broken",
-            "the tokenizer can't be loaded",
-            found=f"{folder}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
-            why="its files are damaged, of another version, or need a package that is not there",
-            fix="save it anew with tokenizer.save_pretrained(DIR), or name another with --tokenizer DIR",
-        ) from None
+        raise broken_tokenizer(folder, error) from None
     if chat_template is not None:
         try:
             tokenizer.chat_template = chat_template.read_text(encoding="utf-8")

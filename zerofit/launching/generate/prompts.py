@@ -10,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import UserError, first_line, nearest
 from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines, shorten
 from zerofit.generation.prompts import room_for_new
 
@@ -101,7 +101,7 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
         try:
             texts.append(_templated(line.prompt, tokenizer) if is_chat else str(line.prompt))
         except Exception as error:  # whatever a template raises
-            refused.append(f"line {line.number}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            refused.append(f"line {line.number}: {first_line(error)}")
     if refused:
         raise UserError(
             "chat-refused",

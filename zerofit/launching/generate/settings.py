@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, first_line
 from zerofit.core.json_text import parse_json
 from zerofit.core.upstream.transformers import NOTES_OF_GENERATION_CONFIG
 
@@ -176,9 +176,7 @@ def _own_settings(folder: Path, config: Any) -> tuple[Any, str]:
     try:
         return GenerationConfig.from_pretrained(folder), place
     except Exception as error:  # whatever transformers comes upon
-        raise _broken(
-            f"{file}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}", place
-        ) from None
+        raise _broken(f"{file}: {first_line(error)}", place) from None
 
 
 def _call_settings(

@@ -12,9 +12,10 @@ from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.machine.stopping import stopping_by_exception
+from zerofit.machine.this_node import free_host_bytes
 from zerofit.models.trace.cache import read_trace, write_trace
 from zerofit.scripts.capture.cache import ScriptRun, before_run, load, store, trace_file
-from zerofit.scripts.capture.child_process import Child, free_host_bytes
+from zerofit.scripts.capture.child_process import Child
 from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
 from zerofit.scripts.target import script_words

@@ -18,10 +18,10 @@ import psutil
 from zerofit.core.capture import Capture, capture_from_json
 from zerofit.core.errors import UserError
 from zerofit.core.units import GIB
-from zerofit.machine.cgroup import count_oom_kills, memory_limits
+from zerofit.machine.cgroup import count_oom_kills
 from zerofit.machine.port import free_port
 from zerofit.machine.stopping import end_with_parent
-from zerofit.machine.this_node import read_meminfo
+from zerofit.machine.this_node import free_host_bytes
 from zerofit.models.trace.cache import read_trace
 from zerofit.scripts.capture.environment import script_environment
 from zerofit.scripts.capture.errors import (
@@ -52,13 +52,6 @@ _NUM_BATCHES = 8
 """Batches whose shapes are recorded. ASSUMPTION: enough to see whether they differ."""
 _TAIL_BYTES = 64 << 10
 """Of the output: what is looked at."""
-
-
-def free_host_bytes() -> int:
-    """Return the host memory that this process could still take."""
-    limits = memory_limits(root=Path("/"))
-    free = [limit.limit_bytes - limit.used_bytes for limit in limits]
-    return max(0, min([read_meminfo("MemAvailable"), *free]))
 
 
 class Child:

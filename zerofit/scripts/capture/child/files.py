@@ -21,6 +21,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from zerofit.core.atomic_file import write_whole
 from zerofit.scripts.capture.child.native_files import tell_of_native_files
 from zerofit.scripts.capture.child.outcome import place_in_script
 from zerofit.scripts.capture.child.processes import guard_processes
@@ -121,9 +122,7 @@ class _Watch:
         """Write down why, and end this process before the thing happens."""
         told = {"kind": kind, "message": message, "where": place_in_script(sys._getframe())}
         self._here.is_busy = True
-        partial = self._folder / f"{REFUSED}.{os.getpid()}"
-        partial.write_text(json.dumps(told), encoding="utf-8")
-        os.replace(partial, self._folder / REFUSED)
+        write_whole(self._folder / REFUSED, json.dumps(told))
         with contextlib.suppress(Exception):  # the script may have put anything in its place
             sys.stdout.flush()
         os._exit(EXIT_REFUSED)

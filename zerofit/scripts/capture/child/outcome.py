@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.capture import capture_to_json
 from zerofit.scripts.capture.child.meta_weights import chain_of, unloaded_bytes
 
@@ -34,7 +35,7 @@ _META = (
 
 def leave_captured(seen: Observations, live: Live) -> NoReturn:
     """Write capture.json, answer the parent's requests for traces where it has any, and end."""
-    _write(seen.folder / "capture.json", capture_to_json(live.capture))
+    write_whole(seen.folder / "capture.json", capture_to_json(live.capture), mode=0o600)
     if seen.spec.serve is not None:
         from zerofit.scripts.capture.child.serve import serve
 
@@ -69,7 +70,7 @@ def leave_failed(
     document: dict[str, Any] = {"kind": kind, "message": " ".join(message.split()), "where": where}
     if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _OF_THE_SCRIPT):
         document["weight_bytes"] = unloaded_bytes(error)
-    _write(seen.folder / "failure.json", json.dumps(document, indent=1) + "\n")
+    write_whole(seen.folder / "failure.json", json.dumps(document), mode=0o600)
     _leave()
 
 
@@ -148,14 +149,6 @@ def place_in_script(frames: types.TracebackType | types.FrameType | None) -> str
 def is_own_code(filename: str) -> bool:
     """True if a file of code is the user's: neither installed, nor Python's, nor zerofit's."""
     return not filename.startswith(("<", _ZEROFIT)) and not any(part in filename for part in _INSTALLED)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole: the parent sees all of it or nothing."""
-    unfinished = path.with_suffix(".tmp")
-    unfinished.touch(mode=0o600)
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
 
 
 def _flush() -> None:
