@@ -30,6 +30,14 @@ _SPARSE = ("pixel", "image", "video", "patch", "grid", "audio")
 """Parts of the names of arguments whose first dimension counts pictures, patches or clips: a sample may have
 several or none (image_grid_thw, pixel_values_videos ...), so that rows can't be told from samples."""
 
+SHARED_DRAWS = frozenset(
+    {
+        *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like"),
+        *("normal_", "uniform_", "exponential_", "bernoulli_", "random_"),
+    }
+)
+"""Functions of torch that draw random numbers by a shape alone: those of all samples can be drawn at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:

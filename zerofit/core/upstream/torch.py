@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def set_device_guard() -> None:
     """Put a device guard that does nothing in place of CUDA's, as FakeTensorMode does where there is no GPU.
@@ -14,3 +16,9 @@ def set_device_guard() -> None:
 
     if torch.__version__.startswith("2.11.") and not torch.cuda.is_available():
         torch._C._ensureCUDADeviceGuardSet()
+
+
+def is_compiled(model: Any) -> bool:
+    """True if torch.compile has compiled a module, or a part of it: by a wrapper, or in its place."""
+    modules = model.modules()
+    return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in modules)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerofit.models.pieces import Inputs
     from zerofit.models.trees import Path
     from zerofit.training.micro_batches.random_state import AutocastState, RandomState
+    from zerofit.training.micro_batches.shared_draws import SharedDraws
     from zerofit.training.micro_batches.split_model import SplitModel
 
 
@@ -33,8 +34,15 @@ class Piece:
     """Its first sample's place."""
     size: int
     """Samples."""
+    draws: SharedDraws | None = None
+    """The random numbers of all pieces; None where each draws its own."""
     random_state: RandomState | None = None
     """That its first run found."""
+
+    def run(self, model: SplitModel, *, with_gradient: bool) -> Any:
+        """Return the model's outputs for this piece."""
+        with self.draws.rows(self.start, self.size) if self.draws is not None else contextlib.nullcontext():
+            return model.call(self.inputs, with_gradient=with_gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +184,7 @@ class SplitPass:
         if piece.random_state is not None:
             piece.random_state.restore()
         with self.autocast.again():
-            return self.model.call(piece.inputs, with_gradient=with_gradient)
+            return piece.run(self.model, with_gradient=with_gradient)
 
 
 class _State(Enum):

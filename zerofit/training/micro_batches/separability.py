@@ -48,6 +48,11 @@ class Halves:
     tells: bool
     """True if two halves can tell anything; of one sample they can't."""
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of all of them."""
+        return sum(self.sizes) if self.tells else self.sizes[0]
+
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
     """Return the samples that tell most: those with the fewest labels against those with the most."""
@@ -71,7 +76,7 @@ def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model
 
 def check_separable(
     halves: Halves,
-    call: Callable[[Inputs], Any],
+    call: Callable[[Inputs, int, int], Any],
     *,
     model: Any,
     is_half: bool,
@@ -81,16 +86,24 @@ def check_separable(
 
     Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.
 
+    Args:
+        halves: the samples.
+        call: runs the model on some of them, given the first one's place among all and their number.
+        model: that runs.
+        is_half: whether it computes in 16 bits.
+        agreed: takes numbers, and returns the largest of each over all ranks.
+
     Returns:
         None where these samples don't tell: the loss is NaN.
     """
     last_layer = _LastLayer()
+    first, rest = halves.sizes[0], halves.num_samples - halves.sizes[0]
     with last_layer.watched(model):
-        _called(call, halves.first)
+        _called(call, halves.first, 0, first)
     with last_layer.sharpened():
-        whole, *parts = [
-            flat(_called(call, inputs)) for inputs in (halves.whole, halves.first, halves.second)
-        ]
+        whole = flat(_called(call, halves.whole, 0, halves.num_samples))
+        parts = [flat(_called(call, halves.first, 0, first))]
+        parts.append(flat(_called(call, halves.second, rest and first, rest or first)))
     pieces = [(halves.first, halves.sizes[0]), (halves.second, halves.sizes[1])]
     weights = weightings(pieces, model)
     tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE_FP32
@@ -153,12 +166,12 @@ def not_separable(
     )
 
 
-def _called(call: Callable[[Inputs], Any], inputs: Inputs) -> Any:
+def _called(call: Callable[[Inputs, int, int], Any], inputs: Inputs, start: int, size: int) -> Any:
     """Return the outputs for some of the samples; a model that fails on them is one that can't be split."""
     import torch
 
     try:
-        return call(inputs)
+        return call(inputs, start, size)
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:

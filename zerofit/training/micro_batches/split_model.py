@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.accelerate import is_in_autocast
+from zerofit.core.upstream.torch import is_compiled
 from zerofit.training.micro_batches.random_state import AutocastState, devices_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class SplitModel:
         if not with_gradient:
             torch.clear_autocast_cache()  # or weights cast here would have no gradient later
         return outputs
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if torch.compile has compiled it, or a part of it."""
+        return is_compiled(self._model)
 
     @property
     def is_half(self) -> bool:

@@ -18,6 +18,7 @@ from zerofit.training.micro_batches.separability import (
     not_separable,
     refuse_batch_norm,
 )
+from zerofit.training.micro_batches.shared_draws import SharedDraws
 from zerofit.training.micro_batches.weights import BY_SAMPLES, weightings
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Splitter:
         self._is_noted = False
         self._found: dict[Any, HeldWeightings] = {}
         self._num_checks: dict[Any, int] = {}
+        self._draws = False
         self._num_passes: dict[Any, int] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,13 +125,25 @@ class Splitter:
             can_split=batch.whole_because is None,
             model=self._base,
         )
-        with uncompiled(), unchanged_random_state(self._model.devices), evaluation_mode(self._base):
+        draws = SharedDraws(halves.num_samples)
+
+        def call(some: Inputs, start: int, size: int) -> Any:
+            with unchanged_random_state(self._model.devices), draws.rows(start, size):
+                return self._model.call(some, with_gradient=False)
+
+        with uncompiled(), evaluation_mode(self._base):
             found = check_separable(
                 halves,
-                lambda some: self._model.call(some, with_gradient=False),
+                call,
                 model=self._base,
                 is_half=self._model.is_half,
                 agreed=self._model.agreed,
+            )
+        self._draws |= len(draws) > 0
+        if self._draws and self._model.is_compiled:
+            raise not_separable(
+                "a compiled model that draws random numbers",
+                why="compiled code draws for each micro-batch, not once for the whole batch",
             )
         if found is None:
             return
@@ -159,6 +173,9 @@ class Splitter:
     ) -> Any:
         if len(pieces) > 1:
             self._note(pieces)
+        draws = SharedDraws(sum(piece.size for piece in pieces)) if self._draws else None
+        for piece in pieces:
+            piece.draws = draws
         num_passes = self._num_passes[kind] = self._num_passes.get(kind, 0) + 1
         trusted = self._trusted(pieces, weights_of, num_runs)
         loss_weights = weights_of(trusted[0]) if trusted is not None else (1.0,) * len(pieces)
@@ -179,7 +196,7 @@ class Splitter:
         if trusted is None:
             for place in one.order:
                 pieces[place].random_state = RandomState.now(self._model.devices)
-                outputs.keep(place, self._model.call(pieces[place].inputs, with_gradient=False))
+                outputs.keep(place, pieces[place].run(self._model, with_gradient=False))
                 if buffers is not None:
                     buffers.look()
         else:
@@ -214,7 +231,7 @@ class Splitter:
                 is_early and weights[place] != 0 and not (is_last and self._model.parallel is not None)
             )
             with contextlib.nullcontext() if is_last else self._model.no_sync():
-                result = self._model.call(piece.inputs, with_gradient=goes_backward)
+                result = piece.run(self._model, with_gradient=goes_backward)
                 outputs.keep(place, result)
                 if buffers is not None:
                     buffers.look()

@@ -99,10 +99,8 @@ def test_parts_that_were_not_prepared_together_are_found(captured_in_forks: Any)
 @pytest.mark.parametrize(
     ("script", "because"),
     [
-        (
-            "diffuses",
-            "the forward pass of Diffusion draws random numbers (randint, randn_like), and others in parts",
-        ),
+        ("diffuses", ""),
+        ("mixes_up", "the forward pass of Mixup draws random numbers (randperm), and others in parts"),
         ("encodes", "in what Linear is given, an argument has a gradient of its own"),
     ],
 )

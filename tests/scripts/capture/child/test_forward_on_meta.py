@@ -117,3 +117,25 @@ def test_a_model_that_needs_values_is_left_open() -> None:
             return {"loss": torch.unique(ids).float().sum()}
 
     assert forward_on_meta(Counting(), ((torch.ones(3),), {})).passes_num_items is None
+
+
+@pytest.mark.parametrize(
+    ("draws", "found"),
+    [
+        ("torch.randn_like(x)", ()),
+        ("torch.rand(len(x), 1)", ()),
+        ("torch.rand(())", ()),
+        ("x[torch.randperm(len(x))]", ("randperm",)),
+        ("torch.bernoulli(x)", ("bernoulli",)),
+        ("torch.rand(2 * len(x), 3)[::2]", ("rand",)),
+        ("torch.nn.functional.dropout(x)", ()),
+    ],
+)
+def test_draws_that_are_no_row_for_each_sample_are_found(draws: str, found: tuple[str, ...]) -> None:
+    import torch
+
+    class Drawing(torch.nn.Linear):  # its file names the functions
+        def forward(self, x: Any) -> Any:
+            return super().forward(x + eval(draws, {"torch": torch, "x": x}))
+
+    assert forward_on_meta(Drawing(3, 3), ((torch.ones(4, 3),), {})).draws == found

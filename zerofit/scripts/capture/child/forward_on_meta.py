@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from zerofit.core.upstream.transformers import attention_of, set_attention_of
+from zerofit.models.pieces import SHARED_DRAWS, Inputs, batch_of
 from zerofit.scripts.capture.child.model_record import base_of
 
 _GIVEN = "num_items_in_batch"
@@ -28,7 +29,7 @@ class ForwardOnMeta:
     passes_num_items: bool | None
     """True if the loss depends on num_items_in_batch; None where the model can't be run on meta."""
     draws: tuple[str, ...] = ()
-    """Operators that drew random numbers, such as "randn_like"."""
+    """Operators whose random numbers are not one row for each sample, such as "randperm"."""
 
 
 def forward_on_meta(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> ForwardOnMeta:
@@ -80,7 +81,8 @@ def _run(
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.device("meta"))
-        stack.enter_context(_answering(draws))
+        size = batch_of(Inputs(args=args, kwargs=kwargs)).size
+        stack.enter_context(_answering(draws, size))
         # PyTorch knows no autocast for meta, and raises where a model asks.
         stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
         outputs = functional_call(model, weights, args, {**kwargs, **given})
@@ -97,27 +99,31 @@ def _depends(outputs: Any, number: Any) -> bool:
     return gradient is not None
 
 
-def _answering(draws: dict[str, None]) -> Any:
+def _answering(draws: dict[str, None], num_samples: int) -> Any:
     """Return a mode in which a model that looks at a value is told one: checks of masks and of padding do.
 
     Args:
-        draws: takes the names of operators that draw random numbers.
+        draws: takes the names of operators whose random numbers are not one row for each sample.
+        num_samples: that the model is given.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    def is_shared(name: str, out: Any) -> bool:
+        return name in SHARED_DRAWS and (out.dim() == 0 or out.shape[0] == num_samples)
+
     class Answering(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = str(function.overloadpacket.__name__)
-            if torch.Tag.nondeterministic_seeded in function.tags and not any(
-                part in name for part in _SWITCHED
-            ):
-                draws[name] = None
             if function is torch.ops.aten._local_scalar_dense.default:
                 return False if args[0].dtype is torch.bool else 1
             if function is torch.ops.aten.equal.default:
                 return True
-            return function(*args, **(kwargs or {}))
+            out = function(*args, **(kwargs or {}))
+            is_drawn = torch.Tag.nondeterministic_seeded in function.tags
+            if is_drawn and not any(part in name for part in _SWITCHED) and not is_shared(name, out):
+                draws[name] = None
+            return out
 
     return Answering()
 

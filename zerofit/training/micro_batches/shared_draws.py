@@ -1,0 +1,117 @@
+"""SharedDraws: random numbers of a split forward pass, drawn once: each piece gets its samples' rows."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zerofit.models.pieces import SHARED_DRAWS
+from zerofit.training.micro_batches.separability import not_separable
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_RECOMPUTES = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpointing.checkpointing")
+"""Modules whose functions call a layer again in the backward pass."""
+
+
+class SharedDraws:
+    """The random numbers that one forward pass of a script draws for all of its samples.
+
+    The first piece to draw draws for the whole batch, and the others take their rows of that. So a noised
+    image or a masked patch is the one that it would be in one pass, and the generators end where that would
+    leave them.
+
+    Args:
+        num_samples: of all pieces.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self._drawn: list[tuple[Any, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._drawn)
+
+    def rows(self, start: int, size: int) -> AbstractContextManager[Any]:
+        """Return what a piece runs in, each time that it runs.
+
+        Args:
+            start: its first sample's place.
+            size: its samples.
+        """
+        from torch.overrides import TorchFunctionMode
+
+        shared = self
+
+        class Rows(TorchFunctionMode):  # type: ignore[misc]
+            num_drawn = 0
+
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                kwargs = dict(kwargs or {})
+                name = getattr(function, "__name__", "")
+                if name not in SHARED_DRAWS or not _is_by_shape(args, kwargs):
+                    return function(*args, **kwargs)
+                args = (*args, kwargs.pop("size")) if "size" in kwargs else args
+                self.num_drawn += 1
+                return shared._of(self.num_drawn - 1, start, size, function, args, kwargs)
+
+        return Rows()
+
+    def _of(
+        self, place: int, start: int, size: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return a piece's rows of the numbers that are drawn at one place of the forward pass."""
+        import torch
+
+        if _is_recomputed():
+            raise not_separable(
+                f"{function.__name__}() in a layer that is recomputed",
+                why="random numbers of all samples can't be drawn again for one micro-batch alone",
+            )
+        like = args[0] if torch.is_tensor(args[0]) else None
+        shape, before = (tuple(like.shape), ()) if like is not None else _shape(args)
+        wide = (self.num_samples, *shape[1:]) if shape and shape[0] == size else shape
+        is_first = place == len(self._drawn)
+        if not is_first and self._drawn[place][0].shape == shape:
+            wide = shape
+        if is_first or (self._drawn[place][1] == start and kwargs.get("generator") is None):
+            # Drawn again where the piece runs again, so that what it draws after it is as it was.
+            given = (like.new_empty(wide), *args[1:]) if like is not None else (*before, wide)
+            self._drawn[place:] = [(function(*given, **kwargs), start), *self._drawn[place + 1 :]]
+        drawn = self._drawn[place][0]
+        if drawn.shape != wide:
+            raise not_separable(
+                f"{function.__name__}() of shape {tuple(drawn.shape)}, and then of {shape}",
+                why="random numbers that are not one row for each sample can't be handed to micro-batches",
+            )
+        rows = drawn if wide == shape else drawn[start : start + size]
+        return like.copy_(rows) if function.__name__.endswith("_") and like is not None else rows.clone()
+
+
+def _is_by_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if a call says a shape, and is given no other tensor's values."""
+    import torch
+
+    others = (*args[1:], *kwargs.values())
+    is_said = bool(args) or "size" in kwargs
+    return is_said and not any(torch.is_tensor(one) for one in others)
+
+
+def _shape(args: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Return the shape of a factory's call, which comes last, and what stands before it."""
+    if isinstance(args[-1], (tuple, list)):
+        return tuple(args[-1]), args[:-1]
+    return args, ()
+
+
+def _is_recomputed() -> bool:
+    """Return True inside a layer that gradient checkpointing will call again."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _RECOMPUTES:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
