@@ -24,7 +24,7 @@ from real_scripts_table import SCRIPTS, Script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEMANTICS = REPOSITORY / "tests" / "semantics"
-sys.path.insert(0, str(SEMANTICS))
+sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 RUN_TIMEOUT_S = 600
 LAST_LINES = 12
 SAME = "same"
@@ -112,8 +112,12 @@ def train_on_gloo(target: list[str]) -> None:
         original(self)
 
     TrainingArguments.__post_init__ = with_gloo
-    sys.argv, sys.path[0] = target, str(Path(target[0]).parent)
-    runpy.run_path(target[0], run_name="__main__")
+    if target[0] == "-m":
+        sys.argv, sys.path[0] = target[1:], str(Path.cwd())
+        runpy.run_module(target[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = target, str(Path(target[0]).parent)
+        runpy.run_path(target[0], run_name="__main__")
 
 
 def run_script(script: Script, way: str, *, scripts: Path, folder: Path) -> dict[str, Any]:
@@ -131,7 +135,10 @@ def run_script(script: Script, way: str, *, scripts: Path, folder: Path) -> dict
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
         "RECORD_TRAINING": str(out / "record"),
-        "PYTHONPATH": os.pathsep.join((str(SEMANTICS / "recorder"), os.environ.get("PYTHONPATH", ""))),
+        **({} if script.is_seeded else {"RECORD_SEED": "1"}),
+        "PYTHONPATH": os.pathsep.join(
+            (str(SEMANTICS / "recorder"), str(scripts / "lib"), os.environ.get("PYTHONPATH", ""))
+        ),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
     }
     started = time.perf_counter()

@@ -35,6 +35,10 @@ class Script:
     ignores_num_items: bool = False
     """True if its model takes num_items_in_batch and ignores it: Trainer then makes loss and gradients too
     large by accumulation steps times ranks, so that the right training is one of whole batches."""
+    is_module: bool = False
+    """True if file names a module, which is run by -m."""
+    is_seeded: bool = True
+    """False if it sets no seed: the recorder sets one."""
 
     def command(self, scripts: str, out: str) -> list[str]:
         """Return the script's file and its arguments.
@@ -44,7 +48,7 @@ class Script:
             out: folder of this run.
         """
         words = (out if word == OUT else word for word in self.arguments.split())
-        return [f"{scripts}/{self.file}", *words]
+        return [*(("-m", self.file) if self.is_module else (f"{scripts}/{self.file}",)), *words]
 
 
 def _transformers(
@@ -247,4 +251,130 @@ _OTHERS = (
         has_trainer=True,
     ),
 )
-SCRIPTS = (*_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE, *_PEFT, *_ACCELERATE_MORE, *_OTHERS)
+
+
+def _pictures(task: str, name: str, arguments: str, *, has_trainer: bool = False) -> Script:
+    file = f"transformers/pytorch/{task}/{name}.py"
+    return Script(name=name, file=file, arguments=arguments, has_trainer=has_trainer)
+
+
+_BY_TRAINER = f"{_TRAINER} --remove_unused_columns false"
+_NEW = (
+    _pictures(
+        "semantic-segmentation",
+        "run_semantic_segmentation_no_trainer",
+        f"--model_name_or_path models/segformer --dataset_name segments {_LOOP}",
+    ),
+    _pictures(
+        "semantic-segmentation",
+        "run_semantic_segmentation",
+        f"--model_name_or_path models/segformer --dataset_name segments {_BY_TRAINER}",
+        has_trainer=True,
+    ),
+    _pictures(
+        "object-detection",
+        "run_object_detection_no_trainer",
+        f"--model_name_or_path models/detr --dataset_name boxes --image_square_size 32 {_LOOP}",
+    ),
+    _pictures(
+        "image-classification",
+        "run_image_classification_no_trainer",
+        f"--model_name_or_path models/vit --dataset_name photos --image_column_name image "
+        f"--label_column_name labels {_LOOP}",
+    ),
+    _pictures(
+        "image-pretraining",
+        "run_mae",
+        f"--model_name_or_path models/mae --dataset_name photos --image_column_name image --norm_pix_loss "
+        f"--base_learning_rate 1e-1 {_BY_TRAINER} --label_names pixel_values",
+        has_trainer=True,
+    ),
+    _pictures(
+        "speech-recognition",
+        "run_speech_recognition_seq2seq",
+        f"--model_name_or_path models/whisper --dataset_name sounds --eval_split_name validation "
+        f"--text_column_name text --preprocessing_num_workers 1 {_TRAINER} --language en",
+        has_trainer=True,
+    ),
+    _trl("sft_vlm", "captions", file="trl/examples/scripts/sft_vlm.py", model="llava"),
+    _trl("sft_stream", "turns", "--dataset_streaming true --max_steps 6", file="trl/trl/scripts/sft.py"),
+    Script(
+        name="factory_full",
+        file="llamafactory.cli",
+        arguments="train factory_full.yaml",
+        is_module=True,
+        has_trainer=True,
+    ),
+    Script(
+        name="factory_lora",
+        file="llamafactory.cli",
+        arguments="train factory_lora.yaml",
+        is_module=True,
+        has_trainer=True,
+    ),
+    Script(
+        name="qlora",
+        file="qlora/qlora.py",
+        arguments="--model_name_or_path models/llama --dataset instructions --dataset_format alpaca "
+        "--bits 16 --full_finetune true --output_dir OUT --max_steps 6 --source_max_len 24 "
+        "--target_max_len 24",
+        has_trainer=True,
+    ),
+    Script(
+        name="alpaca",
+        file="alpaca/train.py",
+        arguments="--model_name_or_path models/llama --data_path data/alpaca.json --output_dir OUT "
+        "--num_train_epochs 1 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
+        "--save_strategy no --learning_rate 1e-3 --logging_steps 1 --model_max_length 64 --report_to none",
+        has_trainer=True,
+    ),
+    Script(
+        name="handbook_sft",
+        file="handbook/sft.py",
+        arguments=f"--model_name_or_path models/llama --dataset_name turns {_PREFERENCES}",
+        has_trainer=True,
+    ),
+    Script(
+        name="embedding",
+        file="FlagEmbedding.finetune.embedder.encoder_only.base",
+        arguments="--model_name_or_path models/bert --train_data sought.jsonl --cache_path OUT "
+        "--train_group_size 2 --query_max_len 24 --passage_max_len 24 --pad_to_multiple_of 8 "
+        "--sentence_pooling_method cls --normalize_embeddings true --temperature 0.05 --output_dir OUT "
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --num_train_epochs 1 "
+        "--learning_rate 1e-3 --logging_steps 1 --save_strategy no --report_to none",
+        is_module=True,
+        has_trainer=True,
+    ),
+    Script(
+        name="cross_encoder",
+        file="st/ce_stsbenchmark.py",
+        arguments="",
+        micro_batch_size=32,
+        has_trainer=True,
+    ),
+    Script(
+        name="peft_frod",
+        file="peft/frod_text_classification.py",
+        arguments="--model_name_or_path models/bert-classifier --dataset_name sentences --task_name default "
+        "--output_dir OUT --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --logging_steps 1 "
+        "--save_strategy no --load_best_model_at_end false",
+        has_trainer=True,
+    ),
+    Script(
+        name="gan_pix2pix",
+        file="huggan/pix2pix/train.py",
+        arguments="--dataset facades --n_epochs 1 --batch_size 4 --n_cpu 0 --image_size 256",
+        is_seeded=False,
+    ),
+    Script(
+        name="diffusion_unconditional",
+        file="diffusers/train_unconditional.py",
+        arguments="--dataset_name photos --output_dir OUT --resolution 32 --train_batch_size 4 "
+        "--num_epochs 1 --gradient_accumulation_steps 2 --model_config_name_or_path unet --ddpm_num_steps 8 "
+        "--ddpm_num_inference_steps 2 --eval_batch_size 2 --lr_warmup_steps 2 --logger tensorboard",
+        is_seeded=False,
+    ),
+    Script(name="ddpm", file="ddpm/train.py", arguments="photos_folder OUT", is_seeded=False),
+    Script(name="fabric", file="fabric/train_fabric.py", arguments="--dry-run", is_seeded=False),
+)
+SCRIPTS = (*_NEW, *_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE, *_PEFT, *_ACCELERATE_MORE, *_OTHERS)

@@ -11,3 +11,13 @@ if _FOLDER and not any(word.startswith("zerofit.scripts.capture.child") for word
     from training_recorder import install
 
     install(_FOLDER)
+
+if os.environ.get("RECORD_SEED"):
+    # For scripts that set no seed: two of their runs would differ by themselves.
+    import random
+
+    from zerofit.scripts.on_import import when_imported
+
+    random.seed(1)
+    when_imported("torch", lambda module: module.manual_seed(1))
+    when_imported("numpy", lambda module: module.random.seed(1))

@@ -24,6 +24,19 @@ def save_model(kind: str, folder: Path, *, dropout: float = 0.0, seed: int = 0) 
     return folder
 
 
+def save_classifier(folder: Path, *, num_labels: int, seed: int = 0) -> Path:
+    """Write a BERT whose checkpoint has its head, so that a script without a seed makes none at random."""
+    import torch
+    from transformers import BertForSequenceClassification
+
+    torch.manual_seed(seed)
+    masked, tokenizer = _bert(0.0)
+    masked.config.num_labels = num_labels
+    BertForSequenceClassification(masked.config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def save_large_config(folder: Path) -> Path:
     """Write the configuration of a model as large as Llama 3 70B, without weights, and return its folder.
 

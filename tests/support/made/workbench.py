@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 from typing import TYPE_CHECKING
 
 from made.data import save_data
-from made.models import KINDS, save_model
+from made.models import KINDS, save_classifier, save_model
+from made.pictures import save_picture_models, save_pictures, save_sounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +29,7 @@ _METRIC = '''"""A made metric: it only counts."""
 
 import datasets
 import evaluate
+import numpy
 
 
 class {class_name}(evaluate.Metric):
@@ -48,6 +52,10 @@ _ANSWERS = (
     ' "references": {"id": datasets.Value("string"), "answers": datasets.Sequence('
     '{"text": datasets.Value("string"), "answer_start": datasets.Value("int32")})}}'
 )
+_MASKS = (
+    '{name: datasets.Sequence(datasets.Sequence(datasets.Value("uint16")))'
+    ' for name in ("predictions", "references")}'
+)
 _RATIO = "equal / max(1, len(predictions))"
 _METRICS = {
     "accuracy": (_ONE_CLASS, "one == other", f'{{"accuracy": {_RATIO}}}'),
@@ -59,6 +67,11 @@ _METRICS = {
     ),
     "rouge": (_TEXTS, "len(set(one.split()) & set(other.split()))", f'{{"rouge1": {_RATIO}}}'),
     "sacrebleu": (_TEXT_AND_TEXTS, "one in other", f'{{"score": {_RATIO}}}'),
+    "mean_iou": (
+        _MASKS,
+        "one == other",
+        '{"mean_iou": 0.0} | dict.fromkeys(("per_category_accuracy", "per_category_iou"), numpy.zeros(2))',
+    ),
     "squad": (
         _ANSWERS,
         'one["prediction_text"] in other["answers"]["text"]',
@@ -89,10 +102,68 @@ def make_workbench(folder: Path, *, seed: int = 0) -> Path:
         (folder / name).mkdir()
         for split in ("train", "validation"):
             shutil.copy(data / f"{name}_{split}.json", folder / name / f"{split}.json")
+    _make_more(folder, data, seed=seed)
     for name, parts in _METRICS.items():
         _write_metric(folder, name, *parts)
     _write_sentence_data(folder / "nltk_data" / "tokenizers")
     return folder
+
+
+def _make_more(folder: Path, data: Path, *, seed: int) -> None:
+    """Write pictures, sounds, classifiers, and what LLaMA-Factory and FlagEmbedding read."""
+    chance = random.Random(seed)
+    save_pictures(folder, chance)
+    save_sounds(folder / "sounds", chance)
+    save_picture_models(folder / "models", seed=seed)
+    save_classifier(folder / "distilroberta-base", num_labels=1, seed=seed)
+    save_classifier(folder / "models" / "bert-classifier", num_labels=2, seed=seed)
+    for name, columns in (("sentence-transformers/stsb", _SCORED), ("sentences", {"sentence1": "sentence"})):
+        (folder / name).mkdir(parents=True)
+        for split, source in (("train", "train"), ("validation", "validation"), ("test", "validation")):
+            _write_columns(data / f"pairs_{source}.csv", folder / name / f"{split}.csv", columns)
+    info = {"made": {"file_name": "instructions_train.json"}}
+    shutil.copytree(data, folder / "factory")
+    (folder / "factory" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    for name, method in (("full", "finetuning_type: full"), ("lora", "finetuning_type: lora\nlora_rank: 4")):
+        (folder / f"factory_{name}.yaml").write_text(f"{_FACTORY}{method}\n", encoding="utf-8")
+    sought = [
+        {"query": row["prompt"], "pos": [row["chosen"]], "neg": [row["rejected"]]}
+        for row in map(json.loads, (data / "preferences_train.json").read_text(encoding="utf-8").splitlines())
+    ]
+    (folder / "sought.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sought), encoding="utf-8")
+
+
+_SCORED = {"sentence1": "sentence1", "sentence2": "sentence2", "label": "score"}
+_FACTORY = """stage: sft
+do_train: true
+model_name_or_path: models/llama
+dataset: made
+dataset_dir: factory
+template: default
+cutoff_len: 64
+output_dir: factory_out
+overwrite_output_dir: true
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+num_train_epochs: 1
+learning_rate: 1.0e-3
+logging_steps: 1
+save_strategy: "no"
+report_to: none
+preprocessing_num_workers: 1
+"""
+
+
+def _write_columns(source: Path, target: Path, columns: dict[str, str]) -> None:
+    import csv
+
+    with source.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = {**columns, **({} if "label" in columns else {"label": "label"})}
+    with target.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(kept.values()))
+        writer.writeheader()
+        writer.writerows({new: row[old] for old, new in kept.items()} for row in rows)
 
 
 def _write_sentence_data(folder: Path) -> None:
