@@ -13,7 +13,6 @@ from zerofit.core.checkpoints import (
     MANIFEST_NAME,
     Manifest,
     SavedLayout,
-    complete_checkpoints,
     file_names,
     find_checkpoints,
     inspect_checkpoint,
@@ -62,7 +61,7 @@ def test_the_newest_comes_first_and_a_name_of_saving_is_none(tmp_path: Path) -> 
 
 def test_a_project_is_searched_in_its_checkpoints(tmp_path: Path) -> None:
     _committed(tmp_path / "checkpoints" / "checkpoint_0", saved_at=1.0)
-    assert [one.path.name for one in complete_checkpoints(tmp_path)] == ["checkpoint_0"]
+    assert [one.path.name for one in find_checkpoints(tmp_path)] == ["checkpoint_0"]
 
 
 def _cut(name: str) -> Callable[[Path], object]:

@@ -13,7 +13,7 @@ import pytest
 from runs import ROOT, Run, run_command
 from safetensors.torch import load_file
 
-from zerofit.core.checkpoints import complete_checkpoints, find_checkpoints, inspect_checkpoint
+from zerofit.core.checkpoints import find_checkpoints, inspect_checkpoint
 
 _LOOP = str(Path(__file__).parent / "scripts" / "resumable_loop.py")
 _TOLERANCE = 1e-5
@@ -46,7 +46,7 @@ def _copy(saved: Path, to: Path) -> Path:
 def test_saves_are_whole_and_old_ones_pruned(saved: Path) -> None:
     folder = saved / "project" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_1", "checkpoint_2"]
-    newest, earlier = complete_checkpoints(folder, digests=True)
+    newest, earlier = (one for one in find_checkpoints(folder, digests=True) if one.is_complete)
     assert (newest.path.name, earlier.path.name) == ("checkpoint_2", "checkpoint_1")
     assert newest.manifest is not None
     assert newest.manifest.layout.world_size == 2

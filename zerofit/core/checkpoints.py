@@ -114,14 +114,6 @@ def find_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheck
     return tuple(sorted(found, key=_age, reverse=True))
 
 
-def complete_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheckpoint, ...]:
-    """Return the checkpoints of a folder that can be resumed from, the newest first.
-
-    `find_checkpoints` has those that are passed over, too, each with its problem.
-    """
-    return tuple(one for one in find_checkpoints(folder, digests=digests) if one.is_complete)
-
-
 def is_checkpoint(folder: Path) -> bool:
     """Return True if a folder holds what a training run saves to resume from, or a part of it."""
     if folder.name.startswith(SAVING):

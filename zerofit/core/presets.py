@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
@@ -39,23 +39,9 @@ class Preset:
         return f"accelerate_{self.name.replace('-', '_')}.yaml"
 
 
-def _zero(
-    stage: ZeroStage,
-    *,
-    optimizer: OffloadDevice = OffloadDevice.NONE,
-    param: OffloadDevice = OffloadDevice.NONE,
-    nvme_path: str | None = None,
-) -> Strategy:
-    return Strategy(
-        engine=Engine.DEEPSPEED,
-        zero_stage=stage,
-        optimizer_offload=optimizer,
-        param_offload=param,
-        nvme_path=nvme_path,
-    )
-
-
+_ZERO = {stage: Strategy(engine=Engine.DEEPSPEED, zero_stage=stage) for stage in ZeroStage}
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
+_ON_NVME = replace(_ZERO[ZeroStage.PARAMETERS], nvme_path="/local_nvme")
 # accelerate/utils/deepspeed.py, map_pytorch_optim_to_deepspeed.
 _ADAM_ONLY = (
     "optimizers other than Adam and AdamW: accelerate swaps SGD, RMSprop and 8-bit ones for DeepSpeed's CPU "
@@ -67,7 +53,7 @@ PRESETS = (
     Preset(
         name="z1",
         title="ZeRO-1",
-        strategy=_zero(ZeroStage.OPTIMIZER_STATES),
+        strategy=_ZERO[ZeroStage.OPTIMIZER_STATES],
         gpu_bytes_per_parameter="4 + 12/N",
         fits="weights and gradients fit on each GPU, optimizer states do not",
         costs="nothing to speak of: the volume that data parallelism sends anyway",
@@ -76,7 +62,7 @@ PRESETS = (
     Preset(
         name="z2",
         title="ZeRO-2",
-        strategy=_zero(ZeroStage.GRADIENTS),
+        strategy=_ZERO[ZeroStage.GRADIENTS],
         gpu_bytes_per_parameter="2 + 14/N",
         fits="weights fit on each GPU, gradients and optimizer states do not",
         costs="with accumulation, one reduction a micro-batch instead of one a step",
@@ -85,7 +71,7 @@ PRESETS = (
     Preset(
         name="z2-offload",
         title="ZeRO-2, optimizer on CPU",
-        strategy=_zero(ZeroStage.GRADIENTS, optimizer=_CPU),
+        strategy=replace(_ZERO[ZeroStage.GRADIENTS], optimizer_offload=_CPU),
         gpu_bytes_per_parameter="2",
         fits="weights fit on each GPU, and the node has at least 18 bytes of RAM a parameter",
         costs="the step runs on the CPU; gradients and weights cross PCIe once a step",
@@ -94,7 +80,7 @@ PRESETS = (
     Preset(
         name="z3",
         title="ZeRO-3",
-        strategy=_zero(ZeroStage.PARAMETERS),
+        strategy=_ZERO[ZeroStage.PARAMETERS],
         gpu_bytes_per_parameter="16/N",
         fits="weights alone do not fit on one GPU, but do on all of them together",
         costs="half as much communication again: weights are gathered layer by layer",
@@ -103,7 +89,7 @@ PRESETS = (
     Preset(
         name="z3-offload-optimizer",
         title="ZeRO-3, optimizer on CPU",
-        strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU),
+        strategy=replace(_ZERO[ZeroStage.PARAMETERS], optimizer_offload=_CPU),
         gpu_bytes_per_parameter="2/N",
         fits="weight shards fit on the GPUs, and the node has at least 18 bytes of RAM a parameter",
         costs="as ZeRO-3, and the step runs on the CPU",
@@ -112,7 +98,7 @@ PRESETS = (
     Preset(
         name="z3-offload",
         title="ZeRO-3, optimizer and parameters on CPU",
-        strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU, param=_CPU),
+        strategy=replace(_ZERO[ZeroStage.PARAMETERS], optimizer_offload=_CPU, param_offload=_CPU),
         gpu_bytes_per_parameter="0",
         fits="the shards do not fit on the GPUs, and the node has at least 20 bytes of RAM a parameter",
         costs="weights cross PCIe in every forward and backward pass",
@@ -121,7 +107,9 @@ PRESETS = (
     Preset(
         name="z3-nvme",
         title="ZeRO-3, optimizer and parameters on NVMe",
-        strategy=_zero(ZeroStage.PARAMETERS, optimizer=_NVME, param=_NVME, nvme_path="/local_nvme"),
+        strategy=replace(
+            _ZERO[ZeroStage.PARAMETERS], optimizer_offload=_NVME, param_offload=_NVME, nvme_path="/local_nvme"
+        ),
         gpu_bytes_per_parameter="0",
         fits="RAM is too small as well; the disk must be a local NVMe, and libaio installed",
         costs="the disk's bandwidth bounds every step",
@@ -130,7 +118,7 @@ PRESETS = (
     Preset(
         name="z3-inference",
         title="ZeRO-3 for inference",
-        strategy=_zero(ZeroStage.PARAMETERS),
+        strategy=_ZERO[ZeroStage.PARAMETERS],
         gpu_bytes_per_parameter="2/N",
         fits="evaluation or generation with a model that no single GPU holds",
         costs="weights are gathered layer by layer, for every token",

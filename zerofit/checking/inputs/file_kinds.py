@@ -22,28 +22,6 @@ _RECIPE_KEYS = """
     model_name_or_path num_epochs sequence_len stage template
 """
 """Keys of LLaMA-Factory's, Axolotl's and TRL's recipes, beside those of TrainingArguments."""
-_OTHERS = {
-    "a plan of zerofit": "machine model reasons rejected strategy topology trains versions workload",
-    "an FSDP configuration of Trainer": """
-        backward_prefetch cpu_ram_efficient_loading forward_prefetch fsdp fsdp_transformer_layer_cls_to_wrap
-        limit_all_gathers min_num_params reshard_after_forward state_dict_type sync_module_states
-        transformer_layer_cls_to_wrap use_orig_params xla xla_fsdp_settings
-    """,
-    "a model's config.json": """
-        architectures bos_token_id eos_token_id hidden_size max_position_embeddings model_type
-        num_attention_heads num_hidden_layers torch_dtype transformers_version vocab_size
-    """,
-    "a tokenizer's configuration": """
-        added_tokens_decoder chat_template model_max_length pad_token tokenizer_class
-    """,
-    "an adapter's configuration": """
-        base_model_name_or_path lora_alpha lora_dropout peft_type r target_modules task_type
-    """,
-    "the state of a Trainer's run": "best_metric epoch global_step is_world_process_zero log_history",
-    "a package.json": "author dependencies devDependencies license main name scripts version",
-    "a Kubernetes manifest": "apiVersion kind metadata spec",
-}
-"""Other files that stand beside the configurations, by their keys."""
 _FORMATS = {
     "json": Format.JSON,
     "jsonc": Format.JSON,
@@ -82,7 +60,6 @@ def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
         FileKind.DEEPSPEED: _names(schemas.deepspeed) - switches,  # sections there, booleans for Trainer
         FileKind.ACCELERATE: _names(schemas.accelerate),
         _ARGUMENTS: _names(schemas.training_arguments) | set(_RECIPE_KEYS.split()),
-        **{kind: set(words.split()) for kind, words in _OTHERS.items()},
     }
     votes = {kind: len(keys & names) for kind, names in known.items()}
     best = max(votes, key=lambda kind: (votes[kind], kind is default))

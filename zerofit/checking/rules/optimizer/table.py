@@ -16,48 +16,25 @@ from zerofit.core.strategy import OffloadDevice, ZeroStage
 _BITS = ("", "8bit", "32bit")
 
 
+def _of(library: str, names: str, bits: tuple[str, ...] = ("",)) -> tuple[str, ...]:
+    return tuple(f"{library}.{name}{suffix}" for name in names.split() for suffix in bits)
+
+
 def _family(*names: str, bits: tuple[str, ...] = _BITS) -> tuple[str, ...]:
-    return tuple(f"bitsandbytes.{name}{suffix}" for name in names for suffix in bits)
+    return _of("bitsandbytes", " ".join(names), bits)
 
 
-TORCH = tuple(
-    f"torch.{name}"
-    for name in (
-        *("AdamW", "Adam", "SGD", "RMSprop", "Adagrad", "Adafactor", "Muon", "NAdam", "RAdam", "Adamax"),
-        *("Adadelta", "ASGD", "Rprop", "LBFGS"),
-    )
-)
+_ANY = "NAdam RAdam Adamax Adadelta ASGD Rprop LBFGS"
+TORCH = _of("torch", f"AdamW Adam SGD RMSprop Adagrad Adafactor Muon {_ANY}")
 BITSANDBYTES = _family(
     *("AdamW", "PagedAdamW", "Adam", "PagedAdam", "Lion", "PagedLion", "LAMB", "AdEMAMix", "PagedAdEMAMix"),
     *("LARS", "RMSprop", "Adagrad", "SGD"),
 )
 """Those without a number of bits are in 32 bits unless optim_bits=8 says otherwise."""
-OF_DEEPSPEED = tuple(
-    f"deepspeed.{name}"
-    for name in (
-        *("DeepSpeedCPUAdam", "FusedAdam", "DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion"),
-        "FusedLamb",
-    )
-)
-OF_CONFIG = tuple(
-    f"config.{name}"
-    for name in (
-        *(
-            "Adam",
-            "AdamW",
-            "Adagrad",
-            "Lion",
-            "Lamb",
-            "Muon",
-            "SGD",
-            "Adafactor",
-            "RMSprop",
-            "NAdam",
-            "RAdam",
-        ),
-        *("Adamax", "Adadelta", "ASGD", "Rprop", "LBFGS", "SparseAdam"),
-    )
-)
+_ON_CPU = _of("deepspeed", "DeepSpeedCPUAdam DeepSpeedCPUAdagrad DeepSpeedCPULion")
+_GPU_ONLY = _of("deepspeed", "FusedLion FusedLamb")
+OF_DEEPSPEED = (_ON_CPU[0], "deepspeed.FusedAdam", *_ON_CPU[1:], *_GPU_ONLY)
+OF_CONFIG = _of("config", f"Adam AdamW Adagrad Lion Lamb Muon SGD Adafactor RMSprop {_ANY} SparseAdam")
 """Optimizers that DeepSpeed builds from optimizer.type: its own kinds, and any class of torch.optim."""
 CONFIG_WITH_MUP = ("config.MuAdam", "config.MuAdamW", "config.MuSGD")
 CONFIG_REMOVED = ("config.OneBitAdam", "config.ZeroOneAdam", "config.OneBitLamb")
@@ -220,9 +197,7 @@ def verdict(
     raise AssertionError(f"no row for {optimizer}")
 
 
-_ON_CPU = ("deepspeed.DeepSpeedCPUAdam", "deepspeed.DeepSpeedCPUAdagrad", "deepspeed.DeepSpeedCPULion")
 _ADAFACTOR = ("torch.Adafactor", "transformers.Adafactor")
-_GPU_ONLY = ("deepspeed.FusedLion", "deepspeed.FusedLamb")
 _SCRIPTS_OWN = ("torch.*", "transformers.*", "bitsandbytes.*", "deepspeed.*", "other:*")
 _KNOWN = tuple(name for name in OPTIMIZERS if name not in CONFIG_REMOVED)
 
@@ -244,12 +219,7 @@ ROWS = (
         Cause.NOT_AN_OPTIMIZER,
         says="Client Optimizer is of unexpected type",
     ),
-    OptimizerRow(
-        ("config.MuAdam", "config.MuAdamW", "config.MuSGD"),
-        _UNKNOWN,
-        Cause.NEEDS_MUP,
-        not_run="the package mup",
-    ),
+    OptimizerRow(CONFIG_WITH_MUP, _UNKNOWN, Cause.NEEDS_MUP, not_run="the package mup"),
     OptimizerRow(
         ("config.SparseAdam",), _UNKNOWN, Cause.NOT_MEASURED, not_run="a model with sparse gradients"
     ),
