@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ladders import not_counted, on_cpu, on_gpu
 from pydantic import TypeAdapter
+from refusals import refusal
 
-from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, OptimizerName, Precision, Quantization
 from zerofit.measuring.ladder import (
     DEFAULT_RUNGS,
@@ -100,9 +100,9 @@ def test_every_rung_trains_on_the_whole_batch() -> None:
 
 @pytest.mark.parametrize("size", [0, 3, 5, 33, 64])
 def test_micro_batches_divide_the_batch(size: int) -> None:
-    with pytest.raises(UserError) as raised:
-        _runs(f"micro-batch-{size}")
-    assert raised.value.rule == ("unknown-rung" if size == 0 else "ladder-batch-not-divisible")
+    assert refusal(_runs, f"micro-batch-{size}").rule == (
+        "unknown-rung" if size == 0 else "ladder-batch-not-divisible"
+    )
 
 
 _DEFAULT = _runs(DEFAULT_RUNGS)

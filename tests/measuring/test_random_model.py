@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refusal
 from small_specs import VIT, files_in, spec_in
 
 from zerofit.cli.bench import ladder
-from zerofit.core.errors import UserError
 from zerofit.core.facts import Versions
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.measuring.ladder import LadderRun
@@ -91,9 +91,9 @@ def _run(strategy: Strategy) -> LadderRun:
 )
 def test_the_ladder_itself_goes_by_tokens(tmp_path: Path, config: dict[str, object], inputs: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError) as raised:
-        ladder.main(["--model", str(tmp_path), "--cpu", "--dry-run"], standalone_mode=False)
-    assert str(raised.value) == (
+    assert str(
+        refusal(ladder.main, ["--model", str(tmp_path), "--cpu", "--dry-run"], standalone_mode=False)
+    ) == (
         "error[ladder-needs-tokens]: the ladder trains models that read tokens\n"
         f"  found: --model {tmp_path}, whose inputs are {inputs}\n"
         "  why:   its rungs and its figures go by tokens\n"

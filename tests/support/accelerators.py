@@ -51,10 +51,15 @@ def settings(
     )
 
 
-def own_class() -> Any:
-    """Return a subclass of Accelerator to hook, so that accelerate's own stays as it is."""
+def forget_accelerators() -> None:
+    """Let the next Accelerator be made as in a new process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+def own_class() -> Any:
+    """Return a subclass of Accelerator to hook, so that accelerate's own stays as it is."""
+    forget_accelerators()
     PartialState(cpu=True)
     return type("Accelerator", (Accelerator,), {"_zerofit_by_script": True})
 

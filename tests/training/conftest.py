@@ -1,7 +1,8 @@
-"""A Trainer that trains in this process, on one thread."""
+"""Tests that train do so on one thread; a Trainer that trains in this process."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +14,21 @@ if TYPE_CHECKING:
     from trainer_training import Trained
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep the tiny models' threads from waiting for one another on a busy machine."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    if torch:
+        torch.set_num_threads(1)
+    yield
+    if torch:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., Trained]]:
+def train(tmp_path: Path) -> Callable[..., Trained]:
     """Return a function that trains three steps, under a plan or (with None) without."""
-    import torch
     from trainer_training import train_in
 
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more of them wait for one another on a busy machine
-    yield lambda *args, **kwargs: train_in(tmp_path, *args, **kwargs)
-    torch.set_num_threads(num_threads)
+    return lambda *args, **kwargs: train_in(tmp_path, *args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from accelerators import quiet, settings
 from trainer_training import causal_model
@@ -13,7 +12,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from zerofit.training.script_api import planned_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 LENGTHS = torch.randint(2, 30, (32,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -21,14 +19,6 @@ DATA = [{"input_ids": [number, *range(1, length)]} for number, length in enumera
 STEPS_PER_EPOCH = 8
 STOPPED_AT = 11
 """In the second epoch."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more of them wait for one another on a busy machine
-    yield
-    torch.set_num_threads(num_threads)
 
 
 class Stop(TrainerCallback):

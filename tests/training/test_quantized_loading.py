@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerators import hooked, quiet, settings
 from captures import MODEL
+from refusals import refusal
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -23,7 +24,6 @@ from transformers import (
     modeling_utils,
 )
 
-from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, Quantization, Strategy, ZeroStage
 from zerofit.training import changed_model, quantized_loading
 
@@ -139,6 +139,4 @@ def test_a_trainer_that_makes_its_model_again_gets_it_quantized_again(loading: A
 def test_zero_3_is_refused_before_anything_is_loaded(loading: Any, tmp_path: Path) -> None:
     loading(zero_stage=ZeroStage.PARAMETERS)
     llama(tmp_path)
-    with pytest.raises(UserError) as refused:
-        LlamaForCausalLM.from_pretrained(tmp_path)
-    assert refused.value.rule == "quantized-base-not-partitioned"
+    assert refusal(LlamaForCausalLM.from_pretrained, tmp_path).rule == "quantized-base-not-partitioned"

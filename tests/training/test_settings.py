@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from accelerators import settings
 from captures import LOOP
+from refusals import refusal
 
-from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin, Reason
 from zerofit.training.settings import check_batch
 
@@ -86,23 +86,17 @@ def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict
 def test_numbers_that_would_change_it_are_refused(
     b: int, a: int, n: int, wanted: dict[str, Any], rule: str, found: str, fix: str
 ) -> None:
-    with pytest.raises(UserError) as refused:
-        check(b, a, n, wanted)
-    assert (refused.value.rule, refused.value.found, refused.value.fix) == (rule, found, fix)
+    refused = refusal(check, b, a, n, wanted)
+    assert (refused.rule, refused.found, refused.fix) == (rule, found, fix)
 
 
 def test_a_flag_is_named_where_it_was_typed() -> None:
     chosen = settings(micro_batch_size=8)
     typed = Reason(field="micro_batch_size", value="8", origin=Origin.FLAG, why="")
-    with pytest.raises(UserError) as refused:
-        check_batch(
-            replace(chosen, plan=replace(chosen.plan, reasons=(typed,))),
-            batch_size=4,
-            accumulation=1,
-            num_ranks=1,
-        )
-    assert refused.value.found == "4 samples on each rank, and --micro-batch-size 8"
-    assert refused.value.fix == "give --micro-batch-size 4 or less, or give the script a larger batch size"
+    chosen = replace(chosen, plan=replace(chosen.plan, reasons=(typed,)))
+    refused = refusal(check_batch, chosen, batch_size=4, accumulation=1, num_ranks=1)
+    assert refused.found == "4 samples on each rank, and --micro-batch-size 8"
+    assert refused.fix == "give --micro-batch-size 4 or less, or give the script a larger batch size"
 
 
 @pytest.mark.parametrize(

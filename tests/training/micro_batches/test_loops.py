@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from split_models import assert_equal, gradients, split, tiny
-
-Tiny = Callable[..., Any]
-Equal = Callable[..., None]
 
 
 def pair(name: str, **options: Any) -> Any:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from split_forward import SavedTensors
 from split_models import split, tiny
-
-Tiny = Callable[..., Any]
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])

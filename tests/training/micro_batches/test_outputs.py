@@ -14,8 +14,6 @@ from split_models import assert_equal, gradients, split, tiny
 
 from zerofit.core.errors import UserError
 
-Tiny = Callable[..., Any]
-
 
 def _close(found: Any, expected: Any) -> bool:
     return bool(torch.allclose(found, expected, atol=1e-5))

@@ -7,29 +7,17 @@ import gc
 import inspect
 import io
 import weakref
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerators import quiet, settings
+from accelerators import forget_accelerators, quiet, settings
 from split_models import assert_equal, gradients, tiny
 
 from zerofit.training.changes import Changes
 from zerofit.training.micro_batches import hooks
-
-Tiny = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def no_state_of_before() -> Iterator[None]:
-    """Forget the Accelerators of other tests, before and after."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _accelerator(
@@ -167,7 +155,7 @@ def test_a_skipped_loss_is_taken_back_before_gradients_are_unscaled(clips: bool)
                 accelerator.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
-        AcceleratorState._reset_state(reset_partial_state=True)
+        forget_accelerators()
         return model.linear.weight.detach()
 
     torch.testing.assert_close(weights(2), weights(None), rtol=1e-5, atol=1e-6)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from split_models import assert_equal, gradients, split, tiny
-
-Tiny = Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "lora"])

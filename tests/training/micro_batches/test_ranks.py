@@ -15,8 +15,6 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from zerofit.core.errors import UserError
 
-Tiny = Callable[..., Any]
-
 
 class _Ranks:
     """Two ranks as threads, that take the largest of their numbers as an all-reduce does."""

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from split_models import assert_equal, gradients, split
-
-from zerofit.core.errors import UserError
 
 
 def test_batch_normalization_is_refused_unless_it_is_frozen() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
     made = split(model)
-    with pytest.raises(UserError) as error:
-        model(torch.randn(5, 3))
-    assert error.value.found == "1 (BatchNorm1d) and 1 more"
+    assert refusal(model, torch.randn(5, 3)).found == "1 (BatchNorm1d) and 1 more"
     model[1].eval()
     model[2].eval()
     made.backward(model(torch.randn(5, 3)).sum())
@@ -88,10 +85,9 @@ _CHANGING = {
 def test_buffers_that_each_training_pass_changes_are_refused(make: Callable[[], Any], named: str) -> None:
     model = make()
     split(model)
-    with pytest.raises(UserError) as error:
-        model(torch.randn(6, 4))
-    assert error.value.rule == "forward-not-separable"
-    assert error.value.found == f"the buffer {named} changes in each forward pass"
+    error = refusal(model, torch.randn(6, 4))
+    assert error.rule == "forward-not-separable"
+    assert error.found == f"the buffer {named} changes in each forward pass"
 
 
 @pytest.mark.parametrize("act", [_fill_once, _same_again])
@@ -148,9 +144,8 @@ class _Weighted(torch.nn.Module):
 def test_a_model_that_fails_on_a_part_of_the_samples_is_refused_with_its_own_words() -> None:
     model = _Weighted()
     split(model)
-    with pytest.raises(UserError) as error:
-        model(torch.randn(6, 3), torch.arange(6), weight=torch.ones(6))  # six classes, six samples
-    assert error.value.rule == "forward-not-separable"
-    assert error.value.why == "the model fails on a part of the batch's samples"
-    assert error.value.found.startswith("RuntimeError: weight tensor should be defined")
-    assert isinstance(error.value.__cause__, RuntimeError)
+    error = refusal(model, torch.randn(6, 3), torch.arange(6), weight=torch.ones(6))
+    assert error.rule == "forward-not-separable"
+    assert error.why == "the model fails on a part of the batch's samples"
+    assert error.found.startswith("RuntimeError: weight tensor should be defined")
+    assert isinstance(error.__cause__, RuntimeError)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from accelerators import quiet, settings
+from refusals import refusal
 from trainer_training import PIECES, SPLIT, Trained, causal_model, train_in
 from transformers import TrainingArguments
 
-from zerofit.core.errors import UserError
 from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
 from zerofit.training.script_api import planned_arguments
 
@@ -114,10 +114,9 @@ def test_batches_that_would_take_other_samples_at_an_epochs_end_are_refused(
     train: Callable[..., Trained],
 ) -> None:
     dropping = {"max_steps": -1, "num_train_epochs": 1, "dataloader_drop_last": True}
-    with pytest.raises(UserError) as refused:
-        train({"micro_batch_size": 2}, (10, 1), arguments=dropping)
-    assert refused.value.rule == "epochs-differ"
-    assert "24 samples in steps of 10 on 1 rank, with dataloader_drop_last=True" in str(refused.value)
+    refused = refusal(train, {"micro_batch_size": 2}, (10, 1), arguments=dropping)
+    assert refused.rule == "epochs-differ"
+    assert "24 samples in steps of 10 on 1 rank, with dataloader_drop_last=True" in str(refused)
 
 
 def test_arguments_that_nothing_trains_with_are_left_alone(
@@ -127,9 +126,7 @@ def test_arguments_that_nothing_trains_with_are_left_alone(
     plan = {"micro_batch_size": 16, "trainer_accumulates": False}
     arguments_class = planned_arguments(TrainingArguments, settings(**plan), quiet())
     assert arguments_class(output_dir=str(tmp_path), use_cpu=True).per_device_train_batch_size == 8
-    with pytest.raises(UserError) as refused:
-        train(plan, (8, 1))  # a Trainer takes these
-    assert refused.value.rule == "micro-batch-too-large"
+    assert refusal(train, plan, (8, 1)).rule == "micro-batch-too-large"
 
 
 def test_checkpointing_that_the_script_switched_on_in_the_model_is_switched_off(

@@ -1,4 +1,4 @@
-"""A plan in TrainingArguments: as they are made, as the script changes them, and as Trainer reads them."""
+"""A plan in TrainingArguments: as they are made, changed by the script, and read again; and their batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from accelerators import quiet, settings
+from refusals import refusal
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.upstream.transformers import field_names
-from zerofit.training.trainer.trainer_arguments import apply, install_arguments
+from zerofit.training.trainer.trainer_arguments import Batches, apply, batches_under, install_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,81 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+
+
+ACCUMULATED = [
+    # (batch, accumulation) of the script; (micro-batch, accumulation, asked global batch) of the plan; runs
+    ((8, 1), (2, 4), (2, 4)),
+    ((8, 1), (2,), (2, 4)),
+    ((8, 4), (4, 8), (4, 8)),
+    ((2, 8), (8, 2), (8, 2)),
+    ((8, 1), (8, 1), (8, 1)),
+    ((8, 1), (4, 8, 64), (4, 8)),
+    ((8, 2), (None, 4), (8, 4)),
+    ((8, 2), (), (8, 2)),
+]
+SPLIT = [
+    ((8, 1), (2, 4), (8, 1)),
+    ((8, 2), (2, 8), (8, 2)),
+    ((8, 1), (3, 3), (8, 1)),
+    ((8, 2), (3,), (8, 2)),
+    ((8, 2), (None, 4), (8, 4)),
+    ((8, 1), (2, 16, 64), (32, 1)),
+    ((8, 4), (2, 16, 64), (8, 4)),
+    ((8, 3), (2, 16, 64), (32, 1)),
+    ((8, 1), (8, 4, 64), (8, 4)),
+]
+
+
+def batches(script: tuple[int, int], *plan: Any, accumulates: bool = False) -> tuple[int, int]:
+    """Return (batch, accumulation) of each of two ranks, under (micro-batch, accumulation, asked batch)."""
+    own = Batches(batch_size=script[0], gradient_accumulation_steps=script[1])
+    names = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
+    wanted = settings(**dict(zip(names, plan, strict=False)), trainer_accumulates=accumulates)
+    found = batches_under(wanted, own, world_size=2)
+    return found.batch_size, found.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize(
+    ("accumulates", "script", "plan", "runs"),
+    [(True, *case) for case in ACCUMULATED] + [(False, *case) for case in SPLIT],
+)
+def test_the_samples_of_a_step_stay_unless_others_are_asked_for(
+    accumulates: bool, script: tuple[int, int], plan: tuple[int, ...], runs: tuple[int, int]
+) -> None:
+    assert batches(script, *plan, accumulates=accumulates) == runs
+
+
+@pytest.mark.parametrize(
+    ("accumulates", "script", "plan", "rule"),
+    [
+        (True, (8, 1), (2, 8), "micro-batch-differs"),
+        (True, (8, 1), (3,), "micro-batch-differs"),
+        (True, (16, 1), (2, 4), "micro-batch-differs"),
+        (False, (8, 1), (2, 8), "micro-batch-differs"),
+        (False, (2, 8), (8, 2), "micro-batch-too-large"),
+    ],
+)
+def test_another_global_batch_is_refused(
+    accumulates: bool, script: tuple[int, int], plan: tuple[int, ...], rule: str
+) -> None:
+    assert refusal(batches, script, *plan, accumulates=accumulates).rule == rule
+
+
+@pytest.mark.parametrize(("asked", "fix"), [(65, "a global batch of 64 or 66"), (1, "a global batch of 2")])
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_a_global_batch_that_does_not_divide_over_the_ranks_is_refused(
+    accumulates: bool, asked: int, fix: str
+) -> None:
+    refused = refusal(batches, (8, 1), 1, None, asked, accumulates=accumulates)
+    assert (refused.rule, refused.fix) == ("global-batch-not-divisible", f"ask for {fix}")
+
+
+def test_the_message_names_both_sides() -> None:
+    assert refusal(batches, (8, 1), 2, 8).found == (
+        "2 samples x 8 forward passes on each of 2 ranks in the plan, and 8 x 1 in the script"
+    )
+
 
 Made = tuple[Any, "Changes", "AppliedSettings"]
 """A class of TrainingArguments under a plan, what was changed, and the plan's settings."""
