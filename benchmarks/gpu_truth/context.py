@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.machine.programs import output_of
 from zerofit.measuring.memory import read_gpu
 
 if TYPE_CHECKING:
@@ -42,27 +42,13 @@ def measure_context(
         tell: told why there is nothing, where there is a GPU.
         program: the program that measures.
     """
-    try:
-        ended = subprocess.run(
-            program,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env=_environment(),
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        tell(f"the CUDA context was not measured: its program did not end within {limit_s:g} s")
-        return None
-    if ended.returncode != 0:
-        last_line = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        tell(f"the CUDA context was not measured: its program ended with {ended.returncode}: {last_line}")
+    output, why = output_of(program, limit_s=limit_s, environ=_environment())
+    if why:
+        tell(f"the CUDA context was not measured: {why}")
         return None
     from gpu_truth.results import ContextMeasured
 
-    found = json.loads(ended.stdout)
+    found = json.loads(output)
     return None if found is None else ContextMeasured(**found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.machine.gpu_catalog import with_catalog_rates
 from zerofit.machine.gpus import probe_driver
+from zerofit.machine.programs import output_of
 from zerofit.machine.rates import cpu_name
 from zerofit.machine.this_node import probe_machine
 from zerofit.measuring.ladder import CPU
@@ -78,13 +80,8 @@ def gpu_of(record: MachineRecord) -> GpuSpec | None:
 
 def _gpus_of_torch() -> tuple[GpuSpec, ...]:
     """Return the first GPU as torch sees it, asked in another process: CUDA, once started, holds memory."""
-    try:
-        process = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=_LIMIT_S
-        )
-        found = json.loads(process.stdout.strip() or "null")
-    except (subprocess.TimeoutExpired, ValueError):
-        return ()
+    output, why = output_of((sys.executable, "-c", _ASK_TORCH), limit_s=_LIMIT_S, environ=os.environ)
+    found = None if why else json.loads(output)
     if found is None:
         return ()
     name, memory_bytes, major, minor = found

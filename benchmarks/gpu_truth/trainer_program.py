@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from zerofit.machine.this_node import process_bytes
 from zerofit.measuring.measure import NUM_WARM_UP
-from zerofit.measuring.memory import forget_making, forget_peak, limited_memory, process_bytes
+from zerofit.measuring.memory import forget_making, forget_peak, limited_memory
 from zerofit.measuring.random_model import SEED, make_model, make_samples
 from zerofit.measuring.results import TrialMeasurement
 from zerofit.measuring.trial_program import main

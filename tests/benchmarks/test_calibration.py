@@ -21,8 +21,8 @@ from gpu_truth.results import (
     results_to_json,
 )
 from kept_cases import measurement
+from refusals import refusal
 
-from zerofit.core.errors import UserError
 from zerofit.core.facts import Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Rates, Unit
 from zerofit.core.strategy import Strategy
@@ -159,9 +159,7 @@ def test_a_workspace_of_another_size_is_a_defect_and_no_fact(
 @pytest.mark.parametrize(("device", "gib"), [("CPU", 128), ("NVIDIA X900", 80), ("NVIDIA H200", 20)])
 def test_what_is_of_no_entry_is_refused(device: str, gib: int) -> None:
     machine = replace(_RESULTS.machine, device=device, memory_bytes=gib * GIB)
-    with pytest.raises(UserError) as caught:
-        _facts(replace(_RESULTS, machine=machine))
-    assert str(caught.value) == (
+    assert str(refusal(_facts, replace(_RESULTS, machine=machine))) == (
         "error[not-in-gpu-catalog]: there is no entry of the catalog that these measurements belong to\n"
         f"  found: measured on {device} with {gib * 1024} MiB   ({_CITED})\n"
         "  why:   fractions are of the peaks in zerofit/catalog/gpus.toml, and a context is one GPU's own\n"

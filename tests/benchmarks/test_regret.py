@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from gpu_truth.builds import CpuAdamBuild
 from gpu_truth.grid import FAR, SLOW, Entry, Grid, Question, make_grid, problem_of
-from gpu_truth.regret import QUESTIONS_ON_CPU, Means, measure_question, run_regret
+from gpu_truth.regret import QUESTIONS_ON_CPU, Means, measure_question
 from gpu_truth.results import RegretResult, Rule
 from gpu_truth.usual import PLAIN, PRESET, TRAINER, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, is_whole, kept, ratio, verdict
-from kept_cases import SMALL
+from kept_cases import SMALL, regret_of
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Topology
@@ -244,38 +244,14 @@ def test_trainer_finds_a_smaller_batch_and_says_so(measured: RegretResult) -> No
 
 def test_a_spent_budget_leaves_all_questions_over(small: Question, tmp_path: Path) -> None:
     kept: list[RegretResult] = []
-    left_over = run_regret(
-        questions=(small,),
-        keep=kept.append,
-        folder=tmp_path,
-        ends_at=time.monotonic(),
-        lookahead=1,
-        on_cpu=True,
-        machine=HOST,
-        versions=VERSIONS,
-        rates=catalog_rates(),
-        has_cpu_adam=False,
-        unplanned=pytest.fail,
-    )
-    assert (left_over, kept) == (("small",), [])
+    assert regret_of(tmp_path, small, limit_s=0, keep=kept.append) == ("small",)
+    assert kept == []
 
 
 def test_a_question_that_cannot_be_planned_does_not_end_the_section(small: Question, tmp_path: Path) -> None:
     told: list[str] = []
-    left_over = run_regret(
-        questions=(replace(small, model="no-such-model"),),
-        keep=lambda _result: None,
-        folder=tmp_path,
-        ends_at=time.monotonic() + LONG_S,
-        lookahead=1,
-        on_cpu=True,
-        machine=HOST,
-        versions=VERSIONS,
-        rates=catalog_rates(),
-        has_cpu_adam=False,
-        unplanned=told.append,
-    )
-    assert left_over == ("small",)
+    unknown = replace(small, model="no-such-model")
+    assert regret_of(tmp_path, unknown, unplanned=told.append) == ("small",)
     (why,) = told
     assert why.startswith("small: ")
 
@@ -285,18 +261,13 @@ def test_a_whole_question_is_planned_and_measured_on_the_cpu(tmp_path: Path) -> 
     kept: list[RegretResult] = []
     build = CpuAdamBuild(tmp_path / "build.log", on_cpu=True)
     build.wait(print)
-    left_over = run_regret(
-        questions=QUESTIONS_ON_CPU[:1],
+    left_over = regret_of(
+        tmp_path,
+        QUESTIONS_ON_CPU[0],
         keep=kept.append,
-        folder=tmp_path,
-        ends_at=time.monotonic() + LONG_S,
-        lookahead=1,
-        on_cpu=True,
         machine=replace(probe_machine(), gpus=()),
         versions=probe_versions(),
-        rates=catalog_rates(),
         has_cpu_adam=build.is_there(),
-        unplanned=pytest.fail,
     )
     (result,) = kept
     assert left_over == ()

@@ -11,21 +11,16 @@ from pathlib import Path
 import pytest
 from gpu_truth.grid import Entry, Grid, Question
 from gpu_truth.record import Record
-from gpu_truth.regret import Means, measure_question, run_regret
+from gpu_truth.regret import Means, measure_question
 from gpu_truth.results import RegretResult
 from gpu_truth.usual import PLAIN, usual_strategies
 from gpu_truth.verdict import is_whole
-from kept_cases import SMALL, measurement
+from kept_cases import SMALL, measurement, regret_of
 
-from zerofit.core.facts import Machine, Versions
 from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB
-from zerofit.machine.rates import catalog_rates
 from zerofit.measuring.results import TrialOutcome, TrialState
 
-VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0")
-"""Without DeepSpeed, which leaves the grid to what runs without it."""
-HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=8 * GIB, host_memory_available_bytes=8 * GIB)
 LONG_S = 500.0
 QUESTION = Question(
     key="made",
@@ -169,20 +164,7 @@ def test_ctrl_c_keeps_what_ran_and_the_next_run_goes_on(
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run_regret(
-                questions=(small,),
-                keep=keep,
-                folder=tmp_path,
-                ends_at=time.monotonic() + LONG_S,
-                lookahead=0,
-                on_cpu=True,
-                machine=HOST,
-                versions=VERSIONS,
-                rates=catalog_rates(),
-                has_cpu_adam=False,
-                unplanned=pytest.fail,
-                before=before,
-            )
+            regret_of(tmp_path, small, keep=keep, lookahead=0, before=before)
         assert _running(tmp_path) == []
         (result,) = kept
         return result

@@ -1,4 +1,4 @@
-"""The file of results: its schema, its way there and back, and what is done with an older one."""
+"""The file of results: its schema, its way there and back, which older ones stand, and the tables of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from gpu_truth.cases import case
-from gpu_truth.ladder import empty_ladder
+from gpu_truth.ladder import LADDER, empty_ladder
 from gpu_truth.record import CUT_OFF
 from gpu_truth.results import (
     SCHEMA_VERSION,
     CaseResult,
     ContextMeasured,
+    MachineRecord,
     RegretResult,
     Results,
     Rule,
@@ -26,15 +27,16 @@ from gpu_truth.results import (
 )
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
-from kept_cases import CPU, DATE, measurement
+from kept_cases import CPU, DATE, VERSIONS, measurement, result_of
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
+from zerofit.core.units import GIB
 from zerofit.core.validation import strict_schema
+from zerofit.measuring.ladder import Ladder, Published, RungResult
 from zerofit.measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
 
-VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 H200 = replace(CPU, device="NVIDIA H200", compute_capability=(9, 0), driver="580.1")
 DONE = TrialOutcome(
     state=TrialState.DONE,
@@ -51,7 +53,7 @@ PREDICTED = TrialPrediction(
 
 
 def _result(index: int = 0, outcome: TrialOutcome = DONE) -> CaseResult:
-    return CaseResult(case=CASES[index], outcome=outcome, predicted=PREDICTED, took_s=2.5, date=DATE)
+    return result_of(CASES[index], outcome, PREDICTED)
 
 
 def _full() -> Results:
@@ -183,3 +185,100 @@ def test_a_broken_file_is_not_written_over(tmp_path: Path) -> None:
 def test_the_tables_say_all(golden: Callable[[str, str], None]) -> None:
     golden(short_table(_full()), "benchmarks/short.txt")
     golden(full_table(_full()), "benchmarks/full.txt")
+
+
+RESULT = result_of(
+    case("gpt2", (8, 512), "bf16"), TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="it was full")
+)
+
+
+def test_a_case_that_has_changed_under_its_key_is_not_done(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
+    store.keep_case(Section.RANKS, RESULT)
+    again = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
+    assert again.done(Section.RANKS) == {RESULT.case}
+    assert replace(RESULT.case, num_steps=RESULT.case.num_steps + 1) not in again.done(Section.RANKS)
+
+
+@pytest.mark.parametrize(
+    ("machine", "versions", "what"),
+    [
+        (CPU, replace(VERSIONS, torch="2.12.0"), "other versions"),
+        (replace(CPU, driver="590.1"), VERSIONS, "another machine"),
+        (replace(CPU, num_cpu_cores=16), VERSIONS, "another machine"),
+    ],
+)
+def test_another_machine_or_other_versions_set_the_older_file_aside(
+    tmp_path: Path,
+    machine: MachineRecord,
+    versions: Versions,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "cpu.json"
+    open_store(path, CPU, VERSIONS).keep_case(Section.ACCURACY, RESULT)
+    before = path.read_text(encoding="utf-8")
+    assert open_store(path, machine, versions, sets_aside=False).results.accuracy == ()
+    assert path.read_text(encoding="utf-8") == before
+    assert open_store(path, machine, versions).results.accuracy == ()
+    assert (tmp_path / "cpu.before.json").read_text(encoding="utf-8") == before
+    assert capsys.readouterr().err == (
+        f"measure_gpu: cpu.json is of {what}; it is set aside as cpu.before.json\n"
+    )
+
+
+GPU = replace(H200, memory_bytes=140 * GIB)
+
+
+def _rung(index: int, *, step_time_s: float, device_used: int | None, published: Published) -> RungResult:
+    measured = measurement(
+        step_time_s,
+        allocated_bytes=10 * GIB,
+        reserved_bytes=12 * GIB,
+        device_bytes=13 * GIB,
+        device_used_bytes=device_used,
+        losses=(),
+    )
+    return RungResult(
+        name=LADDER[index].key,
+        label=f"rung {index}",
+        strategy=LADDER[index].strategy,
+        sequence_length=128,
+        outcome=TrialOutcome(state=TrialState.DONE, measured=measured),
+        predicted=TrialPrediction(parts=None, allocated_bytes=11 * GIB),
+        published=published,
+    )
+
+
+def _ladder(*rungs: RungResult) -> Results:
+    ladder = Ladder(
+        model="chinese-macbert-large",
+        architecture="BertForSequenceClassification",
+        num_parameters=1,
+        batch_size=32,
+        sequence_length=128,
+        device=GPU.device,
+        is_cumulative=True,
+        predicted_for=GPU.device,
+        versions=VERSIONS,
+        rungs=rungs,
+    )
+    return Results(machine=GPU, versions=VERSIONS, date=DATE, ladder=ladder)
+
+
+FIRST = _rung(
+    0, step_time_s=0.25, device_used=14 * GIB, published=Published(memory_g=15.1, epoch_time_s=40.0)
+)
+SECOND = _rung(1, step_time_s=0.5, device_used=None, published=Published(memory_g=7.5, epoch_time_s=120.0))
+
+
+def _rows(results: Results) -> list[str]:
+    _, table = short_table(results).split("\nladder\n")
+    return [" ".join(line.split()) for line in table.splitlines()]
+
+
+def test_device_figure_and_epochs_stand_beside_the_published_ones() -> None:
+    head, first, second = _rows(_ladder(FIRST, SECOND))
+    assert head == "rung allocated predicted device published G s a step x first published x"
+    assert first == "rung 0 10.0 GiB 11.0 GiB 14.0 GiB 15.1 0.25 1.00 1.00"
+    assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 2.00 3.00"

@@ -162,13 +162,13 @@ def _told(program: str, *, timeout_s: float = 60) -> Calibration:
 def test_what_was_measured_before_a_failure_is_kept() -> None:
     found = _told(f"print('{_LINE}', flush=True); raise SystemExit('no more')")
     assert [rate.value for rate in found.rates] == [2.0]
-    assert found.left_out == ("the rest: the program ended with 1: no more",)
+    assert found.left_out == ("the rest: its program ended with 1: no more",)
 
 
 def test_what_was_measured_before_it_hangs_is_kept() -> None:
     found = _told(f"import time; print('{_LINE}', flush=True); time.sleep(60)", timeout_s=3)
     assert [rate.value for rate in found.rates] == [2.0]
-    assert found.left_out == ("the rest: it did not end within 3 s",)
+    assert found.left_out == ("the rest: its program did not end within 3 s",)
 
 
 def test_ctrl_c_ends_the_program_and_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

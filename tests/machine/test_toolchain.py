@@ -73,10 +73,10 @@ def test_toolchain_joins_the_report_with_what_lies_in_the_extensions_folder(tmp_
     [
         (
             "import sys; print('noise'); sys.exit('ImportError: libcudart.so')",
-            "the import ended with exit code 1: ImportError: libcudart.so",
+            "the import ended with 1: ImportError: libcudart.so",
         ),
-        ("import os; os._exit(3)", "the import ended with exit code 3: no message"),
-        ("import os; os.kill(os.getpid(), 9)", "the import ended with exit code -9: no message"),
+        ("import os; os._exit(3)", "the import ended with 3: it printed nothing"),
+        ("import os; os.kill(os.getpid(), 9)", "the import ended with -9: it printed nothing"),
     ],
 )
 def test_child_that_dies_is_a_finding_not_a_crash(program: str, error: str) -> None:

@@ -13,13 +13,13 @@ from fake_nvml import FakeNvml
 from small_specs import BERT, files_in, spec_in
 
 from zerofit.core.units import GIB, MIB
+from zerofit.machine.this_node import process_bytes
 from zerofit.measuring.memory import (
     GpuReading,
     LiveTensors,
     forget_making,
     gpu_fraction,
     limited_memory,
-    process_bytes,
     read_gpu,
     told_to_deepspeed,
 )

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.machine import find_machine, record_of
+from gpu_truth.regret import run_regret
 from gpu_truth.results import Case, CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
 
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.units import GIB
+from zerofit.machine.rates import catalog_rates
 from zerofit.machine.versions import probe_versions
 from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpu_truth.grid import Question
+
+VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
+"""Without DeepSpeed."""
+HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=8 * GIB, host_memory_available_bytes=8 * GIB)
 DATE = "2026-01-01T00:00:00+00:00"
 CPU = MachineRecord(
     device="CPU",
@@ -69,3 +80,23 @@ def keep_as_done(folder: Path, keys: set[str], outcome: TrialOutcome = SKIPPED) 
         if case.key in keys:
             result = result_of(case, outcome, TrialPrediction(parts=PARTS))
             store.keep_case(Section.ACCURACY, result)
+
+
+def regret_of(folder: Path, *questions: Question, limit_s: float = 500.0, **changed: Any) -> tuple[str, ...]:
+    """Measure questions on the CPU of a made host, with some arguments changed; return what is left over."""
+    ordinary: dict[str, Any] = {
+        "keep": lambda _result: None,
+        "lookahead": 1,
+        "machine": HOST,
+        "versions": VERSIONS,
+        "rates": catalog_rates(),
+        "has_cpu_adam": False,
+        "unplanned": pytest.fail,
+    }
+    return run_regret(
+        questions=questions,
+        folder=folder,
+        ends_at=time.monotonic() + limit_s,
+        on_cpu=True,
+        **{**ordinary, **changed},
+    )

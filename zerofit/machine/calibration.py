@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.machine.port import free_port
+from zerofit.machine.programs import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,35 +61,17 @@ def calibrate(
         "nvme_path": nvme_path,
         "short": short,
     }
-    process = subprocess.Popen(
+    output, why = output_of(
         (*program, json.dumps(orders)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        env={**environ, "DS_ACCELERATOR": "cuda" if machine.gpus else "cpu"},
-        start_new_session=True,
+        limit_s=timeout_s,
+        environ={**environ, "DS_ACCELERATOR": "cuda" if machine.gpus else "cpu"},
     )
-    ended = ""
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except BaseException as error:  # Ctrl-C does not reach a session of its own
-        os.killpg(process.pid, signal.SIGKILL)  # with the ranks of its all-reduce
-        process.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        output, errors = process.communicate()
-        ended = f"the rest: it did not end within {timeout_s:g} s"
-    if not ended and process.returncode != 0:
-        last_line = (errors.strip().splitlines() or ["no message"])[-1]
-        ended = f"the rest: the program ended with {process.returncode}: {last_line}"
     lines = [json.loads(line) for line in output.splitlines()]
     return Calibration(
         rates=tuple(_rate(line["measured"]) for line in lines if "measured" in line),
         left_out=(
             *(line["left_out"] for line in lines if "left_out" in line),
-            *((ended,) if ended else ()),
+            *((f"the rest: {why}",) if why else ()),
         ),
     )
 

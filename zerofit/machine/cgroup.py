@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _KILLS = {1: "memory.oom_control", 2: "memory.events"}
 """Files that count killed processes, by the version of cgroups."""

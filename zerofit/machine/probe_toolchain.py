@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.machine.extensions import extensions_folders, find_build_locks, is_op_compiled
 from zerofit.machine.gpus import probe_driver
+from zerofit.machine.programs import output_of
 from zerofit.machine.toolchain import DeepSpeedOp, Nvcc, Toolchain, TorchBuild
 
 if TYPE_CHECKING:
@@ -80,28 +81,9 @@ def ask_torch(command: tuple[str, ...], *, environ: Mapping[str, str]) -> dict[s
         command: the program that prints the report.
         environ: the environment it gets.
     """
-    try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_REPORT_TIMEOUT_S,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return _no_report(f"the import did not end within {_REPORT_TIMEOUT_S} s")
-    if result.returncode != 0:
-        last_line = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        return _no_report(f"the import ended with exit code {result.returncode}: {last_line}")
-    report: dict[str, Any] = json.loads(result.stdout)
-    return report
-
-
-def _no_report(error: str) -> dict[str, Any]:
-    silence = {"answer": None, "error": error}
-    return {"torch": silence, "deepspeed": silence}
+    output, why = output_of(command, limit_s=_REPORT_TIMEOUT_S, environ=environ, named="the import")
+    silence = {"answer": None, "error": why}
+    return {"torch": silence, "deepspeed": silence} if why else json.loads(output)
 
 
 def _torch_build(answer: dict[str, Any] | None) -> TorchBuild | None:

@@ -14,7 +14,6 @@ from zerofit.machine.gpus import probe_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 
 def probe_machine(
@@ -80,7 +79,17 @@ def read_meminfo(field: str, *, root: Path = Path("/")) -> int:
 
     psutil reads the same file, but not under another root.
     """
-    for line in (root / "proc/meminfo").read_text().splitlines():
+    return _bytes_of(field, root / "proc/meminfo")
+
+
+def process_bytes(field: str) -> int:
+    """Return a figure of this process from /proc/self/status: VmRSS, VmHWM, its peak, or VmData."""
+    # Not getrusage: its ru_maxrss begins with the peak of the process that forked this one.
+    return _bytes_of(field, Path("/proc/self/status"))
+
+
+def _bytes_of(field: str, file: Path) -> int:
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * KIB

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import Engine
+from zerofit.machine.this_node import process_bytes
 from zerofit.measuring.deepspeed_rank import joined, make_rank
 from zerofit.measuring.memory import (
     LiveTensors,
@@ -17,7 +18,6 @@ from zerofit.measuring.memory import (
     forget_peak,
     gradient_bytes,
     limited_memory,
-    process_bytes,
     read_gpu,
     state_bytes,
     weight_bytes,

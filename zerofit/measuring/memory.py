@@ -12,24 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.units import KIB
 from zerofit.machine.gpus import started_nvml, visible_indices
+from zerofit.machine.this_node import process_bytes
+from zerofit.models.trees import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_STATUS = Path("/proc/self/status")
 _ALL_MEMORY = 1.0
 """Of a GPU: torch's default fraction."""
-
-
-def process_bytes(field: str) -> int:
-    """Return a figure of this process from /proc/self/status: VmRSS, VmHWM, its peak, or VmData."""
-    for line in _STATUS.read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * KIB
-    raise KeyError(field)
 
 
 def forget_peak() -> None:
@@ -147,14 +138,7 @@ def state_bytes(optimizer: Any) -> int:
 def _tensors(value: Any) -> Iterator[Any]:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+    return (leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 class LiveTensors:

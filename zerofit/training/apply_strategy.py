@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import Precision, Strategy
 from zerofit.training.changed_model import changed
 from zerofit.training.changes import Changes
 from zerofit.training.optimizer_swap import is_alike, swap_and_note
@@ -117,5 +118,4 @@ def _check_optimizer(optimizer: Optimizer, model: Module, strategy: Strategy) ->
 
 
 def _said(value: Any) -> str:
-    is_enum = isinstance(value, Engine | OffloadDevice | OptimizerName | ZeroStage | Precision)
-    return f"{type(value).__name__}.{value.name}" if is_enum else str(value)
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else str(value)

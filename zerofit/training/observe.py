@@ -6,6 +6,7 @@ zerofit/launching/hang.py reads it meanwhile, and zerofit/launching/diagnose.py 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -182,17 +183,25 @@ def end() -> None:
         _observed.move(Phase.ENDED)
 
 
-def _hook(owner: Any, name: str, phase: Phase) -> None:
+def _of_observed(install: Callable[[Any, Observed], None]) -> Callable[[Any, AppliedSettings, Changes], None]:
+    """Return a hook's install() that does something on a rank that somebody watches, and nothing else."""
+
+    @functools.wraps(install)
+    def install_where_observed(target: Any, settings: AppliedSettings, changes: Changes) -> None:
+        if _observed is not None:
+            install(target, _observed)
+
+    return install_where_observed
+
+
+def _hook(owner: Any, name: str, rank: Observed, phase: Phase) -> None:
     """Put a phase around a method or a function."""
-    if (rank := _observed) is not None:
-        wrap(owner, name, lambda original, *args, **kwargs: rank.during(phase, original, *args, **kwargs))
+    wrap(owner, name, functools.partial(rank.during, phase))
 
 
-def install_backward(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_backward(module: Any, rank: Observed) -> None:
     """Hook torch.autograd.backward(), which Tensor.backward() and every library call."""
-    rank = _observed
-    if rank is None:
-        return
 
     def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         rank.training_data = rank.data
@@ -204,20 +213,19 @@ def install_backward(module: Any, settings: AppliedSettings, changes: Changes) -
     wrap(module, "backward", backward)
 
 
-def install_saving(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_saving(module: Any, rank: Observed) -> None:
     """Hook torch.save()."""
-    _hook(module, "save", Phase.SAVING)
+    _hook(module, "save", rank, Phase.SAVING)
 
 
-def install_steps(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_steps(module: Any, rank: Observed) -> None:
     """Count the steps of torch's optimizers, and see them begin and end.
 
     Args:
         module: torch.optim.optimizer.
     """
-    rank = _observed
-    if rank is None:
-        return
 
     def before(optimizer: Any, *_: Any) -> None:
         rank.move(Phase.OPTIMIZER_STEP)
@@ -234,15 +242,13 @@ def install_steps(module: Any, settings: AppliedSettings, changes: Changes) -> N
     module.register_optimizer_step_post_hook(after)
 
 
-def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_data(module: Any, rank: Observed) -> None:
     """See batches come: of data that has led to a backward pass for training, of other for evaluation.
 
     Args:
         module: torch.utils.data.dataloader.
     """
-    rank = _observed
-    if rank is None:
-        return
 
     def fetch(original: Any, self: Any) -> Any:
         rank.move(Phase.DATA)
@@ -276,11 +282,9 @@ def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> No
     wrap(module.DataLoader, "__iter__", iterate)
 
 
-def install_in_accelerate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
     """See prepare() and the methods that save and load."""
-    rank = _observed
-    if rank is None:
-        return
 
     def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         folder = rank.during(Phase.SAVING, original, self, *args, **kwargs)
@@ -293,28 +297,27 @@ def install_in_accelerate(accelerator_class: Any, settings: AppliedSettings, cha
         rank.resume()
         return loaded
 
-    _hook(accelerator_class, "prepare", Phase.PREPARING)
-    _hook(accelerator_class, "save_model", Phase.SAVING)
+    _hook(accelerator_class, "prepare", rank, Phase.PREPARING)
+    _hook(accelerator_class, "save_model", rank, Phase.SAVING)
     wrap(accelerator_class, "save_state", save_state)
     wrap(accelerator_class, "load_state", load_state)
 
 
-def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_in_trainer(trainer_class: Any, rank: Observed) -> None:
     """See a Trainer evaluate and save."""
-    _hook(trainer_class, "evaluate", Phase.EVALUATING)
-    _hook(trainer_class, "predict", Phase.EVALUATING)
-    _hook(trainer_class, "save_model", Phase.SAVING)
+    _hook(trainer_class, "evaluate", rank, Phase.EVALUATING)
+    _hook(trainer_class, "predict", rank, Phase.EVALUATING)
+    _hook(trainer_class, "save_model", rank, Phase.SAVING)
 
 
-def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_in_callbacks(module: Any, rank: Observed) -> None:
     """Hear from Trainer how many steps there are, and of its checkpoints.
 
     Args:
         module: transformers.trainer_callback.
     """
-    rank = _observed
-    if rank is None:
-        return
 
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
         rank.step, rank.num_steps = state.global_step, state.max_steps
@@ -329,15 +332,13 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
     wrap(module.CallbackHandler, "on_save", on_save)
 
 
-def install_in_engine(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+@_of_observed
+def install_in_engine(module: Any, rank: Observed) -> None:
     """See a DeepSpeed engine work.
 
     Args:
         module: deepspeed.runtime.engine.
     """
-    rank = _observed
-    if rank is None:
-        return
     engine_class = module.DeepSpeedEngine
 
     def step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -349,7 +350,7 @@ def install_in_engine(module: Any, settings: AppliedSettings, changes: Changes) 
         rank.finish_checkpoint(save_dir)
         return result
 
-    _hook(engine_class, "__init__", Phase.PREPARING)
-    _hook(engine_class, "backward", Phase.BACKWARD)
+    _hook(engine_class, "__init__", rank, Phase.PREPARING)
+    _hook(engine_class, "backward", rank, Phase.BACKWARD)
     wrap(engine_class, "step", step)
     wrap(engine_class, "save_checkpoint", save_checkpoint)

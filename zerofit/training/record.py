@@ -6,11 +6,15 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.rank_record import RankRecord, record_file
+from zerofit.machine.this_node import process_bytes
 from zerofit.training.deepspeed.skipped_steps import of_this_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MESSAGE_CHARACTERS = 2000
 """An error's text is kept up to here: some carry whole tensors. ASSUMPTION: what matters stands in front."""
@@ -35,7 +39,7 @@ def write_record(
         exit_code=exit_code,
         error_type=type(error).__name__ if error else None,
         error_message=str(error)[:MESSAGE_CHARACTERS] if error else None,
-        peak_host_bytes=peak_host_bytes(),
+        peak_host_bytes=process_bytes("VmHWM"),
         peak_gpu_allocated_bytes=allocated,
         peak_gpu_reserved_bytes=reserved,
         changes=changes,
@@ -47,14 +51,6 @@ def write_record(
     )
     text = json.dumps(asdict(record), indent=2) + "\n"
     write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held
-
-
-def peak_host_bytes() -> int:
-    """Return the most memory that this process has had resident."""
-    # Not getrusage: its ru_maxrss begins with the peak of the process that forked this one.
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    lines = dict(line.split(":", 1) for line in status.splitlines())
-    return int(lines["VmHWM"].removesuffix("kB")) * 1024
 
 
 def gpu_peaks() -> tuple[int | None, int | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copyreg
 import os
-import socket
 import sys
 from dataclasses import replace
 from functools import cache, wraps
@@ -20,6 +19,7 @@ from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Plan, Topology, plan_from_json
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
+from zerofit.machine.port import free_port
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.training.accelerate_hooks import set_number_formats
@@ -311,9 +311,7 @@ def _prepare_process(plan: Plan) -> None:
     if plan.strategy.engine is not Engine.DEEPSPEED:
         return
     if not any(name in os.environ for name in _RANK_VARIABLES):  # python train.py: one rank
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            values = ("0", "0", "1", "127.0.0.1", str(free.getsockname()[1]))
+        values = ("0", "0", "1", "127.0.0.1", str(free_port(0)))
         os.environ.update(zip(_RANK_VARIABLES, values, strict=True))
     if plan.topology.on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

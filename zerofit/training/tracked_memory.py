@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.units import GIB
 from zerofit.core.upstream.transformers import tracker_callbacks
-from zerofit.training.record import gpu_peaks, peak_host_bytes
+from zerofit.machine.this_node import process_bytes
+from zerofit.training.record import gpu_peaks
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def memory_metrics(plan: Plan) -> dict[str, float]:
         "peak_allocated": allocated,  # live tensors, as the prediction is
         "peak_reserved": reserved,
         "predicted_peak_allocated": None if estimate is None else estimate.device.most_tensors,
-        "peak_host": peak_host_bytes(),
+        "peak_host": process_bytes("VmHWM"),
     }
     return {f"zerofit/{name}_gib": size / GIB for name, size in found.items() if size is not None}
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.training.deepspeed.deepspeed_window import window_of
 from zerofit.training.loss_items import items_of
+from zerofit.training.trained_groups import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zerofit.training.changes import Changes
 
 _STAYS = "the batches of a window count as accelerate has them, each the same and a shorter window less"
@@ -139,17 +138,14 @@ class WindowWeights:
         if window is not None:
             window.gradient_factor = float(factor)
             return
-        for parameter in set(self._parameters()):
+        held = (
+            one for optimizer in prepared_optimizers(self._accelerator) for one in parameters_of(optimizer)
+        )
+        for parameter in set(held):
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
         if self._weight is not None:
             self._weight = self._weight * factor
-
-    def _parameters(self) -> Iterator[Any]:
-        """Yield what the script's optimizers step."""
-        for optimizer in prepared_optimizers(self._accelerator):
-            for group in optimizer.param_groups:
-                yield from group["params"]
 
     def _reduce(self, numbers: Any, operation: Any) -> None:
         import torch
