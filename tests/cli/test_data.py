@@ -190,6 +190,19 @@ def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
     )
 
 
+def test_tables_leave_columns_out_where_the_terminal_is_narrow(
+    run_zerofit: _RunZerofit, folder: Path
+) -> None:
+    def shown(columns: int) -> list[str]:
+        line = ("data", "a.jsonl", "--tokenizer", "tok")
+        return run_zerofit(*line, cwd=folder, environment={"COLUMNS": str(columns)}).stdout.splitlines()
+
+    narrow, wide = shown(80), shown(120)
+    assert max(map(len, narrow)) <= 80 < max(map(len, wide)) <= 120
+    header = next(line for line in narrow if line.startswith("max_length  "))
+    assert header.split() == ["max_length", "samples", "cut", "tokens", "lost", "dynamic", "bucketed"]
+
+
 def test_values_that_are_no_text_are_told(report: _Report, tmp_path: Path) -> None:
     lines = [f'{{"text": {value}}}\n' for value in ('"a b"', "5", "null", '""', '["a"]')]
     (tmp_path / "mixed.jsonl").write_text("".join([*lines, '{"other": 1}']))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
@@ -171,7 +171,7 @@ def data(
     document = data_json(report)
     if output is not None:
         write_files({output: document + "\n"}, force=force, flag="--output FILE")
-    click.echo(document if as_json else data_table(report))
+    click.echo(document if as_json else data_table(report, width=terminal_width()))
 
 
 def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLengths:

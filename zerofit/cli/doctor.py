@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.cli.output.console import for_terminal
 from zerofit.cli.output.observations import observations_json, observations_table
 from zerofit.core.errors import UserError
 from zerofit.machine.calibration import calibrate as measure
@@ -66,7 +67,9 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
             nvme_path=nvme_path,
         )
         lines += calibration_lines(calibration)
-    click.echo(doctor_json(machine, versions, lines, calibration) if as_json else doctor_text(lines))
+    click.echo(
+        doctor_json(machine, versions, lines, calibration) if as_json else for_terminal(doctor_text(lines))
+    )
     if calibration is not None and calibration.rates:
         click.echo(f"zerofit: {keep(machine, calibration)}", err=True)
 

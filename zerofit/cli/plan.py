@@ -119,10 +119,13 @@ def plan(
         capture_limit_s=capture_limit_s,
         observer=console,
     )
+    for note in answers[0].notes:
+        if all(note in answer.notes for answer in answers):
+            console.say(f"assumed: {note}")
     for answer in answers:
-        where = f"{machine_words(answer)}: " if compare is not None else ""
         for note in answer.notes:
-            console.say(f"assumed: {where}{note}")
+            if not all(note in other.notes for other in answers):
+                console.say(f"assumed: {machine_words(answer)}: {note}")
     if plot is not None:
         from zerofit.cli.draw_plot import draw_plot
         from zerofit.cli.output.plan_plot import plan_plot

@@ -37,7 +37,7 @@ _COLOURS = (
 """Colours of zerofit's output: red does not work, yellow may not, green does."""
 _SENTENCE = re.compile(
     r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
-    r"|(?:error|warning|advice)\[|hint: |your script as it is: "
+    r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script as it is: "
 )
 """How lines begin that are prose; tables are made to fit, and commands stay whole, to be pasted."""
 _SHOWN = 60

@@ -5,12 +5,13 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from zerofit.core.text_table import wrapped
 from zerofit.core.units import percent
 from zerofit.data.lengths.histogram import bins
 from zerofit.data.lengths.report import MULTIPLE, PERCENTILES, LengthUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from zerofit.data.lengths.report import CutRow, LengthReport, PaddingRow
 
@@ -21,11 +22,22 @@ _REASON = 76
 _NOTHING = "-"
 
 
-def data_table(report: LengthReport) -> str:
-    """Return what `zerofit data` prints."""
-    parts = [_head(report), _histogram(report), _percentiles(report), _padding(report), _cuts(report)]
-    parts.append(_advice(report) if report.measured.unit is LengthUnit.TOKENS else _no_advice(report))
-    return "\n\n".join("\n".join(part) for part in parts)
+def data_table(report: LengthReport, *, width: int | None = None) -> str:
+    """Return what `zerofit data` prints.
+
+    Args:
+        width: columns that a line may take; None for any.
+    """
+    parts = [_head(report), _histogram(report), _percentiles(report), _padding(report), _cuts(report, width)]
+    has_tokens = report.measured.unit is LengthUnit.TOKENS
+    parts.append(_advice(report, width) if has_tokens else _no_advice(report))
+    return "\n\n".join("\n".join(_fitting(part, width)) for part in parts)
+
+
+def _fitting(lines: Iterable[str], width: int | None) -> Iterator[str]:
+    """Yield the lines, those of prose broken at words; cells of a table stand two spaces apart."""
+    for line in lines:
+        yield from [line] if "  " in line.strip() else wrapped([line], width)
 
 
 def _head(report: LengthReport) -> Iterator[str]:
@@ -95,34 +107,31 @@ def _padding_row(report: LengthReport, row: PaddingRow, widest: float) -> tuple[
     )
 
 
-def _cuts(report: LengthReport) -> list[str]:
+def _cuts(report: LengthReport, width: int | None) -> list[str]:
     histogram = report.measured.histogram
     whole = next((row for row in report.cuts if row.max_length == histogram.longest), report.cuts[-1])
     unit = report.measured.unit.value
-    header = (
-        "max_length",
-        "",
-        "samples cut",
-        "",
-        f"{unit} lost",
-        "",
-        "fixed",
-        "dynamic",
-        "bucketed",
-        "attention",
-    )
+    named = ("samples cut", "", f"{unit} lost", "")
+    header = ["max_length", "", *named, "fixed", "dynamic", "bucketed", "attention"]
     rows = [header, *(_cut_row(report, row, whole) for row in report.cuts)]
+    # What is left out first where lines are too wide: attention, counts beside their shares, fixed padding.
+    for column, is_count in ((9, False), (4, True), (2, True), (4, False)):
+        if width is None or max(map(len, _aligned(rows, left={1}))) <= width:
+            break
+        left_out = [row.pop(column) for row in rows]
+        if is_count:
+            header[column] = left_out[0]
     title = f"A maximum length: what it cuts, and the share of {unit} an epoch that it saves"
-    return [
-        title,
-        *_aligned(rows, left={1}),
-        "attention: the part of it that grows with the square of the length, under dynamic padding",
-    ]
+    lines = [title, *_aligned(rows, left={1})]
+    if header[-1] == "attention":
+        what = "the part of it that grows with the square of the length, under dynamic padding"
+        lines.append(f"attention: {what}")
+    return lines
 
 
-def _cut_row(report: LengthReport, row: CutRow, whole: CutRow) -> tuple[str, ...]:
+def _cut_row(report: LengthReport, row: CutRow, whole: CutRow) -> list[str]:
     histogram = report.measured.histogram
-    return (
+    return [
         f"{row.max_length:,}",
         ", ".join(row.names),
         f"{row.samples_cut:,}",
@@ -133,7 +142,7 @@ def _cut_row(report: LengthReport, row: CutRow, whole: CutRow) -> tuple[str, ...
         _saved(row.dynamic.tokens, whole.dynamic.tokens),
         _saved(row.bucketed.tokens, whole.bucketed.tokens),
         _saved(row.dynamic.attention, whole.dynamic.attention),
-    )
+    ]
 
 
 def _saved(now: float, before: float) -> str:
@@ -141,7 +150,7 @@ def _saved(now: float, before: float) -> str:
     return f"-{percent(-share)}" if share < 0 else percent(share)
 
 
-def _advice(report: LengthReport) -> list[str]:
+def _advice(report: LengthReport, width: int | None) -> list[str]:
     choice = report.choice
     multiple = str(choice.pad_to_multiple_of) if choice.pad_to_multiple_of else "no"
     is_set = report.setup.max_length is not None
@@ -151,8 +160,9 @@ def _advice(report: LengthReport) -> list[str]:
         ("pad_to_multiple_of", multiple, choice.multiple_reason),
     ]
     rows: list[tuple[str, ...]] = []
+    columns = sum(max(len(row[column]) for row in said) for column in (0, 1)) + len("  ") * 3
     for name, value, reason in said:
-        first, *others = wrap(reason, _REASON)
+        first, *others = wrap(reason, _REASON if width is None else min(_REASON, max(20, width - columns)))
         rows += [(name, value, first), *(("", "", line) for line in others)]
     return ["Recommended", *_aligned(rows, left={0, 1, 2}, indent="  ")]
 

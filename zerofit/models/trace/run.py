@@ -15,6 +15,7 @@ from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
 from zerofit.models.trace.raw import leaves
 from zerofit.models.trace.recorder import Recorder, watching
+from zerofit.models.trace.triton_kernels import silent_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ def run_micro_batch(
         stack.enter_context(as_if_eager(request.compute_capability))
         stack.enter_context(watching(recorder))
         if as_on_cuda:
+            stack.enter_context(silent_kernels())
             stack.enter_context(cuda_like(request))
         forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
         recorder.close()
