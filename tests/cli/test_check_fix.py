@@ -89,6 +89,19 @@ def test_the_diff_is_one_that_patch_takes(run_zerofit: _RunZerofit, tmp_path: Pa
     assert (tmp_path / "ds.json").read_text() == _AFTER.replace("\r\n", "\n")
 
 
+@pytest.mark.parametrize(("enabled", "is_left"), [("true", False), ('"auto"', True), ("false", True)])
+def test_a_precision_is_taken_out_where_the_deepspeed_file_has_it(
+    run_zerofit: _RunZerofit, tmp_path: Path, enabled: str, is_left: bool
+) -> None:
+    ranks = "distributed_type: DEEPSPEED\nnum_processes: 2\n"
+    file = f"{ranks}deepspeed_config:\n  deepspeed_config_file: ds.json  # ours\n  zero_stage: 2\n"
+    _write(tmp_path / "ds.json", f'{{"zero_optimization": {{"stage": 2}}, "bf16": {{"enabled": {enabled}}}}}')
+    _write(tmp_path / "acc.yaml", f"{file}mixed_precison: bf16\n")
+    _fix(run_zerofit, tmp_path, "acc.yaml")
+    left = "mixed_precision: bf16\n" if is_left else ""
+    assert (tmp_path / "acc.yaml").read_text() == file.replace("  zero_stage: 2\n", "") + left
+
+
 def test_nothing_to_mend(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json", _AFTER)
     finished = _fix(run_zerofit, tmp_path, "ds.json")

@@ -97,9 +97,10 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
         return ()
     take_out = RemoveKey(document=file.name, path=path)
     if path == _PRECISION:
-        is_on = any(deepspeed.value(key, "enabled") not in (None, False) for key in ("bf16", "fp16"))
+        on = {key: deepspeed.value(key, "enabled") for key in ("bf16", "fp16")}
+        on = {key: enabled for key, enabled in on.items() if enabled not in (None, False)}
         # No edit for a value without quotes: the rule of types puts quotes around it first.
-        return (take_out,) if value == "no" and not is_on else ()
+        return (take_out,) if on == ({} if value == "no" else {value: True}) else ()
     target = IN_DEEPSPEED_FILE[path[-1]]
     if there := deepspeed.at(*target):
         return (take_out,) if there.plain == value else ()
