@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerofit.core.command import Route
     from zerofit.core.facts import Checkpoint, Machine
     from zerofit.core.plan import Topology
-    from zerofit.core.setting import Place
+    from zerofit.core.setting import Place, Said
     from zerofit.core.strategy import Strategy
 
 
@@ -66,6 +66,11 @@ def hit_at(document: Document, path: Sequence[str], *others: str, **more: Any) -
     entry = document.at(*path)
     place = document.place(entry.key_span) if entry else None
     return Hit(**{"found": " with ".join((say(document, *path), *others)), "place": place, **more})
+
+
+def hit_of(said: Said[Any], behind: str = "", **more: Any) -> Hit:
+    """Return a hit at a setting, as sure as it is: its text, and what stands behind that."""
+    return Hit(found=f"{said.text}{behind}", place=said.place, confidence=said.confidence, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zerofit.configs.document import NO_DOCUMENT
 from zerofit.configs.schema import walk_document
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence, Said
@@ -146,6 +147,16 @@ class Situation:
     topology: Topology | None = None
     machine: Machine | None = None
     versions: Versions | None = None
+
+    @property
+    def file(self) -> Document:
+        """The DeepSpeed configuration; one without keys where there is none."""
+        return self.deepspeed or NO_DOCUMENT
+
+    @property
+    def arguments(self) -> TrainerSettings:
+        """TrainingArguments, of which nothing is known where there is no Trainer."""
+        return self.trainer or TrainerSettings()
 
     @property
     def is_of_flags(self) -> bool:

@@ -114,6 +114,8 @@ class Document:
         return Said(value=entry.plain, text=say(self, *path), place=self.place(entry.key_span))
 
 
+NO_DOCUMENT = Document(name="", format=Format.JSON, text="", root=Entries(entries=(), span=Span(0, 0)))
+"""A file without a key, where there is none."""
 _LINE_END = re.compile(r"\r\n?|\n")
 
 

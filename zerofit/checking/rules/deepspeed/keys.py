@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.configs.schema import FoundKey, Schema, Section
+    from zerofit.configs.schema import FoundKey, Schema
 
 
 _NEAR = 0.8
@@ -103,22 +103,13 @@ def meant_by(found: FoundKey, schema: Schema) -> Meant:
         return Meant(spellings=(other,), is_sure=True)
     if places := _places(name, schema):
         return Meant(elsewhere=places)
-    likeness = sorted(
-        ((_likeness(name, spelling), spelling) for spelling in set(_spellings(found.section))),
-        key=lambda pair: (-pair[0], pair[1]),
-    )
-    near = [(likeness, spelling) for likeness, spelling in likeness if likeness >= _NEAR][:3]
-    best = near[0][0] if near else 0.0
+    spellings = {key.name for key in found.section.keys if key.replaced_by is None}
+    likeness = {spelling: _likeness(name, spelling) for spelling in spellings}
+    best = max(likeness.values(), default=0.0)
     # A plural or a prefix makes two keys alike that both exist; then the far one is not worth a word.
-    near = [(likeness, spelling) for likeness, spelling in near if likeness >= best - 0.05]
-    return Meant(spellings=tuple(spelling for _, spelling in near), is_sure=len(near) == 1 and best >= _SAME)
-
-
-def _spellings(section: Section) -> Iterator[str]:
-    """Yield the names that one should write; of an alias, the documented one only."""
-    for key in section.keys:
-        if key.replaced_by is None:
-            yield key.name
+    near = [spelling for spelling in likeness if likeness[spelling] >= max(_NEAR, best - 0.05)]
+    near = sorted(near, key=lambda spelling: (-likeness[spelling], spelling))[:3]
+    return Meant(spellings=tuple(near), is_sure=len(near) == 1 and best >= _SAME)
 
 
 def _likeness(one: str, other: str) -> float:
@@ -271,9 +262,9 @@ def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
     evidence=fails("has been removed"),
 )
 def _removed(situation: Situation) -> Iterator[Hit]:
+    document = situation.file
     if situation.deepspeed is None:
         return
-    document = situation.deepspeed
     for gone in known(situation.schemas, "which keys DeepSpeed has").deepspeed.removed:
         entry = document.at(*gone.path)
         if entry is None:
@@ -366,9 +357,7 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
     evidence=fails("Duplicate keys in DeepSpeed config"),
 )
 def _repeated(situation: Situation) -> Iterator[Hit]:
-    if situation.deepspeed is None:
-        return
-    document = situation.deepspeed
+    document = situation.file
     for path, entry, values in repeated_keys(document):
         is_harmless = all(value == values[0] for value in values)
         if is_harmless and is_read_by_others(situation):

@@ -47,9 +47,9 @@ _TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}
     evidence=fails("JSONDecodeError"),
 )
 def _only_hjson(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    problem = why_not_json(document.text) if document and document.format is Format.HJSON else None
-    if document and problem and is_read_by_others(situation):
+    document = situation.file
+    problem = why_not_json(document.text) if document.format is Format.HJSON else None
+    if problem and is_read_by_others(situation):
         place = Place(file=document.name, line=problem.line, column=problem.column)
         yield Hit(found=problem.problem, place=place)
 
@@ -85,10 +85,9 @@ def _without_zero_section(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("parameter_dtype", "float32")),
 )
 def _old_bf16(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
-        return
-    if document.at("bf16") is None and is_read_by_others(situation):
+    document = situation.file
+    is_on = document.value("bfloat16", "enabled") not in (None, False, "auto")
+    if is_on and document.at("bf16") is None and is_read_by_others(situation):
         edit = RenameKey(document=document.name, path=("bfloat16",), key="bf16")
         yield hit_at(document, ("bfloat16",), found=say(document, "bfloat16", "enabled"), edits=(edit,))
 
@@ -112,14 +111,12 @@ def _unseen_offload(situation: Situation) -> Iterator[Hit]:
 
 def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
     """Return True if an entry is the old switch of offload, where accelerate would have to see it."""
-    document = situation.deepspeed
     return (
         found.path == ("zero_optimization", "cpu_offload")
         and found.value is True
         and situation.route in (Route.ACCELERATE, Route.TRAINER)
-        and document is not None
-        and document.at("optimizer") is None
-        and document.value("zero_force_ds_cpu_optimizer") is not False
+        and situation.file.at("optimizer") is None
+        and situation.file.value("zero_force_ds_cpu_optimizer") is not False
     )
 
 
@@ -135,13 +132,9 @@ def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
     evidence=fails("'NoneType' object has no attribute 'get'"),
 )
 def _null_sections(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None:
-        return
-    paths: list[tuple[str, ...]] = [("bf16",)]
-    if document.at("optimizer") is None:
-        paths.append(("zero_optimization", "offload_optimizer"))
-    for path in paths:
+    document = situation.file
+    offload = () if document.at("optimizer") else (("zero_optimization", "offload_optimizer"),)
+    for path in (("bf16",), *offload):
         if document.at(*path) and document.value(*path) is None and is_read_by_others(situation):
             yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
 
@@ -158,8 +151,8 @@ def _null_sections(situation: Situation) -> Iterator[Hit]:
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None or document.at("zero_optimization") is None:
+    document = situation.file
+    if document.at("zero_optimization") is None:
         return
     stage = stage_of(situation)
     if stage.value is not ZeroStage.PARAMETERS or _gathers(situation, document):

@@ -50,11 +50,9 @@ _SAVES = (
     evidence=fails("no weights"),
 )
 def _stage_as_text(situation: Situation) -> Iterator[Hit]:
-    document, path = situation.deepspeed, (_ZERO, "stage")
-    value = document.value(*path) if document else None
-    if document is None or not isinstance(value, str) or value.strip() != "3":
-        return
-    if is_read_by_others(situation):
+    document, path = situation.file, (_ZERO, "stage")
+    value = document.value(*path)
+    if isinstance(value, str) and value.strip() == "3" and is_read_by_others(situation):
         edit = SetValue(document=document.name, path=path, value=3)
         yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a text', edits=(edit,))
 
@@ -71,12 +69,10 @@ def _stage_as_text(situation: Situation) -> Iterator[Hit]:
     evidence=fails("bfloat16 and fp16 modes cannot be simultaneously enabled"),
 )
 def _two_formats(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None or not _is_on(document, "fp16", "enabled"):
-        return
+    document = situation.file
     # The old name counts only where the new one is missing.
     bf16 = "bf16" if document.value("bf16") is not None else "bfloat16"
-    if _is_on(document, bf16, "enabled"):
+    if _is_on(document, "fp16", "enabled") and _is_on(document, bf16, "enabled"):
         yield hit_at(document, ("fp16", "enabled"), say(document, bf16, "enabled"))
 
 
@@ -97,10 +93,9 @@ def _is_on(document: Document, *path: str) -> bool:
     evidence=fails("min_loss_scale must be > 0"),
 )
 def _loss_scale(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None or not _is_on(document, "fp16", "enabled"):
-        return
-    if document.value("fp16", "loss_scale") not in (None, 0, "0", "auto"):
+    document = situation.file
+    is_dynamic = document.value("fp16", "loss_scale") in (None, 0, "0", "auto")
+    if not (is_dynamic and _is_on(document, "fp16", "enabled")):
         return
     for name in ("loss_scale_window", "min_loss_scale"):
         value = document.value("fp16", name)
@@ -120,19 +115,17 @@ def _loss_scale(situation: Situation) -> Iterator[Hit]:
     evidence=fails("Partial offloading only supported for ZeRO Stage 3"),
 )
 def _partial_offload(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
     path = (_ZERO, "offload_optimizer", "ratio")
-    ratio = document.value(*path) if document else None
-    if document is None or not isinstance(ratio, (int, float)) or ratio >= 1:
-        return
-    yield from _by_stage(situation, path, *_BELOW_3)
+    ratio = situation.file.value(*path)
+    if isinstance(ratio, (int, float)) and ratio < 1:
+        yield from _by_stage(situation, path, *_BELOW_3)
 
 
 def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -> Iterator[Hit]:
     """Yield a hit at a key that is set, where the ZeRO stage is one of these."""
     stage = stage_of(situation)
-    if situation.deepspeed is not None and stage.value in stages:
-        yield hit_at(situation.deepspeed, path, stage.text)
+    if stage.value in stages:
+        yield hit_at(situation.file, path, stage.text)
 
 
 @Rule(
@@ -147,9 +140,8 @@ def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -
     evidence=fails("compute_grad_norm=false is supported only with ZeRO Stage 1 or 2"),
 )
 def _grad_norm(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
     path = (_ZERO, "compute_grad_norm")
-    if document is not None and _is_off(document, *path):
+    if _is_off(situation.file, *path):
         yield from _by_stage(situation, path, ZeroStage.NOTHING, ZeroStage.PARAMETERS)
 
 
@@ -170,7 +162,7 @@ def _is_off(document: Document, *path: str) -> bool:
 )
 def _low_precision_masters(situation: Situation) -> Iterator[Hit]:
     for path in (*_MASTERS, _STATES):
-        if situation.deepspeed is not None and _is_on(situation.deepspeed, *path):
+        if _is_on(situation.file, *path):
             yield from _by_stage(situation, path, ZeroStage.NOTHING)
 
 
@@ -186,13 +178,11 @@ def _low_precision_masters(situation: Situation) -> Iterator[Hit]:
     evidence=fails("requires bf16_master_weights_and_grads"),
 )
 def _states_without_masters(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None or not _is_on(document, *_STATES):
+    document, masters = situation.file, _MASTERS[1]
+    if not _is_on(document, *_STATES) or _is_on(document, *masters):
         return
-    if not _is_on(document, "bf16", "bf16_master_weights_and_grads"):
-        stage = stage_of(situation)
-        if stage.value is not ZeroStage.NOTHING:
-            yield hit_at(document, _STATES, say(document, "bf16", "bf16_master_weights_and_grads"))
+    if stage_of(situation).value is not ZeroStage.NOTHING:
+        yield hit_at(document, _STATES, say(document, *masters))
 
 
 @Rule(
@@ -207,9 +197,8 @@ def _states_without_masters(situation: Situation) -> Iterator[Hit]:
     evidence=fails("is not supported with ZeRO stage 3"),
 )
 def _summed_gradients(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    operation = document.value("gradient_allreduce_op") if document else None
-    if document is None or not isinstance(operation, str) or operation.lower() != "sum":
+    document = situation.file
+    if str(document.value("gradient_allreduce_op")).lower() != "sum":
         return
     if document.value(_ZERO, "zenflow") is not None:
         yield hit_at(document, ("gradient_allreduce_op",), f"{_ZERO}.zenflow")
@@ -231,16 +220,14 @@ def _summed_gradients(situation: Situation) -> Iterator[Hit]:
     evidence=fails("pre-scale gradients is not yet supported"),
 )
 def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None or _is_off(document, _ZERO, "reduce_scatter"):
-        return
+    document = situation.file
     factor = document.value("gradient_predivide_factor")
-    is_divided = isinstance(factor, (int, float)) and factor != 1
-    for name, is_set in (
-        ("prescale_gradients", document.value("prescale_gradients") is True),
-        ("gradient_predivide_factor", is_divided),
-    ):
-        if is_set:
+    is_set = {
+        "prescale_gradients": document.value("prescale_gradients") is True,
+        "gradient_predivide_factor": isinstance(factor, (int, float)) and factor != 1,
+    }
+    for name in is_set:
+        if is_set[name] and not _is_off(document, _ZERO, "reduce_scatter"):
             yield from _by_stage(situation, (name,), ZeroStage.GRADIENTS)
 
 
@@ -256,9 +243,7 @@ def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("partitions_parameters", False)),
 )
 def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None:
-        return
+    document = situation.file
     shards = document.value(*_SECONDARY)
     is_set = isinstance(shards, int) and shards > 1
     on = [path for path in _QUANTIZED if _is_on(document, *path)] + ([_SECONDARY] if is_set else [])
@@ -278,10 +263,9 @@ def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
     evidence=DIFFERS,
 )
 def _clips_nothing(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    norm = document.value("gradient_clipping") if document else None
-    if document is not None and isinstance(norm, (int, float)) and norm < 0:
-        yield hit_at(document, ("gradient_clipping",))
+    norm = situation.file.value("gradient_clipping")
+    if isinstance(norm, (int, float)) and norm < 0:
+        yield hit_at(situation.file, ("gradient_clipping",))
 
 
 RULES = declared(vars())

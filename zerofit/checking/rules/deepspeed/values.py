@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_at, ignored
@@ -179,17 +181,15 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
     evidence=fails("Check batch related parameters"),
 )
 def _disagreeing(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    train = _size(document, _TRAIN) if document else None
-    if document is None or train is None or _has_open_part(document):
+    document = situation.file
+    train = _size(document, _TRAIN)
+    if train is None or _has_open_part(document):
         return
     given = [name for name in (_MICRO, _STEPS) if document.value(name) is not None]
-    divisor = _product(document, given)
-    words = [say(document, name) for name in (_TRAIN, *given)]
-    entry = document.at(_TRAIN)
-    place = document.place(entry.key_span) if entry else None
+    divisor = math.prod(_size(document, name) or 1 for name in given)
+    shown = [" and ".join(say(document, name) for name in given)] if given else []
     if train % divisor:
-        yield Hit(found=_with(words), place=place)
+        yield hit_at(document, (_TRAIN,), *shown)
     elif given or train > 1:
         num_ranks = _num_data_parallel_ranks(situation)
         is_exact = len(given) == 2 or (
@@ -197,9 +197,8 @@ def _disagreeing(situation: Situation) -> Iterator[Hit]:
         )
         is_right = train == divisor * num_ranks if is_exact else train % (divisor * num_ranks) == 0
         if not is_right:
-            yield Hit(
-                found=f"{_with(words)} on {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}", place=place
-            )
+            hit = hit_at(document, (_TRAIN,), *shown)
+            yield replace(hit, found=f"{hit.found} on {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}")
 
 
 def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) -> bool:
@@ -214,11 +213,8 @@ def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) ->
 
 def _num_data_parallel_ranks(situation: Situation) -> int:
     topology = known(situation.topology, "how many ranks will run it")
-    document = situation.deepspeed
-    splits = document is not None and (
-        (document.value("tensor_parallel", "autotp_size") or 0) not in (0, 1)
-        or document.value("sequence_parallel_size") not in (None, 1)
-    )
+    cuts = (situation.file.value("tensor_parallel", "autotp_size") or 0) not in (0, 1)
+    splits = cuts or situation.file.value("sequence_parallel_size") not in (None, 1)
     return known(None if splits else topology.world_size, "how many ranks take different samples")
 
 
@@ -229,23 +225,12 @@ def _has_open_part(document: Document) -> bool:
     )
 
 
-def _product(document: Document, names: list[str]) -> int:
-    product = 1
-    for name in names:
-        product *= _size(document, name) or 1
-    return product
-
-
 def _size(document: Document, name: str) -> int | None:
     value = document.value(name)
     is_size = (
         isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
     )
     return int(value) if is_size else None
-
-
-def _with(words: list[str]) -> str:
-    return " with ".join([words[0], " and ".join(words[1:])]) if words[1:] else words[0]
 
 
 @Rule(

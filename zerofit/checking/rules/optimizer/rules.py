@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
-from zerofit.checking.rule import DIFFERS, Effect, Evidence, Example, Hit, Rule, Severity, declared, fails
+from zerofit.checking.rule import (
+    DIFFERS,
+    Effect,
+    Evidence,
+    Example,
+    Hit,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    hit_at,
+)
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, DEEPSPEED_DOCS, one_step, optimizer_script
 from zerofit.checking.rules.optimizer.table import (
     CONFIG_WITH_MUP,
@@ -28,7 +39,6 @@ if TYPE_CHECKING:
 
     from zerofit.checking.rules.optimizer.table import OptimizerRow
     from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Document, Edit, KeyValue
     from zerofit.core.setting import Said
     from zerofit.core.strategy import ZeroStage
 
@@ -74,7 +84,6 @@ def place(situation: Situation) -> Placed | None:
     if optimizer.value is None:
         return None
     forces = known(settings.force_cpu_optimizer, FORCE_KEY).value
-    file = situation.deepspeed
     rows = {
         verdict(
             optimizer.value,
@@ -82,7 +91,7 @@ def place(situation: Situation) -> Placed | None:
             optimizer_offload=offload.value,
             forces_cpu_optimizer=forces,
             route=route,
-            allows_untested=file is not None and file.value(UNTESTED_KEY) is True,
+            allows_untested=situation.file.value(UNTESTED_KEY) is True,
         )
         for route in _routes(situation)
     }
@@ -170,7 +179,7 @@ _ADAGRAD_DECAYING = optimizer_script(
     'torch.optim.Adagrad([{"params": model.parameters(), "weight_decay": 0.1}], lr=1e-2)'
 )
 _REDUCE_SCATTER = ("zero_optimization", "reduce_scatter")
-_TYPES = tuple(name.removeprefix("config.") for name in OF_CONFIG)
+_TYPE = ("optimizer", "type")
 
 
 def _with_section(kind: str, *, zero: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
@@ -361,23 +370,10 @@ _ENGINE_PASSES_NO_CLOSURE = Rule(
     evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
 )
 def _unknown_type(situation: Situation) -> Iterator[Hit]:
-    found = _type_of(situation)
-    known_types = (*OF_CONFIG, *CONFIG_WITH_MUP)
-    if found is None or optimizer_of_deepspeed(found[2]) in known_types:
-        return
-    file, entry, value = found
-    near = nearest(value, _TYPES)
-    fix = f"did you mean {near}?" if near else "use AdamW"
-    yield Hit(found=say(file, "optimizer", "type"), place=file.place(entry.key_span), fix=fix)
-
-
-def _type_of(situation: Situation) -> tuple[Document, KeyValue, str] | None:
-    """Return DeepSpeed's file, the entry of optimizer.type and its value."""
-    file = situation.deepspeed
-    entry = file.at("optimizer", "type") if file else None
-    if file is None or entry is None or not isinstance(entry.plain, str):
-        return None
-    return file, entry, entry.plain
+    kind = situation.file.value(*_TYPE)
+    if isinstance(kind, str) and optimizer_of_deepspeed(kind) not in (*OF_CONFIG, *CONFIG_WITH_MUP):
+        near = nearest(kind, [name.removeprefix("config.") for name in OF_CONFIG])
+        yield hit_at(situation.file, _TYPE, fix=f"did you mean {near}?" if near else "use AdamW")
 
 
 @Rule(
@@ -403,12 +399,10 @@ def _untested(situation: Situation) -> Iterator[Hit]:
         route=situation.route or Route.NATIVE,
         allows_untested=True,
     )
-    found = hit(placed)
-    edits: tuple[Edit, ...] = ()
-    if situation.deepspeed is not None and allowed.answer is OptimizerAnswer.ALLOWED and not allowed.not_run:
-        edits = (SetValue(document=situation.deepspeed.name, path=(UNTESTED_KEY,), value=True),)
     fix = None if allowed.answer in (OptimizerAnswer.ALLOWED, OptimizerAnswer.UNKNOWN) else "use AdamW"
-    yield Hit(found=found.found, place=found.place, fix=fix, edits=edits, confidence=found.confidence)
+    edit = SetValue(document=situation.file.name, path=(UNTESTED_KEY,), value=True)
+    trains = allowed.answer is OptimizerAnswer.ALLOWED and not allowed.not_run
+    yield replace(hit(placed, fix=fix), edits=(edit,) if situation.deepspeed and trains else ())
 
 
 @Rule(
@@ -423,17 +417,12 @@ def _untested(situation: Situation) -> Iterator[Hit]:
     evidence=DIFFERS,
 )
 def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
-    found = _type_of(situation)
-    if found is None or found[2].lower() != "adam":
+    file, path = situation.file, ("optimizer", "params", "weight_decay")
+    decay = file.value(*path)
+    if str(file.value(*_TYPE)).lower() != "adam" or file.at("optimizer", "params", "adam_w_mode"):
         return
-    file, entry, _ = found
-    params = file.value("optimizer", "params")
-    if not isinstance(params, dict) or "adam_w_mode" in params:
-        return
-    decay = params.get("weight_decay")
     if isinstance(decay, (int, float)) and decay > 0:
-        words = [say(file, "optimizer", "type"), say(file, "optimizer", "params", "weight_decay")]
-        yield Hit(found=" with ".join(words), place=file.place(entry.key_span))
+        yield hit_at(file, _TYPE, say(file, *path))
 
 
 @Rule(
@@ -448,11 +437,10 @@ def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
     evidence=fails("Muon and reduce scatter cannot be used together"),
 )
 def _muon_scatters(situation: Situation) -> Iterator[Hit]:
-    if situation.deepspeed is None or situation.deepspeed.value(*_REDUCE_SCATTER) is False:
-        return
-    placed = place(situation)
+    file = situation.file
+    placed = place(situation) if situation.deepspeed and file.value(*_REDUCE_SCATTER) is not False else None
     if placed is not None and placed.row.cause is Cause.REDUCE_SCATTER:
-        edit = SetValue(document=situation.deepspeed.name, path=_REDUCE_SCATTER, value=False)
+        edit = SetValue(document=file.name, path=_REDUCE_SCATTER, value=False)
         yield Hit(found=placed.texts, place=placed.optimizer.place, edits=(edit,))
 
 
@@ -468,17 +456,13 @@ def _muon_scatters(situation: Situation) -> Iterator[Hit]:
     evidence=fails("You cannot specify an optimizer in the config file and in the code"),
 )
 def _section_and_script(situation: Situation) -> Iterator[Hit]:
-    found = _type_of(situation)
-    if found is None or situation.script is None or situation.route is not Route.ACCELERATE:
+    file, script = situation.file, situation.script
+    if script is None or situation.route is not Route.ACCELERATE or not isinstance(file.value(*_TYPE), str):
         return
-    file, entry, _ = found
-    for used in situation.script.optimizers:
+    for used in script.optimizers:
         if used.id != "accelerate.DummyOptim":
-            yield Hit(
-                found=f"{used.text} with {say(file, 'optimizer', 'type')} in {file.name}",
-                place=file.place(entry.key_span),
-                confidence=Confidence.LIKELY,
-            )
+            found = f"{used.text} with {say(file, *_TYPE)} in {file.name}"
+            yield hit_at(file, _TYPE, found=found, confidence=Confidence.LIKELY)
 
 
 _DUMMY_OPTIMIZER_NEEDS_SECTION = Rule(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import is_literal
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
 from zerofit.checking.rules.examples import ACCELERATE, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
@@ -57,17 +57,13 @@ def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iter
     """Return a predicate that finds a field whose key is missing in the file, and so has its default."""
 
     def find(situation: Situation) -> Iterator[Hit]:
-        trainer, file = situation.trainer, situation.deepspeed
-        said = trainer.find(field) if trainer else None
+        said, file = situation.arguments.find(field), situation.deepspeed
         if said is None or file is None or file.at(key) is not None:
             return
         if isinstance(said.value, (int, float)) and said.value not in (default, False):
-            yield Hit(
-                found=f"{said.text} with no {key} in {file.name}",
-                place=said.place or file.place(file.root.span),
-                edits=(SetValue(document=file.name, path=(key,), value="auto"),),
-                confidence=said.confidence,
-            )
+            edit = SetValue(document=file.name, path=(key,), value="auto")
+            hit = hit_of(said, f" with no {key} in {file.name}", edits=(edit,))
+            yield replace(hit, place=said.place or file.place(file.root.span))
 
     return find
 
@@ -93,9 +89,7 @@ def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) 
     evidence=fails("Please correct the following DeepSpeed config values that mismatch TrainingArguments"),
 )
 def _values_differ(situation: Situation) -> Iterator[Hit]:
-    trainer, file = situation.trainer, situation.deepspeed
-    if trainer is None or file is None:
-        return
+    trainer, file = situation.arguments, situation.file
     for path, names, said in _compared(trainer):
         if file.value(*path) in (None, "auto", said.value) or not _is_read(said.value):
             continue
@@ -123,18 +117,14 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
         said = next((one for one in both if one is not None and one.value is True), both[0])
         if said is not None and isinstance(said.value, bool):
             yield path, names, said
-    betas = [trainer.find_or_default(name) for name in _BETAS]
-    if betas[0] is not None and betas[1] is not None:
-        texts = [beta.text for beta in betas if beta is not None]
-        values = [beta.value for beta in betas if beta is not None]
-        yield (
-            ("optimizer", "params", "betas"),
-            _BETAS,
-            dataclasses.replace(betas[0], value=values, text=" and ".join(texts)),
-        )
+    first, second = (trainer.find_or_default(name) for name in _BETAS)
+    if first is not None and second is not None:
+        text, values = f"{first.text} and {second.text}", [first.value, second.value]
+        both_betas = replace(first, value=values, text=text)
+        yield ("optimizer", "params", "betas"), _BETAS, both_betas
     warmup = trainer.find_or_default("warmup_steps")
     if warmup is not None and isinstance(warmup.value, (int, float)) and not 0 < warmup.value < 1:
-        steps = dataclasses.replace(warmup, value=max(1, int(warmup.value)))
+        steps = replace(warmup, value=max(1, int(warmup.value)))
         yield ("scheduler", "params", "warmup_num_steps"), ("warmup_steps",), steps
 
 
@@ -183,24 +173,16 @@ _TRAINER_CLIPPING_NOT_IN_FILE = Rule(
     evidence=ignored(("optimizer", "FusedAdam")),
 )
 def _overridden(situation: Situation) -> Iterator[Hit]:
-    trainer, file = situation.trainer, situation.deepspeed
-    if trainer is None or file is None:
-        return
+    file = situation.file
     pairs = (("optim", "optimizer", _OPTIMIZERS_ALIKE), ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE))
     for name, section, alike in pairs:
-        said, entry = trainer.find(name), file.at(section)
-        kind = file.value(section, "type")
-        if said is None or entry is None or said.value in alike.get(str(kind).lower(), ()):
+        said, kind = situation.arguments.find(name), file.value(section, "type")
+        if said is None or file.at(section) is None or said.value in alike.get(str(kind).lower(), ()):
             continue
-        if not isinstance(said.value, str) or not is_literal(said.value):
-            continue
-        yield hit_at(
-            file,
-            (section,),
-            found=f"{said.text} with {say(file, section, 'type')}",
-            fix=f"take {section} out of {file.name}, or leave {name} out",
-            confidence=said.confidence,
-        )
+        if isinstance(said.value, str) and is_literal(said.value):
+            found = f"{said.text} with {say(file, section, 'type')}"
+            fix = f"take {section} out of {file.name}, or leave {name} out"
+            yield hit_at(file, (section,), found=found, fix=fix, confidence=said.confidence)
 
 
 @Rule(
@@ -215,17 +197,10 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
     evidence=fails("At most one of fp16 and bf16 can be True"),
 )
 def _both_halves(situation: Situation) -> Iterator[Hit]:
-    if situation.trainer is None:
-        return
     for suffix in ("", "_full_eval"):
-        said = [situation.trainer.find(f"{name}{suffix}") for name in ("bf16", "fp16")]
-        both = [one for one in said if one is not None and one.value is True]
-        if len(both) > 1:
-            yield Hit(
-                found=" with ".join(one.text for one in both),
-                place=both[0].place,
-                confidence=both[0].confidence,
-            )
+        bf16, fp16 = (situation.arguments.find(f"{name}{suffix}") for name in ("bf16", "fp16"))
+        if bf16 and fp16 and bf16.value is True and fp16.value is True:
+            yield hit_of(bf16, f" with {fp16.text}")
 
 
 @Rule(
@@ -251,12 +226,10 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for said in trainer.surplus:
         near = nearest(said.value, names)
         instead = gone.get(said.value, f"write {near}" if near else None)
-        yield Hit(found=said.text, place=said.place, fix=_use(instead), confidence=said.confidence)
+        yield hit_of(said, fix=_use(instead))
     for name, argument in trainer.said.items():
         if name in gone:  # of a command line, where another class of the script may have it
-            yield Hit(
-                found=argument.text, place=argument.place, fix=_use(gone[name]), confidence=Confidence.LIKELY
-            )
+            yield replace(hit_of(argument, fix=_use(gone[name])), confidence=Confidence.LIKELY)
 
 
 def _use(instead: str | None) -> str | None:
@@ -276,19 +249,14 @@ def _use(instead: str | None) -> str | None:
     holds_for=("transformers>=5",),
 )
 def _unknown_optimizer(situation: Situation) -> Iterator[Hit]:
-    said = situation.trainer.find("optim") if situation.trainer else None
+    said = situation.arguments.find("optim")
     if said is None or not isinstance(said.value, str) or not is_literal(said.value):
         return
     key = known(situation.schemas, "the optimizers of Trainer").training_arguments.find("optim")
     choices = [str(choice) for choice in key.choices] if key else []
     if said.value not in choices:
         near = nearest(said.value, choices)
-        yield Hit(
-            found=said.text,
-            place=said.place,
-            fix=f"write {near}" if near else None,
-            confidence=said.confidence,
-        )
+        yield hit_of(said, fix=f"write {near}" if near else None)
 
 
 RULES = declared(vars())
