@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 import signal
@@ -26,6 +25,7 @@ from zerofit.machine.rates import (
     read_calibration,
     write_calibration,
 )
+from zerofit.machine.versions import probe_versions
 
 _MACHINE = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**30, host_memory_available_bytes=2**30)
 _MEASURED = Rate(
@@ -109,7 +109,8 @@ def test_a_calibration_of_what_no_machine_achieves_counts_as_none(
 def test_another_torch_has_a_calibration_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     here = calibration_file(_MACHINE, environ=environ)
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.1")
+    other = replace(probe_versions(), torch="0.1")
+    monkeypatch.setattr("zerofit.machine.rates.probe_versions", lambda: other)
     assert calibration_file(_MACHINE, environ=environ) != here
 
 

@@ -13,7 +13,9 @@ from zerofit.core.supported import SUPPORTED
 from zerofit.core.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from zerofit.core.facts import GpuSpec, Machine, Versions
+    from collections.abc import Iterator
+
+    from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Calibration, Rate
     from zerofit.machine.toolchain import (
         BuildLock,
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
         Disk,
         EnvFile,
         Limits,
-        Nvcc,
         Toolchain,
     )
 
@@ -97,23 +98,19 @@ def check_up(
     return (
         *_check_packages(versions),
         *_check_gpus(machine, toolchain),
-        ok("driver", _describe_driver(toolchain)),
         # Without torch, the line of the package is the warning.
         *((_check_torch_cuda(machine, toolchain),) if versions.torch is not None else ()),
         _check_nvcc(machine, toolchain),
-        _check_cxx(toolchain),
-        _check_python_header(toolchain),
-        _check_ninja(toolchain),
-        _check_libaio(toolchain),
+        *_check_compilers(toolchain),
         *_check_ops(versions, toolchain),
-        *_check_locks(toolchain.build_locks),
+        *(_check_lock(lock) for lock in toolchain.build_locks),
+        *(() if toolchain.build_locks else (ok("build locks", "none"),)),
         ok("CPU cores", f"{machine.num_cpu_cores} physical"),
-        _check_host_memory(machine, limits),
-        _check_memlock(limits.memlock_bytes),
-        _check_shm(limits.shm_bytes),
+        *_check_memory(machine, limits),
         *(_check_disk(disk) for disk in limits.disks),
         _check_port(limits),
-        *_check_env_files(limits.env_files),
+        *(_check_env_file(env_file) for env_file in limits.env_files),
+        *(() if limits.env_files else (ok(".deepspeed_env", "none"),)),
     )
 
 
@@ -126,21 +123,24 @@ def are_cuda_versions_compatible(nvcc: tuple[int, int], torch: tuple[int, int]) 
     return nvcc == torch or (nvcc[0] == torch[0] and nvcc[1] in mixable and torch[1] in mixable)
 
 
-def _check_gpus(machine: Machine, toolchain: Toolchain) -> tuple[CheckupLine, ...]:
-    if not machine.gpus:
-        return (_no_gpus(toolchain),)
+def _check_gpus(machine: Machine, toolchain: Toolchain) -> Iterator[CheckupLine]:
     kinds = Counter(machine.gpus)
-    lines = tuple(ok("GPUs", f"{count} x {_describe(gpu)}") for gpu, count in kinds.items())
-    if len(kinds) == 1:
-        return lines
-    mixed = warning(
-        "GPU mix",
-        f"{len(kinds)} kinds of GPU",
-        why="every rank gets the same share of the model and of the batch, so the smallest and slowest GPU "
-        "sets the pace",
-        fix="name GPUs of one kind with --gpu-ids, or accept it",
-    )
-    return (*lines, mixed)
+    if not kinds:
+        yield _no_gpus(toolchain)
+    for gpu, count in kinds.items():
+        formats = "bf16 and fp16" if gpu.has_bf16 else "fp16, no bf16"
+        yield ok("GPUs", f"{count} x {gpu.name}, {format_bytes(gpu.memory_bytes)} each, {formats}")
+    if len(kinds) > 1:
+        yield warning(
+            "GPU mix",
+            f"{len(kinds)} kinds of GPU",
+            why="every rank gets the same share of the model and of the batch, so the smallest and slowest "
+            "GPU sets the pace",
+            fix="name GPUs of one kind with --gpu-ids, or accept it",
+        )
+    # Without a driver there is no GPU either, and the line of the GPUs says what to do.
+    driver = toolchain.driver
+    yield ok("driver", f"{driver.version}, CUDA up to {_dotted(driver.cuda_version)}" if driver else "none")
 
 
 def _no_gpus(toolchain: Toolchain) -> CheckupLine:
@@ -159,12 +159,6 @@ def _no_gpus(toolchain: Toolchain) -> CheckupLine:
         fix="if the node has NVIDIA GPUs, make nvidia-smi list them: install the driver, or give them to the "
         "container (--gpus all)",
     )
-
-
-def _describe_driver(toolchain: Toolchain) -> str:
-    # Without a driver there is no GPU either, and the line of the GPUs says what to do.
-    driver = toolchain.driver
-    return f"{driver.version}, CUDA up to {_dotted(driver.cuda_version)}" if driver else "none"
 
 
 def _check_torch_cuda(machine: Machine, toolchain: Toolchain) -> CheckupLine:
@@ -203,7 +197,9 @@ def _check_torch_cuda(machine: Machine, toolchain: Toolchain) -> CheckupLine:
 
 def _check_nvcc(machine: Machine, toolchain: Toolchain) -> CheckupLine:
     nvcc, torch = toolchain.nvcc, toolchain.torch_build
-    found = _describe_nvcc(nvcc)
+    found = "none" if nvcc is None else f"none at {nvcc.path}"
+    if nvcc is not None and nvcc.version is not None:
+        found = f"{_dotted(nvcc.version)} ({nvcc.path})"
     if not machine.gpus or torch is None or torch.cuda_version is None:
         return ok("nvcc", f"{found}; not needed without GPUs" if not machine.gpus else found)
     wanted = _dotted(torch.cuda_version)
@@ -224,17 +220,6 @@ def _check_nvcc(machine: Machine, toolchain: Toolchain) -> CheckupLine:
         why="ops compiled with one CUDA may not build or load beside the other; DeepSpeed's install refuses",
         fix=f"install the CUDA toolkit {wanted} and set CUDA_HOME to it, or try DS_SKIP_CUDA_CHECK=1",
     )
-
-
-def _describe(gpu: GpuSpec) -> str:
-    formats = "bf16 and fp16" if gpu.has_bf16 else "fp16, no bf16"
-    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)} each, {formats}"
-
-
-def _describe_nvcc(nvcc: Nvcc | None) -> str:
-    if nvcc is None:
-        return "none"
-    return f"{_dotted(nvcc.version)} ({nvcc.path})" if nvcc.version else f"none at {nvcc.path}"
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -264,54 +249,49 @@ def format_rate(rate: Rate) -> str:
     return f"{rate.value / scale:.3g} {unit}"
 
 
-def _check_cxx(toolchain: Toolchain) -> CheckupLine:
+def _check_compilers(toolchain: Toolchain) -> Iterator[CheckupLine]:
+    """Yield what DeepSpeed compiles its ops with."""
     if toolchain.cxx is not None:
-        return ok("C++ compiler", toolchain.cxx)
-    return warning(
-        "C++ compiler",
-        f"no {toolchain.cxx_name} on PATH",
-        why=_WHY_NEEDED,
-        fix="apt-get install g++ (RPM systems: gcc-c++), or set CXX to one that is there",
-    )
-
-
-def _check_python_header(toolchain: Toolchain) -> CheckupLine:
+        yield ok("C++ compiler", toolchain.cxx)
+    else:
+        yield warning(
+            "C++ compiler",
+            f"no {toolchain.cxx_name} on PATH",
+            why=_WHY_NEEDED,
+            fix="apt-get install g++ (RPM systems: gcc-c++), or set CXX to one that is there",
+        )
     if toolchain.has_python_header:
-        return ok("Python headers", toolchain.python_header)
-    return warning(
-        "Python headers",
-        f"no {toolchain.python_header}",
-        why=_WHY_NEEDED,
-        fix="apt-get install python3-dev (RPM systems: python3-devel)",
-    )
-
-
-def _check_ninja(toolchain: Toolchain) -> CheckupLine:
+        yield ok("Python headers", toolchain.python_header)
+    else:
+        yield warning(
+            "Python headers",
+            f"no {toolchain.python_header}",
+            why=_WHY_NEEDED,
+            fix="apt-get install python3-dev (RPM systems: python3-devel)",
+        )
     if toolchain.ninja is not None:
-        return ok("ninja", toolchain.ninja)
-    if toolchain.ninja_off_path is not None:
+        yield ok("ninja", toolchain.ninja)
+    elif toolchain.ninja_off_path is not None:
         folder = PurePosixPath(toolchain.ninja_off_path).parent
-        return warning(
+        yield warning(
             "ninja",
             f"{toolchain.ninja_off_path}, where PATH does not lead",
             why="torch calls it by its bare name when it compiles DeepSpeed's ops",
             fix=f'activate the environment, or: export PATH="{folder}:$PATH"',
         )
-    return warning("ninja", "none", why=_WHY_NEEDED, fix="pip install ninja")
-
-
-def _check_libaio(toolchain: Toolchain) -> CheckupLine:
-    if toolchain.has_libaio:
-        return ok("libaio", "compiles and links")
-    if toolchain.has_libaio is None:
-        # The line of the compiler is the warning.
-        return ok("libaio", "not tried without a C++ compiler")
-    return warning(
-        "libaio",
-        "header or library missing",
-        why="DeepSpeed's async_io, which offload to NVMe needs, is made of it",
-        fix="apt-get install libaio-dev (RPM systems: libaio-devel); not needed without NVMe offload",
-    )
+    else:
+        yield warning("ninja", "none", why=_WHY_NEEDED, fix="pip install ninja")
+    if toolchain.has_libaio is None:  # the line of the compiler is the warning
+        yield ok("libaio", "not tried without a C++ compiler")
+    elif toolchain.has_libaio:
+        yield ok("libaio", "compiles and links")
+    else:
+        yield warning(
+            "libaio",
+            "header or library missing",
+            why="DeepSpeed's async_io, which offload to NVMe needs, is made of it",
+            fix="apt-get install libaio-dev (RPM systems: libaio-devel); not needed without NVMe offload",
+        )
 
 
 def _check_ops(versions: Versions, toolchain: Toolchain) -> tuple[CheckupLine, ...]:
@@ -357,12 +337,6 @@ def _missing(op: DeepSpeedOp, toolchain: Toolchain) -> tuple[str, ...]:
     return tuple(topic for topic, is_there in needs.items() if not is_there)
 
 
-def _check_locks(locks: tuple[BuildLock, ...]) -> tuple[CheckupLine, ...]:
-    if not locks:
-        return (ok("build locks", "none"),)
-    return tuple(_check_lock(lock) for lock in locks)
-
-
 def _check_lock(lock: BuildLock) -> CheckupLine:
     found = f"{lock.path}, {_age(lock.age_s)} old"
     if lock.is_held:
@@ -405,7 +379,8 @@ def _check_package(name: str, version: str | None, use: str) -> CheckupLine:
     return ok(name, found)
 
 
-def _check_host_memory(machine: Machine, limits: Limits) -> CheckupLine:
+def _check_memory(machine: Machine, limits: Limits) -> Iterator[CheckupLine]:
+    """Yield the host's memory, and what of it may be locked or shared."""
     found = (
         f"{format_bytes(machine.host_memory_bytes)}, {format_bytes(machine.host_memory_available_bytes)} free"
     )
@@ -413,39 +388,35 @@ def _check_host_memory(machine: Machine, limits: Limits) -> CheckupLine:
     if is_limited:
         found += f"; limited by the cgroup, {format_bytes(limits.installed_memory_bytes)} installed"
     if machine.host_memory_available_bytes >= _LOW_MEMORY_BYTES:
-        return ok("host memory", found)
-    return warning(
-        "host memory",
-        found,
-        why="ranks that load a model or offload to CPU are killed (exit -9) when it runs out",
-        fix="raise the memory of the container or job" if is_limited else "end other processes",
-    )
-
-
-def _check_memlock(memlock_bytes: int | None) -> CheckupLine:
-    if memlock_bytes is None:
-        return ok("memlock", "no limit")
-    if memlock_bytes >= _LOW_MEMLOCK_BYTES:
-        return ok("memlock", format_bytes(memlock_bytes))
-    return warning(
-        "memlock",
-        format_bytes(memlock_bytes),
-        why="buffers of NVMe offload, and any pinned ones under DS_PIN_MEMORY_BACKEND=native, are locked in "
-        "memory",
-        fix="ulimit -l unlimited (containers: --ulimit memlock=-1), or offload with pin_memory false",
-    )
-
-
-def _check_shm(shm_bytes: int | None) -> CheckupLine:
-    if shm_bytes is not None and shm_bytes >= _LOW_SHM_BYTES:
-        return ok("/dev/shm", format_bytes(shm_bytes))
-    return warning(
-        "/dev/shm",
-        "none" if shm_bytes is None else format_bytes(shm_bytes),
-        why="NCCL between the ranks and DataLoader workers pass data through it, and die of bus errors when "
-        "it is full",
-        fix="start the container with --shm-size=8g or --ipc=host (Kubernetes: a Memory emptyDir there)",
-    )
+        yield ok("host memory", found)
+    else:
+        yield warning(
+            "host memory",
+            found,
+            why="ranks that load a model or offload to CPU are killed (exit -9) when it runs out",
+            fix="raise the memory of the container or job" if is_limited else "end other processes",
+        )
+    locked, shared = limits.memlock_bytes, limits.shm_bytes
+    if locked is None or locked >= _LOW_MEMLOCK_BYTES:
+        yield ok("memlock", "no limit" if locked is None else format_bytes(locked))
+    else:
+        yield warning(
+            "memlock",
+            format_bytes(locked),
+            why="buffers of NVMe offload, and any pinned ones under DS_PIN_MEMORY_BACKEND=native, are locked "
+            "in memory",
+            fix="ulimit -l unlimited (containers: --ulimit memlock=-1), or offload with pin_memory false",
+        )
+    if shared is not None and shared >= _LOW_SHM_BYTES:
+        yield ok("/dev/shm", format_bytes(shared))
+    else:
+        yield warning(
+            "/dev/shm",
+            "none" if shared is None else format_bytes(shared),
+            why="NCCL between the ranks and DataLoader workers pass data through it, and die of bus errors "
+            "when it is full",
+            fix="start the container with --shm-size=8g or --ipc=host (Kubernetes: a Memory emptyDir there)",
+        )
 
 
 def _check_disk(disk: Disk) -> CheckupLine:
@@ -478,12 +449,6 @@ def _check_port(limits: Limits) -> CheckupLine:
         why="another run may be on this node; plain accelerate launch fails on its default port then",
         fix="none needed for zerofit launch, which finds a free one; else pass --main_process_port",
     )
-
-
-def _check_env_files(env_files: tuple[EnvFile, ...]) -> tuple[CheckupLine, ...]:
-    if not env_files:
-        return (ok(".deepspeed_env", "none"),)
-    return tuple(_check_env_file(env_file) for env_file in env_files)
 
 
 def _check_env_file(env_file: EnvFile) -> CheckupLine:

@@ -145,21 +145,23 @@ def _check_there_are_none(visible_devices: str | None, root: Path) -> None:
     """Raise where a run would land on the CPU though GPUs were asked for, or are there."""
     if visible_devices is not None and _HIDING.fullmatch(visible_devices):
         return
-    nodes = sorted((root / "dev").glob("nvidia[0-9]*"))
-    if visible_devices is None and not nodes:
-        return
+    found = f"CUDA_VISIBLE_DEVICES={visible_devices}, which names no GPU that the driver lists"
+    why = "the run would train on the CPU without a word"
+    fix = "name GPUs by number or UUID as nvidia-smi -L lists them"
+    if visible_devices is None:
+        nodes = sorted((root / "dev").glob("nvidia[0-9]*"))
+        if not nodes:
+            return
+        found = f"/dev/{nodes[0].name}, and the driver lists no GPU that answers"
+        fix = "make nvidia-smi list the GPUs"
+    else:
+        why += "; parts of a GPU (MIG) are not understood yet"
     raise UserError(
         "gpus-unreadable",
         "GPUs are asked for or present, and none can be read",
-        found=f"/dev/{nodes[0].name}, and the driver lists no GPU that answers"
-        if visible_devices is None
-        else f"CUDA_VISIBLE_DEVICES={visible_devices}, which names no GPU that the driver lists",
-        why="the run would train on the CPU without a word"
-        if visible_devices is None
-        else "the run would train on the CPU without a word; parts of a GPU (MIG) are not understood yet",
-        fix="make nvidia-smi list the GPUs, or say --cpu to train on the CPU"
-        if visible_devices is None
-        else "name GPUs by number or UUID as nvidia-smi -L lists them, or say --cpu to train on the CPU",
+        found=found,
+        why=why,
+        fix=f"{fix}, or say --cpu to train on the CPU",
     )
 
 

@@ -19,6 +19,7 @@ from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
 from zerofit.core.validation import parse_strictly
 from zerofit.machine.gpus import probe_driver
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,17 +122,8 @@ def _identity(machine: Machine) -> dict[str, Any]:
         "driver": driver.version if driver else None,
         "cpu": cpu_name(),
         "cpu_cores": machine.num_cpu_cores,
-        "torch": _torch_version(),
+        "torch": probe_versions().torch,
     }
-
-
-def _torch_version() -> str | None:
-    import importlib.metadata  # only where something may be measured: it takes its time
-
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def cpu_name(path: str = "/proc/cpuinfo") -> str:

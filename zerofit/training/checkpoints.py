@@ -39,8 +39,9 @@ from zerofit.training.told_to_stop import steps_done
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from zerofit.core.checkpoints import SavedCheckpoint
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
 
@@ -124,32 +125,36 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
     Raises:
         UserError: there are checkpoints, and none is complete.
     """
-    passed_over: list[str] = []
-    for found in find_checkpoints(folder):
-        problem = _problem(found.path)
-        if problem is None:
-            _say_passed_over(passed_over, taken=found.path)
-            _check_engine(found.path, settings)
-            _note(found.path, settings.run_folder)
-            return found.path
-        passed_over.append(f"{found.path.name}: {problem}")
-    if passed_over:
-        raise incomplete_checkpoint(folder, "; ".join(passed_over))
-    return None
+    taken = _newest(folder, find_checkpoints(folder), _problem)
+    if taken is not None:
+        _check_engine(taken, settings)
+        _note(taken, settings.run_folder)
+    return taken
 
 
 def newest_by_sizes(folder: str) -> str | None:
     """Return what transformers' get_last_checkpoint does, of complete checkpoints; a rank calls it alone."""
+    candidates = [one for one in find_checkpoints(Path(folder)) if one.path.name.startswith("checkpoint-")]
+    problems = {one.path: one.problem for one in candidates}
+    taken = _newest(Path(folder), candidates, problems.__getitem__)
+    return None if taken is None else str(taken)
+
+
+def _newest(
+    folder: Path, candidates: Iterable[SavedCheckpoint], problem_of: Callable[[Path], str | None]
+) -> Path | None:
+    """Return the first of the checkpoints that is complete, and say which are passed over."""
     passed_over: list[str] = []
-    for found in find_checkpoints(Path(folder)):
-        if not found.path.name.startswith("checkpoint-"):
-            continue
-        if found.is_complete:
-            _say_passed_over(passed_over, taken=found.path)
-            return str(found.path)
-        passed_over.append(f"{found.path.name}: {found.problem}")
+    for found in candidates:
+        problem = problem_of(found.path)
+        if problem is None:
+            if passed_over and rank_of_process() == 0:
+                said = f"zerofit: resumes from {found.path}, and passes over {'; '.join(passed_over)}"
+                print(said, file=sys.stderr, flush=True)
+            return found.path
+        passed_over.append(f"{found.path.name}: {problem}")
     if passed_over:
-        raise incomplete_checkpoint(Path(folder), "; ".join(passed_over))
+        raise incomplete_checkpoint(folder, "; ".join(passed_over))
     return None
 
 
@@ -313,15 +318,6 @@ def _problem(folder: Path) -> str | None:
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         problem = damage(folder, checkpoint.manifest.files[local_rank::ranks_here], digests=True)
     return next((found for found in gather(problem) if found), None)
-
-
-def _say_passed_over(passed_over: list[str], *, taken: Path) -> None:
-    if passed_over and rank_of_process() == 0:
-        print(
-            f"zerofit: resumes from {taken}, and passes over {'; '.join(passed_over)}",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def _make_empty(outer: Path, partial: Path) -> None:
