@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
+from circumstances import circumstances
 
-from zerofit import __version__
 from zerofit.data import LengthGroupedBatches
 from zerofit.data.packing import pack_lengths
 
@@ -55,7 +52,7 @@ SIZES = {"hidden": 128, "layers": 2, "heads": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class TrainingRound:
     """One pass over the samples in one way."""
 
     time_s: float
@@ -159,7 +156,7 @@ def train_step(
 
 def train_round(
     trainers: dict[str, tuple[Any, Any]], samples: list[list[int]], *, batch_size: int, epoch: int
-) -> dict[str, Round]:
+) -> dict[str, TrainingRound]:
     """Train one pass over the samples in each way; the time of making the batches counts."""
     batches, times, tokens = {}, {}, {}
     losses: dict[str, list[Any]] = {}
@@ -176,26 +173,26 @@ def train_round(
             tokens[way] += padded_tokens
             losses[way].append(loss)
     return {
-        way: Round(time_s=times[way], padded_tokens=tokens[way], loss=statistics.fmean(losses[way]))
+        way: TrainingRound(time_s=times[way], padded_tokens=tokens[way], loss=statistics.fmean(losses[way]))
         for way in WAYS
     }
 
 
 def measure(
     samples: list[list[int]], *, batch_size: int, num_rounds: int
-) -> dict[str, dict[str, list[Round]]]:
+) -> dict[str, dict[str, list[TrainingRound]]]:
     """Return the rounds of each way, by model; one before them, on a few batches, is not counted."""
     import torch
 
     torch.set_num_threads(1)
-    found: dict[str, dict[str, list[Round]]] = {}
+    found: dict[str, dict[str, list[TrainingRound]]] = {}
     for name in models():
         trainers = {}
         for way in WAYS:
             model = models()[name]
             trainers[way] = (model, torch.optim.AdamW(model.parameters(), lr=1e-4))
         train_round(trainers, samples[: 4 * batch_size], batch_size=batch_size, epoch=0)
-        rounds: dict[str, list[Round]] = {way: [] for way in WAYS}
+        rounds: dict[str, list[TrainingRound]] = {way: [] for way in WAYS}
         for number in range(num_rounds):
             for way, done in train_round(trainers, samples, batch_size=batch_size, epoch=number).items():
                 rounds[way].append(done)
@@ -204,7 +201,7 @@ def measure(
     return found
 
 
-def summary(rounds: dict[str, list[Round]], real_tokens: int) -> dict[str, Any]:
+def summary(rounds: dict[str, list[TrainingRound]], real_tokens: int) -> dict[str, Any]:
     """Return what the rounds of one model come to."""
     ways = {
         way: {
@@ -287,12 +284,7 @@ def main() -> int:
         "lengths": {"median": MEDIAN_LENGTH, "spread": SPREAD, "longest": MAX_LENGTH},
         "sizes": SIZES,
         "models": found,
-        "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-        "versions": {
-            "python": platform.python_version(),
-            "zerofit": __version__,
-            **{name: version(name) for name in PACKAGES},
-        },
+        **circumstances(*PACKAGES),
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if met else 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,9 +17,10 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from circumstances import circumstances
 
 import zerofit
 
@@ -45,7 +45,7 @@ DEEPSPEED = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class GenerationRound:
     """One generation of all prompts in one way."""
 
     time_s: float
@@ -53,7 +53,7 @@ class Round:
     """New ones of each prompt."""
 
 
-def measure(*, num_rounds: int, max_new_tokens: int, on_gpus: bool) -> dict[str, list[Round]]:
+def measure(*, num_rounds: int, max_new_tokens: int, on_gpus: bool) -> dict[str, list[GenerationRound]]:
     """Return the rounds of each way, on each of the ranks that run this; one before them is not counted."""
     import deepspeed
     import torch
@@ -66,7 +66,7 @@ def measure(*, num_rounds: int, max_new_tokens: int, on_gpus: bool) -> dict[str,
     model = LlamaForCausalLM(LlamaConfig(**SIZES, eos_token_id=None))
     engine = deepspeed.initialize(model=model, config=DEEPSPEED)[0]
     prompts = [torch.randint(1, SIZES["vocab_size"], (length,)).tolist() for length in PROMPT_LENGTHS]
-    rounds: dict[str, list[Round]] = {way: [] for way in WAYS}
+    rounds: dict[str, list[GenerationRound]] = {way: [] for way in WAYS}
     for number in range(num_rounds + 1):
         for way in sorted(WAYS, reverse=number % 2 == 0):
             started = time.perf_counter()
@@ -78,7 +78,9 @@ def measure(*, num_rounds: int, max_new_tokens: int, on_gpus: bool) -> dict[str,
                 gather=WAYS[way],
                 do_sample=False,
             )
-            done = Round(time_s=time.perf_counter() - started, tokens=[list(each.tokens) for each in found])
+            done = GenerationRound(
+                time_s=time.perf_counter() - started, tokens=[list(each.tokens) for each in found]
+            )
             if number > 0:
                 rounds[way].append(done)
             if torch.distributed.get_rank() == 0:
@@ -86,7 +88,7 @@ def measure(*, num_rounds: int, max_new_tokens: int, on_gpus: bool) -> dict[str,
     return rounds
 
 
-def summary(rounds: dict[str, list[Round]]) -> dict[str, Any]:
+def summary(rounds: dict[str, list[GenerationRound]]) -> dict[str, Any]:
     """Return what the rounds come to."""
     speeds = {
         way: [sum(map(len, one.tokens)) / one.time_s for one in measured] for way, measured in rounds.items()
@@ -104,7 +106,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def measure_on_ranks(args: argparse.Namespace) -> dict[str, list[Round]]:
+def measure_on_ranks(args: argparse.Namespace) -> dict[str, list[GenerationRound]]:
     """Return what rank 0 measured."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rounds.json"
@@ -119,7 +121,7 @@ def measure_on_ranks(args: argparse.Namespace) -> dict[str, list[Round]]:
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja
         subprocess.run(command, env={**os.environ, **where, "PATH": programs}, check=True)
         rounds = json.loads(found.read_text(encoding="utf-8"))
-    return {way: [Round(**one) for one in measured] for way, measured in rounds.items()}
+    return {way: [GenerationRound(**one) for one in measured] for way, measured in rounds.items()}
 
 
 def parse_args() -> argparse.Namespace:
@@ -164,12 +166,7 @@ def main() -> int:
         "same_tokens": same,
         **found,
         "load_average": {"before": load_before, "after": os.getloadavg()[0]},
-        "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-        "versions": {
-            "python": platform.python_version(),
-            "zerofit": zerofit.__version__,
-            **{name: version(name) for name in PACKAGES},
-        },
+        **circumstances(*PACKAGES),
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1

@@ -38,7 +38,7 @@ _VERSIONS = Versions(python="3", zerofit="0", torch="1.10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PublishedRung:
     """One rung of the published ladder."""
 
     name: str
@@ -47,13 +47,13 @@ class Row:
     """As printed, in "G"."""
 
 
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[PublishedRung, ...]:
     """Return the ladder, each rung on top of the one before."""
     base = baseline(batch_size=PUBLISHED_BATCH, sequence_length=PUBLISHED_LENGTH, attention="eager")
     steps = climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
     published = [(step, published_of(PUBLISHED_MODEL, base, step.run)) for step in steps]
     return tuple(
-        Row(name=step.label, run=step.run, measured_g=figures.memory_g)
+        PublishedRung(name=step.label, run=step.run, measured_g=figures.memory_g)
         for step, figures in published
         if figures is not None
     )
@@ -78,7 +78,7 @@ def main() -> None:
     out.write_text(text, encoding="utf-8")
 
 
-def predict(predictor: Predictor, row: Row) -> dict[str, Any]:
+def predict(predictor: Predictor, row: PublishedRung) -> dict[str, Any]:
     """Return one rung's prediction beside what was measured."""
     peak = predictor.estimate(row.run).peak
     return {

@@ -8,19 +8,16 @@ live files of the ranks add to a `zerofit launch` without them.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
+from circumstances import circumstances
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from zerofit import __version__
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPT = REPOSITORY / "examples" / "train_accelerate.py"
@@ -143,12 +140,7 @@ def main() -> int:
         "median_ratio": statistics.median(pair["ratio"] for pair in pairs),
         "baseline": baseline,
         "target_ratio": target_ratio,
-        "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-        "versions": {
-            "python": platform.python_version(),
-            "zerofit": __version__,
-            **{name: version(name) for name in PACKAGES},
-        },
+        **circumstances(*PACKAGES),
     }
     for number, pair in enumerate(pairs, start=1):
         print(

@@ -65,7 +65,7 @@ _DEEPSPEED_BUCKETS = Buckets(reduce_bucket_size=500_000_000, allgather_bucket_si
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PublishedPeak:
     """One measurement, and what was predicted of it."""
 
     source: str
@@ -122,7 +122,7 @@ def parse_names(what: str | None) -> list[str]:
     return names
 
 
-def predict(source: str, row: dict[str, Any]) -> Case:
+def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
     strategy = _strategy(row)
     gpu = find_gpu(row["gpu"])
     model = probe_model(row["model"], task=Task(row["task"]))
@@ -149,7 +149,7 @@ def predict(source: str, row: dict[str, Any]) -> Case:
         keeps_outputs=keeps_outputs,
     )
     memory = estimate_memory(setup, gpu=gpu)
-    return Case(
+    return PublishedPeak(
         source=source,
         name=row["id"],
         not_known=row.get("not_known", ""),
@@ -196,7 +196,7 @@ def _peak(memory: MemoryEstimate, metric: str) -> int:
     return max(phase.held_by(*_HOLDERS[metric]) for phase in memory.phases)
 
 
-def _line(case: Case) -> str:
+def _line(case: PublishedPeak) -> str:
     predicted = f"{case.name:44} {case.predicted_bytes / GIB:8.2f} GiB"
     if case.error is None:
         is_right = case.predicted_bytes > case.gpu_bytes
@@ -207,7 +207,7 @@ def _line(case: Case) -> str:
     return f"{predicted} of {measured} {case.error:+7.1%}{with_gb}{missing}"
 
 
-def _row(case: Case) -> dict[str, Any]:
+def _row(case: PublishedPeak) -> dict[str, Any]:
     return {
         "id": case.name,
         "source": case.source,
@@ -221,8 +221,8 @@ def _row(case: Case) -> dict[str, Any]:
     }
 
 
-def _summary(cases: list[Case]) -> dict[str, Any]:
-    groups: dict[str, list[Case]] = {}
+def _summary(cases: list[PublishedPeak]) -> dict[str, Any]:
+    groups: dict[str, list[PublishedPeak]] = {}
     for case in cases:
         if case.error is not None:
             state = "known" if not case.not_known else "not known"
@@ -231,7 +231,7 @@ def _summary(cases: list[Case]) -> dict[str, Any]:
     return {name: _errors_of(groups[name]) for name in sorted(groups)}
 
 
-def _errors_of(cases: list[Case]) -> dict[str, Any]:
+def _errors_of(cases: list[PublishedPeak]) -> dict[str, Any]:
     """Return how far predictions are off, as shares; absolute but for worst and bias."""
     errors = sorted((case.error for case in cases if case.error is not None), key=abs)
     within = [abs(case.error) <= case.uncertainty for case in cases if case.error is not None]

@@ -85,7 +85,7 @@ def time_of(
     return found
 
 
-class Case(NamedTuple):
+class PublishedStep(NamedTuple):
     """A published step."""
 
     name: str
@@ -119,25 +119,27 @@ def _strategy(micro: int, steps: int, precision: Precision, **more: object) -> S
     return Strategy(micro_batch_size=micro, gradient_accumulation_steps=steps, precision=precision, **more)  # type: ignore[arg-type]
 
 
-def _bert(name: str, train_runtime: float, *fields: object, **more: object) -> Case:
+def _bert(name: str, train_runtime: float, *fields: object, **more: object) -> PublishedStep:
     # 512 samples, four to a step.
     # https://github.com/huggingface/transformers/blob/0ad5fe67b294/docs/source/performance.mdx
     decided = str(more.pop("decided", ""))
     strategy = _strategy(*fields, **more)  # type: ignore[arg-type]
     seconds = train_runtime / 128
-    return Case(name, _HF, seconds, "bert-large-uncased", "V100-16G", 512, strategy, decided=decided)
+    return PublishedStep(name, _HF, seconds, "bert-large-uncased", "V100-16G", 512, strategy, decided=decided)
 
 
-def _squad(micro: int, samples_per_s: float) -> Case:
+def _squad(micro: int, samples_per_s: float) -> PublishedStep:
     # https://github.com/microsoft/DeepSpeed/blob/38327e07f6cd/docs/_tutorials/bert-finetuning.md, V100 32 GB
     strategy = _strategy(micro, 1, _FP16, engine=Engine.DEEPSPEED, optimizer=OptimizerName.ADAMW)
     seconds = micro / samples_per_s
     decided = "matrix products in 16 bit before Ampere"
     name = f"squad batch {micro}"
-    return Case(name, _DEEPSPEED, seconds, "bert-large-uncased", "V100-16G", 384, strategy, decided=decided)
+    return PublishedStep(
+        name, _DEEPSPEED, seconds, "bert-large-uncased", "V100-16G", 384, strategy, decided=decided
+    )
 
 
-def _titan(name: str, tokens_per_s: float, nodes: int, *, is_compiled: bool) -> Case:
+def _titan(name: str, tokens_per_s: float, nodes: int, *, is_compiled: bool) -> PublishedStep:
     # FSDP2 in the place of ZeRO-3, selective checkpointing in the place of full.
     # https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md
     strategy = _strategy(
@@ -149,25 +151,29 @@ def _titan(name: str, tokens_per_s: float, nodes: int, *, is_compiled: bool) -> 
         gradient_checkpointing=True,
         compile=is_compiled,
     )
-    return Case(name, _TITAN, 2 * 8192 / tokens_per_s, "llama-3-8b", "H100-80G", 8192, strategy, 8, nodes)
+    return PublishedStep(
+        name, _TITAN, 2 * 8192 / tokens_per_s, "llama-3-8b", "H100-80G", 8192, strategy, 8, nodes
+    )
 
 
 def _qwen(
     seconds: float, size: str, length: int, *, rank: int = 0, gpus: int = 1, decided: str = "", **more: object
-) -> Case:
+) -> PublishedStep:
     # https://github.com/QwenLM/Qwen/blob/2df8e8ac450f/README.md, "Profiling of Memory and Speed"
     name = f"qwen-{size} {'lora' if rank else 'full'} {length}"
     strategy = _strategy(1, 8, _BF16, gradient_checkpointing=True, **more)
     gpu = "A100-80G"
-    return Case(name, _QWEN, seconds, f"qwen-{size}", gpu, length, strategy, gpus, rank=rank, decided=decided)
+    return PublishedStep(
+        name, _QWEN, seconds, f"qwen-{size}", gpu, length, strategy, gpus, rank=rank, decided=decided
+    )
 
 
 def _offloaded(
     name: str, source: str, seconds: float, model: str, gpu: str, gpus: int, **more: object
-) -> Case:
+) -> PublishedStep:
     strategy = _strategy(1, 1, _BF16, gradient_checkpointing=True, **more)
     unknown = "batch, length, and the host's bandwidth: read as 1 x 512 tokens and 100 GB/s"
-    return Case(name, source, seconds, model, gpu, 512, strategy, gpus, not_known=unknown)
+    return PublishedStep(name, source, seconds, model, gpu, 512, strategy, gpus, not_known=unknown)
 
 
 _HF, _DEEPSPEED = "Hugging Face, performance page (2022)", "DeepSpeed, BERT fine-tuning tutorial"
@@ -219,7 +225,7 @@ CASES = (
     _qwen(4.4, "14b", 1024, rank=64),
     _qwen(17.0, "14b", 4096, rank=64),
     _qwen(36.0, "14b", 8192, rank=64),
-    Case(
+    PublishedStep(
         "qwen3-30b-a3b",
         _AUTOMODEL,
         4096 / 3075,
@@ -237,7 +243,7 @@ CASES = (
 )
 
 
-def estimated(case: Case) -> StepTime:
+def estimated(case: PublishedStep) -> StepTime:
     """Return the estimate of a published step."""
     is_bert = case.model.startswith("bert")
     return time_of(

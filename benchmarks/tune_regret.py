@@ -9,12 +9,12 @@ with the same --out, the smaller of a strategy's times counts.
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
+
+from circumstances import circumstances
 
 import zerofit
 from zerofit.cli.output.console import Console
@@ -139,12 +139,7 @@ def main() -> int:
         result = {
             "cases": cases,
             "timed_steps": args.steps,
-            "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-            "versions": {
-                "python": platform.python_version(),
-                "zerofit": zerofit.__version__,
-                **{name: version(name) for name in PACKAGES},
-            },
+            **circumstances(*PACKAGES),
         }
         out.write_text(json.dumps(result, indent=2) + "\n")
     return 0

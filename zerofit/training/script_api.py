@@ -164,7 +164,7 @@ def planned_arguments(
         config: DeepSpeed's configuration; None without DeepSpeed.
     """
 
-    class Planned(base):  # type: ignore[misc]
+    class PlannedArguments(base):  # type: ignore[misc]
         def __post_init__(self) -> None:
             if config is not None:
                 self.deepspeed = config
@@ -174,8 +174,8 @@ def planned_arguments(
             # Trainer pickles its arguments into each checkpoint: they are read without this class.
             return copyreg._reconstructor, (base, object, None), self.__dict__  # type: ignore[attr-defined]
 
-    install_arguments(Planned, settings, changes)
-    return _named_as(base, Planned)
+    install_arguments(PlannedArguments, settings, changes)
+    return _named_as(base, PlannedArguments)
 
 
 def planned_trainer(base: Any, settings: AppliedSettings, changes: Changes) -> Any:
@@ -188,29 +188,29 @@ def planned_trainer(base: Any, settings: AppliedSettings, changes: Changes) -> A
     """
     planned = _accelerator_class(settings, changes)
 
-    class Planned(base):  # type: ignore[misc]
+    class PlannedTrainer(base):  # type: ignore[misc]
         def create_accelerator_and_postprocess(self) -> None:
             super().create_accelerator_and_postprocess()
             self.accelerator.__class__ = planned
             self.accelerator._zerofit_by_script = False
             set_number_formats(settings, changes)
 
-    install_all(TRAINER_HOOKS, Planned, settings, changes)
-    return _named_as(base, Planned)
+    install_all(TRAINER_HOOKS, PlannedTrainer, settings, changes)
+    return _named_as(base, PlannedTrainer)
 
 
 def _accelerator_class(settings: AppliedSettings, changes: Changes) -> Any:
     from accelerate import Accelerator
 
-    class Planned(Accelerator):  # type: ignore[misc]
+    class PlannedAccelerator(Accelerator):  # type: ignore[misc]
         @wraps(Accelerator.__init__)  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             if (config := _deepspeed_config(settings.plan)) is not None:
                 kwargs["deepspeed_plugin"] = _plugin(config)
             super().__init__(*args, **kwargs)
 
-    install_all(ACCELERATOR_HOOKS, Planned, settings, changes)
-    return _named_as(Accelerator, Planned)
+    install_all(ACCELERATOR_HOOKS, PlannedAccelerator, settings, changes)
+    return _named_as(Accelerator, PlannedAccelerator)
 
 
 def _named_as(base: Any, planned: Any) -> Any:
