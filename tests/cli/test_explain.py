@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from zerofit.cli.explain import explained
 from zerofit.cli.output.explanation import short_lines
 from zerofit.launching.explain_run import TRACE_PREFIX, explain_run, stuck_collectives
 
@@ -149,6 +150,44 @@ def test_flight_recorder_names_the_rank_that_did_not_come() -> None:
         "number 7 of group 0/default_pg differs: rank 0 calls nccl:all_reduce, rank 1 calls nccl:broadcast"
     ]
     assert list(stuck_collectives({0: _dump(7), 1: _dump(7)})) == []
+
+
+def _timeout(rank: int, number: int, kind: str = "ALLREDUCE", group: str = "") -> str:
+    return (
+        f"[rank{rank}]:[E1124 12:00:00.1 ProcessGroupNCCL.cpp:685] [{group}Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL(SeqNum={number}, OpType={kind}, Timeout(ms)=600000) ran for "
+        "600009 milliseconds before timing out.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (
+            _timeout(0, 7) + _timeout(3, 7) + _timeout(1, 6, "BROADCAST"),
+            [
+                "rank 1 never came to collective number 7, ALLREDUCE, where ranks 0, 3 waited: "
+                "it waited in number 6, BROADCAST",
+                "rank 2 never came to collective number 7, ALLREDUCE, where ranks 0, 3 waited: "
+                "it timed out in none",
+            ],
+        ),
+        (
+            _timeout(0, 7) + "[rank1]: ValueError: mine\n",
+            [
+                "rank 1 never came to collective number 7, ALLREDUCE, where rank 0 waited: "
+                "it timed out in none"
+            ],
+        ),
+        (_timeout(0, 7) + _timeout(1, 7), []),
+        (_timeout(0, 7, group="PG GUID 0(default_pg) ") + _timeout(1, 2, group="PG GUID 1 "), []),
+    ],
+)
+def test_a_timeout_of_nccl_names_the_rank_that_the_others_waited_for(
+    tmp_path: Path, log: str, expected: list[str]
+) -> None:
+    (tmp_path / "job.log").write_text(log)
+    assert list(explained(str(tmp_path / "job.log")).collectives) == expected
 
 
 def test_dump_of_a_flight_recorder_runs_no_code(tmp_path: Path) -> None:

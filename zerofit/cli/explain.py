@@ -37,12 +37,13 @@ def explained(path: str) -> RunExplanation:
     place = Path(path)
     try:
         if path == "-":
-            return RunExplanation(explanation=explain_bytes(sys.stdin.buffer, "stdin"))
-        if place.is_dir():
-            if is_run_folder(place):
-                return explain_run(place.resolve())
-            return RunExplanation(explanation=explain_logs(logs_in(place), root=place))
-        return RunExplanation(explanation=explain_logs([place]))
+            found = explain_bytes(sys.stdin.buffer, "stdin")
+        elif place.is_dir() and is_run_folder(place):
+            return explain_run(place.resolve())
+        else:
+            is_folder = place.is_dir()
+            found = explain_logs(logs_in(place) if is_folder else [place], root=place if is_folder else None)
+        return RunExplanation(explanation=found, collectives=found.waits)
     except OSError as error:
         raise UserError(
             "log-not-readable",

@@ -34,6 +34,11 @@ _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
 _NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b")
 """A message that its program does not take for an error."""
+_WAITED = re.compile(
+    r"\[(?:PG (.*) )?Rank (\d+)\].*aught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
+)
+"""What NCCL's watchdog says of the collective that a rank waits in.
+Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13)."""
 _ANOTHER = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _KEPT_LINES = 200
@@ -94,6 +99,8 @@ class Explanation:
     """Other failures, the first of each kind, the earliest first."""
     num_lines: int
     files: tuple[str, ...]
+    waits: tuple[str, ...] = ()
+    """Ranks that others waited for in a collective, in words, by what NCCL's watchdog says."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +122,10 @@ class LogReader:
     """The first of each kind in each file."""
     num_lines: int = 0
     files: list[str] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    """Those that a log is of, or that failed."""
+    waiting: dict[int, tuple[str | None, int, str]] = field(default_factory=dict)
+    """By rank, the collective in which it timed out first: process group, number and kind."""
 
     def read(self, file: IO[bytes], name: str, *, ended_at: Moment | None = None) -> None:
         """Read a log.
@@ -128,6 +139,7 @@ class LogReader:
         tracebacks: dict[int | None, _Traceback] = {}
         before: deque[LogLine] = deque(maxlen=_KEPT_LINES)
         self.files.append(name)
+        self.ranks |= set() if rank is None else {rank}
 
         def is_quiet(text: str) -> bool:
             return not any(one.has_begun for one in tracebacks.values()) and shows_nothing(text)
@@ -140,6 +152,9 @@ class LogReader:
             said = line.said
             of_line = line.rank
             own = of_line if of_line is not None else rank
+            if waited := _WAITED.search(said):
+                self.waiting.setdefault(int(waited[2]), (waited[1], int(waited[3]), waited[4]))
+            self.ranks |= set() if own is None else {own}
             traceback = tracebacks.setdefault(own, _Traceback())
             if self._in_traceback(said, traceback):
                 continue
@@ -214,7 +229,20 @@ class LogReader:
             others=tuple(sorted(kinds.values(), key=earliest))[:_SHOWN_LINES],
             num_lines=self.num_lines,
             files=tuple(self.files),
+            waits=tuple(self._waits()),
         )
+
+    def _waits(self) -> Iterator[str]:
+        """Yield a sentence for each rank that did not come to the collective in which others timed out."""
+        if len({group for group, _, _ in self.waiting.values()}) != 1:  # numbers of groups don't compare
+            return
+        at = {rank: (number, kind) for rank, (_, number, kind) in self.waiting.items()}
+        last = max(at.values())
+        at_last = sorted(rank for rank in at if at[rank] == last)
+        those = f"rank{'' if len(at_last) == 1 else 's'} {', '.join(map(str, at_last))} waited"
+        for rank in sorted({*self.ranks, *range(max(at) + 1)} - {*at_last}):
+            own = f"waited in number {at[rank][0]}, {at[rank][1]}" if rank in at else "timed out in none"
+            yield f"rank {rank} never came to collective number {last[0]}, {last[1]}, where {those}: it {own}"
 
 
 def _unknown(said: str) -> Failure:

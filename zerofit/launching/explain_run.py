@@ -45,7 +45,7 @@ class RunExplanation:
     differences: tuple[str, ...] = ()
     """Differences from that run, in words."""
     collectives: tuple[str, ...] = ()
-    """Where the ranks' collectives stood, by NCCL's flight recorder."""
+    """Where the ranks' collectives stood, by NCCL's flight recorder or its watchdog."""
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -74,7 +74,7 @@ def explain_run(folder: Path) -> RunExplanation:
         sentence=run.get("cause") if run else was_killed(folder),
         good_run=None if good is None else good.name,
         differences=() if good is None else tuple(_differences(good, last))[:_MOST_DIFFERENCES],
-        collectives=tuple(stuck_collectives(_dumps(last / "ranks"))),
+        collectives=tuple(stuck_collectives(_dumps(last / "ranks"))) or explanation.waits,
     )
 
 
