@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
+from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.source import LocatedConfig, ModelOrigin
@@ -223,22 +223,43 @@ def test_what_a_config_leaves_out_is_transformers_default(tmp_path: Path) -> Non
     assert probe_model(str(folder)).facts.num_parameters == 124_439_808
 
 
-def test_fast_counts_the_stored_tensors(tmp_path: Path) -> None:
-    config = {**_LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
-    folder = _folder(tmp_path / "m", config)
-    header = json.dumps(
-        {
-            "__metadata__": {"format": "pt"},
-            "a": {"dtype": "BF16", "shape": [10, 20], "data_offsets": [0, 400]},
-            "b": {"dtype": "BF16", "shape": [5], "data_offsets": [400, 410]},
+def _stored(folder: Path, *dtypes: str, **config: Any) -> ModelFacts:
+    """Return the facts of a model whose folder has a safetensors file with a tensor of each dtype."""
+    import torch
+    from safetensors.torch import save_file
+
+    _folder(folder, {**_LLAMA, "dtype": None, **config})
+    if dtypes:
+        tensors = {
+            str(number): torch.zeros(2, dtype=getattr(torch, one)) for number, one in enumerate(dtypes)
         }
-    ).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(410))
-    facts = probe_model(str(folder), is_fast=True).facts
-    assert (facts.num_parameters, facts.largest_parameter, facts.hidden_size) == (205, 200, 64)
+        save_file(tensors, folder / "model.safetensors")
+    return probe_model(str(folder), is_fast=True).facts
 
 
-@pytest.mark.parametrize("weights", [None, "version https://git-lfs"])
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (("bfloat16",), "bfloat16"),
+        (("float16", "float16"), "float16"),
+        (("int64", "float32"), "float32"),
+        (("int8",), ""),
+        ((), ""),
+    ],
+)
+def test_the_dtype_is_that_of_the_first_floating_tensor_where_the_config_names_none(
+    tmp_path: Path, dtypes: tuple[str, ...], expected: str
+) -> None:
+    assert _stored(tmp_path / "m", *dtypes).checkpoint_dtype == expected
+    assert _stored(tmp_path / "n", *dtypes, dtype="float64").checkpoint_dtype == "float64"
+
+
+def test_fast_counts_the_stored_tensors(tmp_path: Path) -> None:
+    facts = _stored(tmp_path / "m", "bfloat16", "float16", "int8", model_type="phi3")
+    assert (facts.num_parameters, facts.largest_parameter, facts.hidden_size) == (6, 2, 64)
+
+
+@pytest.mark.parametrize("weights", [None, "version https://git-lfs", "\x02" + 7 * "\0" + "[]"])
 def test_fast_counts_on_the_models_class_where_no_stored_weights_can_be_read(
     tmp_path: Path, weights: str | None
 ) -> None:
@@ -402,3 +423,34 @@ def test_a_model_of_text_and_images_has_the_dimensions_of_its_text(tmp_path: Pat
     # 262,208 tokens, 8 heads and 131,072 positions are transformers' defaults.
     assert (source.facts.hidden_size, source.facts.num_layers, source.facts.vocab_size) == (64, 3, 262208)
     assert (source.facts.num_attention_heads, source.facts.max_sequence_length) == (8, 131072)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence_length", "target_length", "flag"),
+    [
+        ("bert-base-uncased", 512, None, None),
+        ("bert-base-uncased", 513, None, "--seq-len 513"),
+        ("roberta-base", 513, None, "--seq-len 513"),
+        ("bert-base-uncased", 512, 600, None),  # no decoder: a target's length means nothing
+        ("bart-large", 512, 1025, "--target-len 1025"),
+        ("t5-base", 10**6, 10**6, None),
+        ("vit-base", 10**6, None, None),
+        ("gpt2", None, None, None),
+    ],
+)
+def test_samples_and_targets_must_fit_the_positions(
+    name: str, sequence_length: int | None, target_length: int | None, flag: str | None
+) -> None:
+    facts = probe_model(name).facts
+    if flag is None:
+        check_sequence_length(facts, sequence_length, target_length)
+        return
+    with pytest.raises(UserError) as caught:
+        check_sequence_length(facts, sequence_length, target_length)
+    most = facts.max_sequence_length
+    assert str(caught.value) == (
+        "error[sequence-too-long]: the samples are longer than the model's positions\n"
+        f"  found: {flag} with --model {name}\n"
+        f"  why:   it has {most} positions, and fails or trains nonsense beyond them\n"
+        f"  fix:   give {flag.split()[0]} {most} or less"
+    )

@@ -16,7 +16,7 @@ from captured_scripts import (
     trainer,
     with_lengths,
 )
-from planning_problems import A100, RATES, VERSIONS, machine, made_trace, model
+from planning_problems import A100, LARGE, RATES, VERSIONS, machine, made_trace, model, replays, solved
 
 from zerofit.core.capture import Capture, CapturedTensor
 from zerofit.core.errors import UserError
@@ -28,20 +28,11 @@ from zerofit.planning.estimate.device_memory.optimizers import STATES, OneState,
 from zerofit.planning.from_capture import own_stepper, problem_from_capture
 from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.problem import Allow, Problem
-from zerofit.planning.solve import Answer, solve
 from zerofit.planning.subject import CapturedRun
-from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
+from zerofit.planning.training_estimator import TrainingEstimator
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
 _ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
-
-
-def _estimator(asked: Problem) -> ClosedFormEstimator:
-    return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
-
-
-def _solve(asked: Problem, **options: Any) -> Answer:
-    return solve(asked, estimator_of=_estimator, is_fast=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +104,13 @@ def test_another_global_batch_names_what_makes_it_in_the_script(
 
 def test_what_is_accumulated_by_hand_is_counted_like_what_accelerate_accumulates() -> None:
     by_hand, by_accelerate = (
-        _solve(captured_problem(captured)).found.chosen
+        solved(captured_problem(captured)).found.chosen
         for captured in (
             capture(gradient_accumulation_steps=1, accumulates_by_hand=4),
             capture(gradient_accumulation_steps=4),
         )
     )
-    once = _solve(captured_problem(capture(gradient_accumulation_steps=1))).found.chosen
+    once = solved(captured_problem(capture(gradient_accumulation_steps=1))).found.chosen
     assert by_hand == by_accelerate
     assert by_hand is not None
     assert once is not None
@@ -132,7 +123,7 @@ def test_what_is_accumulated_by_hand_is_counted_like_what_accelerate_accumulates
 def test_other_models_of_the_script_lie_on_each_gpu_from_the_start() -> None:
     strategy = Strategy(micro_batch_size=8, gradient_accumulation_steps=2)
     without, beside = (
-        TrainingEstimator(problem, trace=made_trace(problem.model), rates=RATES)
+        replays(problem)
         for problem in map(captured_problem, (capture(), capture(other_weight_bytes=3 * GIB)))
     )
     pairs = list(
@@ -224,7 +215,7 @@ def test_the_targets_of_an_encoder_decoder_are_its_labels() -> None:
 def test_what_is_assumed_of_a_script_is_told(captured: Capture, notes: tuple[str, ...]) -> None:
     problem = captured_problem(captured)
     assert problem.notes == notes
-    assert _solve(problem).notes == notes
+    assert solved(problem).notes == notes
 
 
 def test_a_model_without_tokens_has_no_length() -> None:
@@ -253,7 +244,7 @@ def test_what_the_model_rules_out_is_left_out_of_what_is_allowed() -> None:
 
 def _states(captured: Capture, strategy: Strategy) -> int:
     asked = captured_problem(captured, num_gpus=1)
-    estimated = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES).estimate(strategy)
+    estimated = replays(asked).estimate(strategy)
     phase = estimated.estimate.device.phases[-1]
     return sum(term.num_bytes for term in phase.terms if term.name == STATES)
 
@@ -293,7 +284,7 @@ def test_the_scripts_own_optimizer_is_counted(
 )
 def test_bounds_are_never_above_the_estimate(captured: Capture, strategy: Strategy) -> None:
     asked = captured_problem(captured, num_gpus=2)
-    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = replays(asked)
     peak = estimator.estimate(strategy).estimate.device.peak_bytes
     for bound in (estimator.least_bytes, estimator.least_live_bytes, estimator.least_played_bytes):
         assert bound(strategy) <= peak
@@ -301,9 +292,7 @@ def test_bounds_are_never_above_the_estimate(captured: Capture, strategy: Strate
 
 def test_an_unclipped_step_takes_less_time() -> None:
     seconds = [
-        TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES).seconds(
-            replace(_NATIVE, gradient_clipping=clipping)
-        )
+        replays(asked).seconds(replace(_NATIVE, gradient_clipping=clipping))
         for asked, clipping in ((captured_problem(num_gpus=1), clipping) for clipping in (0.0, None, 1.0))
     ]
     assert seconds[0] is not None
@@ -331,7 +320,7 @@ def test_the_plan_says_what_the_script_decided() -> None:
     captured = capture(
         model_mixes_samples=("bn",), optimizers=(optimizer("torch.optim.sgd.SGD"),), mixed_precision="fp16"
     )
-    plan = _solve(captured_problem(captured)).plan
+    plan = solved(captured_problem(captured)).plan
     said = {
         reason.field: (reason.value, reason.why) for reason in plan.reasons if reason.origin is Origin.SCRIPT
     }
@@ -345,25 +334,18 @@ def test_the_plan_says_what_the_script_decided() -> None:
 
 
 def test_what_stays_as_it_is_without_a_flag_needs_no_reason() -> None:
-    plan = _solve(captured_problem(capture(model_adapters=("LORA",)))).plan
+    plan = solved(captured_problem(capture(model_adapters=("LORA",)))).plan
     assert {reason.field for reason in plan.reasons}.isdisjoint({"freeze", "lora", "quantization"})
 
 
 def test_a_batch_of_unknown_size_is_left_alone() -> None:
-    strategy = _solve(captured_problem(capture(micro_batch_size=None))).plan.strategy
+    strategy = solved(captured_problem(capture(micro_batch_size=None))).plan.strategy
     assert (strategy.micro_batch_size, strategy.gradient_accumulation_steps) == (None, None)
 
 
 def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
-    large = model(
-        num_parameters=3_000_000_000,
-        num_trainable_parameters=3_000_000_000,
-        num_layers=30,
-        hidden_size=2560,
-        intermediate_size=10_240,
-    )
-    captured = capture(model_facts=large, splits_batches=True)
-    answer = _solve(captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24), gpus=(A100,))
+    captured = capture(model_facts=LARGE, splits_batches=True)
+    answer = solved(captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24), gpus=(A100,))
     (more,) = (one for one in answer.suggestions if one.change.endswith("in place of 1"))
     assert more.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
     assert (more.best.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from planning_problems import RATES, made_trace, model, problem
+from planning_problems import closed_forms, model, problem, replays
 
 from zerofit.core.estimates import (
     Estimate,
@@ -36,7 +36,6 @@ from zerofit.planning.search import (
     simplicity,
     tier,
 )
-from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 
 def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
@@ -219,7 +218,7 @@ def test_what_goes_with_an_offload_that_the_user_asked_for_says_so(
 
 def _real(asked: Any) -> tuple[SearchResult, Strategy | None]:
     strategies = candidates(asked).strategies
-    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = replays(asked)
     found = search(strategies, estimator=estimator, device_bytes=asked.device_bytes)
     return found, _exhaustive(strategies, estimator)
 
@@ -253,7 +252,7 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         expandable_segments=dice.random() < 0.5,
         makes_model_first=dice.random() < 0.5,
     )
-    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = replays(asked)
     for strategy in dice.sample(candidates(asked).strategies, 16):
         peak = estimator.estimate(strategy).estimate.device.peak_bytes
         live = estimator.least_live_bytes(strategy)
@@ -282,7 +281,7 @@ def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float
 
 def test_a_fast_estimate_reserves_six_hundredths_beyond_the_live_tensors() -> None:
     asked = problem(num_gpus=1)
-    estimator = ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = closed_forms(asked)
     strategy = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
     for phase in estimator.estimate(strategy).estimate.device.phases:
         live = sum(term.num_bytes for term in phase.terms if term.holder is Holder.TENSORS)
@@ -297,7 +296,7 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
 
     def totals(**fields: bool) -> list[int]:
         told = replace(asked, **fields)
-        estimator = TrainingEstimator(told, trace=made_trace(told.model), rates=RATES)
+        estimator = replays(told)
         return [phase.total_bytes for phase in estimator.estimate(strategy).estimate.device.phases]
 
     assert totals(makes_model_first=True) != totals()
@@ -306,9 +305,7 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
 
 def test_long_accumulation_needs_what_a_short_one_does() -> None:
     asked = problem(num_gpus=2, memory_gib=8, global_batch_size=24, sequence_length=256)
-    of_steps = {
-        steps: TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES) for steps in (4, 12)
-    }
+    of_steps = {steps: replays(asked) for steps in (4, 12)}
     first = {kind_of(one): one for one in candidates(asked).strategies}
     for strategy in first.values():
         peaks = {
@@ -323,7 +320,7 @@ def test_long_accumulation_needs_what_a_short_one_does() -> None:
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 7])
 def test_the_line_through_an_engines_live_bytes_meets_each_micro_batch(micro_batch_size: int) -> None:
     asked = problem(num_gpus=2, memory_gib=80, global_batch_size=None, sequence_length=256)
-    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = replays(asked)
     for strategy in {kind_of(one): one for one in candidates(asked).strategies}.values():
         sized = replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=2)
         live = max(

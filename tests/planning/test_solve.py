@@ -1,46 +1,38 @@
-"""From a problem to an answer: reasons, losers, what helps where nothing fits, and shorter samples."""
+"""From a problem to an answer: reasons, losers, the script as it is, what helps where nothing fits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from captured_scripts import capture, captured_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import A100, RATES, made_trace, model, problem
+from planning_problems import A100, LARGE, closed_forms, problem, solved
 
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Origin, plan_from_json, plan_to_json
 from zerofit.core.request import Request
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
+from zerofit.core.strategy import (
+    Engine,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 from zerofit.core.units import GIB
 from zerofit.planning.candidates import candidates
+from zerofit.planning.plan_table import as_it_is_lines, plan_table
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.search import SAME_TIME, simplicity, tier
-from zerofit.planning.solve import Answer, best_of, solve
+from zerofit.planning.solve import best_of, script_as_it_is, wins
 from zerofit.planning.suggestions import with_more_host_memory
-from zerofit.planning.training_estimator import ClosedFormEstimator
-
-_LARGE = model(
-    num_parameters=3_000_000_000,
-    num_trainable_parameters=3_000_000_000,
-    num_layers=30,
-    hidden_size=2560,
-    intermediate_size=10_240,
-)
-
-
-def _estimator(asked: Problem) -> ClosedFormEstimator:
-    return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
-
-
-def _solve(asked: Problem, **options: Any) -> Answer:
-    return solve(asked, estimator_of=_estimator, is_fast=True, **options)
 
 
 def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
-    answer = _solve(problem(num_gpus=4, memory_gib=6, sequence_length=512))
+    answer = solved(problem(num_gpus=4, memory_gib=6, sequence_length=512))
     plan = answer.plan
     assert answer.fits
     assert plan.estimate == answer.found.chosen.estimate if answer.found.chosen else None
@@ -71,7 +63,7 @@ def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
         global_batch_size=global_batch_size,
         sequence_length=sequence_length,
     )
-    chosen, estimator = best_of(asked, _estimator), _estimator(asked)
+    chosen, estimator = best_of(asked, closed_forms), closed_forms(asked)
     if chosen is None or estimator.has_room(chosen.strategy):
         return
     most = 1.15 * (estimator.seconds(chosen.strategy) or 0)
@@ -85,7 +77,7 @@ def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
 
 def test_what_the_user_fixed_is_said_to_be_the_users() -> None:
     request = Request(zero_stage=ZeroStage.PARAMETERS, gradient_checkpointing=True)
-    plan = _solve(problem(request=request)).plan
+    plan = solved(problem(request=request)).plan
     said = {reason.field: reason.why for reason in plan.reasons if reason.origin is Origin.FLAG}
     assert said == {
         "zero_stage": "--zero-stage says so",
@@ -103,12 +95,12 @@ def test_more_host_memory_comes_in_powers_of_two() -> None:
 @pytest.mark.slow
 def test_each_suggestion_fits_by_itself() -> None:
     asked = problem(
-        num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, sequence_length=2048, facts=_LARGE
+        num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, sequence_length=2048, facts=LARGE
     )
     bigger = tuple(
         replace(A100, name=f"GPU of {size}", memory_bytes=size * GIB) for size in (12, 16, 24, 48, 96, 192)
     )
-    answer = _solve(asked, gpus=bigger)
+    answer = solved(asked, gpus=bigger)
     changes = [suggestion.change for suggestion in answer.suggestions]
     assert not answer.fits
     assert changes == [
@@ -121,7 +113,7 @@ def test_each_suggestion_fits_by_itself() -> None:
     ]
     assert all(suggestion.best.fits for suggestion in answer.suggestions)
     smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
-    assert not _solve(smaller).fits  # the 48 GiB are the smallest of these that do
+    assert not solved(smaller).fits  # the 48 GiB are the smallest of these that do
 
 
 @pytest.mark.parametrize("global_batch_size", [6, 12, 40])
@@ -133,15 +125,15 @@ def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_
             num_gpus=num_gpus,
             memory_gib=24,
             global_batch_size=global_batch_size,
-            facts=_LARGE,
+            facts=LARGE,
             request=kept,
         )
 
-    suggestions = _solve(ask(1)).suggestions
+    suggestions = solved(ask(1)).suggestions
     fewest = next(
         number
         for number in range(2, 9)
-        if global_batch_size % number == 0 and best_of(ask(number), _estimator) is not None
+        if global_batch_size % number == 0 and best_of(ask(number), closed_forms) is not None
     )
     assert f"{fewest} x NVIDIA A100-SXM4-80GB in place of 1" in [one.change for one in suggestions]
 
@@ -175,7 +167,7 @@ def test_samples_are_cut_only_when_allowed(allow: tuple[Allow, ...], fits: bool)
         allow=frozenset(allow),
         request=Request(engine=Engine.NATIVE, gradient_checkpointing=False),
     )
-    answer = _solve(asked)
+    answer = solved(asked)
     length = answer.plan.workload.sequence_length or 0
     assert (answer.fits, length < 4096) == (fits, fits)
     assert answer.notes == ((f"samples cut to {length} tokens, as --allow length says",) if fits else ())
@@ -183,17 +175,17 @@ def test_samples_are_cut_only_when_allowed(allow: tuple[Allow, ...], fits: bool)
 
 def test_eight_bit_states_come_after_all_that_computes_the_same() -> None:
     asked = problem(num_gpus=1, memory_gib=1.6, host_gib=2, global_batch_size=1, sequence_length=128)
-    strategy = _solve(asked).plan.strategy
+    strategy = solved(asked).plan.strategy
     assert strategy.optimizer is OptimizerName.ADAMW_8BIT
     with_host = replace(asked, machine=replace(asked.machine, host_memory_available_bytes=64 * GIB))
-    strategy = _solve(with_host).plan.strategy
+    strategy = solved(with_host).plan.strategy
     assert (strategy.optimizer, strategy.offloads) == (None, True)
 
 
 def test_more_gpus_of_the_same_never_lose_a_fit() -> None:
     request = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
     fits = [
-        best_of(problem(num_gpus=number, memory_gib=14, facts=_LARGE, request=request), _estimator)
+        best_of(problem(num_gpus=number, memory_gib=14, facts=LARGE, request=request), closed_forms)
         is not None
         for number in (1, 2, 4, 8)
     ]
@@ -214,14 +206,14 @@ _NVME = Request(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevic
     ],
 )
 def test_what_goes_to_nvme_has_to_have_room_there(nvme_gib: int, request_: Request, lacks: str) -> None:
-    answer = _solve(problem(request=request_, machine_fields={"nvme_bytes": nvme_gib * GIB}))
+    answer = solved(problem(request=request_, machine_fields={"nvme_bytes": nvme_gib * GIB}))
     assert (answer.head.shortage, answer.fits) == (lacks, not lacks)
     unnamed = "/local_nvme for the folder on the NVMe disks: say --nvme-path"
     assert answer.notes == (() if request_.nvme_path else (unnamed,))
 
 
 def test_the_simplest_of_those_that_take_as_long_is_chosen() -> None:
-    answer = _solve(problem(num_gpus=8, memory_gib=80, sequence_length=1024))
+    answer = solved(problem(num_gpus=8, memory_gib=80, sequence_length=1024))
     chosen = answer.found.chosen
     assert chosen
     assert chosen.estimate.step_time
@@ -234,3 +226,113 @@ def test_the_simplest_of_those_that_take_as_long_is_chosen() -> None:
         if one.estimate.step_time and one.estimate.step_time.seconds <= limit * (1 + SAME_TIME)
     ]
     assert all(simplicity(one.strategy) > simplicity(chosen.strategy) for one in near)
+
+
+_OWN = Strategy(
+    precision=Precision.FP32,
+    micro_batch_size=8,
+    gradient_accumulation_steps=2,
+    gradient_checkpointing=False,
+)
+
+
+def test_a_script_that_fits_runs_as_it_is_and_keeps_fp32() -> None:
+    answer = solved(captured_problem(num_gpus=1))
+    assert answer.plan.strategy == _OWN == script_as_it_is(answer.problem)
+    first, *_, hint, flag = as_it_is_lines(answer)
+    assert first == "your script as it is: 5.7 GiB ±20% of 80.0 GiB, fits; nothing is changed"
+    assert hint == "hint: --mixed-precision bf16 is about 6.3 x faster and rounds more;"
+    assert flag == "      --fastest takes it"
+
+
+def test_one_that_does_not_fit_keeps_fp32_where_smaller_micro_batches_help() -> None:
+    answer = solved(captured_problem(num_gpus=1, memory_gib=5))
+    strategy = answer.plan.strategy
+    assert strategy.precision is Precision.FP32
+    assert (strategy.micro_batch_size or 0) * (strategy.gradient_accumulation_steps or 0) == 16
+    first, *_ = as_it_is_lines(answer)
+    assert first == "your script as it is: 5.7 GiB ±20% of 5.0 GiB, does not fit"
+
+
+def test_16_bits_come_before_offload_where_fp32_does_not_fit_on_the_gpus() -> None:
+    sizes = (5.0, 4.5, 4.0, 3.5, 3.0, 2.5, 2.2, 2.0)
+    chosen = [solved(captured_problem(num_gpus=1, memory_gib=size)).plan.strategy for size in sizes]
+    ways = [(one.offloads, one.precision) for one in chosen if one.optimizer is None]
+    order = [(False, Precision.FP32), (False, Precision.BF16), (True, Precision.FP32), (True, Precision.BF16)]
+    places = [order.index(way) for way in ways]
+    assert places == sorted(places)
+
+
+def test_the_fastest_is_taken_in_16_bits() -> None:
+    answer = solved(captured_problem(num_gpus=1, takes_fastest=True))
+    assert answer.plan.strategy.precision is Precision.BF16
+    assert answer.in_16_bits is None
+    first, *_ = as_it_is_lines(answer)
+    assert first == "your script as it is: 5.7 GiB ±20% of 80.0 GiB, fits; changed: about 6.3 x faster"
+
+
+@pytest.mark.parametrize(
+    ("captured", "precision"),
+    [
+        (capture(mixed_precision="bf16"), Precision.BF16),
+        (capture(names_precision=True), Precision.FP32),
+        (capture(model_weight_dtype="bfloat16"), Precision.FP32),  # no autocast over weights of 16 bits
+    ],
+)
+def test_what_the_script_names_is_kept_without_a_hint(captured: object, precision: Precision) -> None:
+    answer = solved(captured_problem(captured, num_gpus=1))  # type: ignore[arg-type]
+    assert answer.plan.strategy == replace(_OWN, precision=precision)
+
+
+def test_what_computes_the_same_is_taken_only_where_it_wins_more_than_its_uncertainty() -> None:
+    answer = solved(captured_problem(num_gpus=1))
+    own = answer.as_it_is
+    assert own is not None
+    time = own.estimate.step_time
+    assert time is not None
+
+    def faster(share: float) -> bool:
+        quicker = replace(time, terms=tuple(replace(one, seconds=one.seconds * share) for one in time.terms))
+        return wins(replace(own, estimate=replace(own.estimate, step_time=quicker)), own)
+
+    assert [faster(share) for share in (1.0, 0.8, 0.7)] == [False, False, True]
+
+
+def test_one_that_asks_for_an_engine_itself_is_not_said_to_fit() -> None:
+    answer = solved(captured_problem(capture(engine="FSDP")))
+    assert (answer.as_it_is, as_it_is_lines(answer)) == (None, [])
+
+
+def test_where_nothing_fits_free_changes_come_first_as_commands_to_paste() -> None:
+    typed = (("zerofit", "plan", "--gpus", "1xL4"), ("train.py", "--lr", "1 2"))
+    asked = captured_problem(
+        capture(model_facts=LARGE, model_loads_weights=True),
+        num_gpus=1,
+        memory_gib=16,
+        host_gib=24,
+        request=Request(typed=typed),
+    )
+    answer = solved(asked)
+    text = plan_table(answer)
+    assert [one.change for one in answer.suggestions][:2] == ["--allow lora", "--allow qlora"]
+    for allowed in ("lora", "qlora"):
+        assert f"\n    zerofit plan --gpus 1xL4 --allow {allowed} train.py --lr '1 2'\n" in text
+    assert text.index("--allow qlora") < text.index("of host memory on each node:")
+
+
+def test_allowed_qlora_quantizes_what_adapters_stand_beside() -> None:
+    asked = problem(
+        num_gpus=1,
+        memory_gib=6,
+        host_gib=24,
+        global_batch_size=8,
+        facts=LARGE,
+        allow=frozenset({Allow.QLORA}),
+    )
+    answer = solved(asked)
+    strategy = answer.plan.strategy
+    assert strategy.lora is not None
+    assert (strategy.quantization, strategy.offloads) == (Quantization.NF4, False)
+    why = "nothing fits while every weight trains, and --allow qlora says so"
+    reasons = {reason.field: reason.why for reason in answer.plan.reasons}
+    assert (reasons["lora"], reasons["quantization"]) == (why, why)

@@ -12,6 +12,8 @@ from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.problem import Problem
+from zerofit.planning.solve import Answer, solve
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 A100 = GpuSpec(
     name="NVIDIA A100-SXM4-80GB",
@@ -94,6 +96,29 @@ def made_trace(facts: ModelFacts) -> Any:
 
 
 RATES = catalog_rates()
+LARGE = model(
+    num_parameters=3_000_000_000,
+    num_trainable_parameters=3_000_000_000,
+    num_layers=30,
+    hidden_size=2560,
+    intermediate_size=10_240,
+)
+"""A decoder whose states a small GPU does not hold."""
+
+
+def closed_forms(asked: Problem) -> ClosedFormEstimator:
+    """Return what estimates a problem's strategies without a trace."""
+    return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+
+
+def replays(asked: Problem) -> TrainingEstimator:
+    """Return what estimates them as with a trace, whose log is made by closed forms."""
+    return TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+
+
+def solved(asked: Problem, **options: Any) -> Answer:
+    """Return the answer to a problem by closed forms."""
+    return solve(asked, estimator_of=closed_forms, is_fast=True, **options)
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 if TYPE_CHECKING:
     from typing import Any

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parents[1]
 _DECIDING = ("planning", "models/trace", "catalog", "core")
-"""Folders of zerofit whose files decide an estimate."""
+"""Folders of zerofit whose files, and those of the folders in them, decide an estimate."""
 
 Estimates = dict[str, MemoryEstimate | None]
 """By strategy, in words; None for one that does not fit."""
@@ -78,8 +78,8 @@ def _adapter() -> Any:
 def _digest(told: str) -> str:
     digest = hashlib.sha256(told.encode())
     for folder in _DECIDING:
-        for entry in sorted(os.scandir(_PACKAGE / folder), key=lambda entry: entry.name):
-            if entry.is_file():
-                status = entry.stat()
-                digest.update(f"{entry.name} {status.st_size} {status.st_mtime_ns}".encode())
+        inside = (_PACKAGE / folder).rglob("*")
+        for path in sorted(path for path in inside if path.suffix in (".py", ".toml")):
+            status = path.stat()
+            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:40]

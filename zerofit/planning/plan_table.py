@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import shlex
 import textwrap
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,12 @@ from zerofit.planning.plan_words import (
     batch,
     fit_words,
     gib,
+    gpus_words,
     kind_label,
     label,
     memory,
     rate_name,
+    terms_words,
     throughput,
     time,
     workload_words,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _BAR = 20
 _BAR_NAME = "GPU memory"
-_SHOWN_BYTES = 2**27
-"""A smaller term is left out where terms are listed."""
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _COMMAND = "    "
 """Prefixes of a command to paste."""
@@ -85,8 +84,7 @@ def plan_table(answer: Answer, *, width: int | None = None) -> str:
 def machine_words(answer: Answer) -> str:
     """Return the GPUs: "8 x NVIDIA A100-SXM4-80GB", "2 nodes of 8 x ..."."""
     topology = answer.problem.topology
-    kinds = Counter(gpu.name for gpu in answer.problem.machine.gpus)
-    gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    gpus = gpus_words(answer.problem.machine)
     return f"{topology.num_nodes} nodes of {gpus}" if topology.num_nodes > 1 else gpus
 
 
@@ -193,10 +191,8 @@ def _legend(answer: Answer, *, columns: str = " ".join(_HEADER)) -> Iterator[str
 def _peak(answer: Answer) -> Iterator[str]:
     device = answer.head.estimate.device
     peak = device.peak
-    terms = sorted(peak.terms, key=lambda term: -term.num_bytes)
-    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= _SHOWN_BYTES]
     allocated = gib(peak.held_by(Holder.TENSORS))
-    yield f"most in {peak.phase.value}: {', '.join(words)} GiB; tensors alone {allocated} GiB"
+    yield f"most in {peak.phase.value}: {terms_words(peak)}; tensors alone {allocated} GiB"
     yield f"±: {device.uncertainty_source}"
 
 
@@ -295,9 +291,7 @@ def _hint(other: EstimatedStrategy, chosen: EstimatedStrategy) -> Iterator[str]:
 
 def _terms_lines(device: MemoryEstimate) -> Iterator[str]:
     """Yield the terms of a peak, the largest first, at 80 columns."""
-    terms = sorted(device.peak.terms, key=lambda term: -term.num_bytes)
-    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= _SHOWN_BYTES]
-    text = f"in {device.peak.phase.value}: {', '.join(words)} GiB"
+    text = f"in {device.peak.phase.value}: {terms_words(device.peak)}"
     yield from textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="    ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from zerofit.core.freezing import FREEZES, is_word
@@ -9,8 +10,8 @@ from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName,
 from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
-    from zerofit.core.estimates import Estimate, MemoryEstimate, StepTime
-    from zerofit.core.facts import Workload
+    from zerofit.core.estimates import Estimate, MemoryEstimate, PhaseMemory, StepTime
+    from zerofit.core.facts import Machine, Workload
     from zerofit.core.plan import Topology
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
@@ -27,6 +28,10 @@ OPTIMIZER_WORDS = {
     OptimizerName.ADAFACTOR: "Adafactor",
     OptimizerName.SGD: "SGD",
 }
+
+
+_LEAST_SHOWN = 2**27
+"""Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
 
 
 def label(strategy: Strategy, topology: Topology) -> str:
@@ -88,6 +93,22 @@ def gib(num_bytes: float) -> str:
 def memory(estimate: MemoryEstimate) -> str:
     """Return a peak in GiB with its uncertainty: "62.1 ±5%"."""
     return f"{gib(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
+
+
+def terms_words(phase: PhaseMemory) -> str:
+    """Return the terms of a phase that are worth a look, the largest first: "weights 15.0, NCCL 0.7 GiB"."""
+    sums: Counter[str] = Counter()
+    for term in phase.terms:
+        sums[term.name] += term.num_bytes
+    terms = sums.most_common()
+    shown = [term for term in terms if term[1] >= _LEAST_SHOWN] or terms[:1]
+    return f"{', '.join(f'{name} {gib(num_bytes)}' for name, num_bytes in shown)} GiB"
+
+
+def gpus_words(machine: Machine) -> str:
+    """Return the GPUs of one node: "8 x NVIDIA A100-SXM4-80GB"."""
+    kinds = Counter(gpu.name for gpu in machine.gpus)
+    return ", ".join(f"{count} x {name}" for name, count in kinds.items())
 
 
 def fit_words(estimate: Estimate, problem: Problem) -> str:

@@ -12,11 +12,15 @@ from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.closed_form.log import SOURCE
-from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, tensor_terms
+from zerofit.planning.estimate.device_memory.memory import (
+    estimate_memory,
+    estimate_within,
+    play_strategy,
+    tensor_terms,
+)
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.evidence import Evidence

@@ -20,10 +20,10 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines import engine as engine_module
 from zerofit.planning.estimate.engines.engine import Setup, play
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
 

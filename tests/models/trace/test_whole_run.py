@@ -17,8 +17,8 @@ from zerofit.models.trace.entry import describe
 from zerofit.models.trace.prepare import as_if_eager, prepare_model
 from zerofit.models.trace.recorder import Recorder, watching
 from zerofit.models.trace.run import forward_and_backward, hooked, run_micro_batch
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.engines.engine import NUM_STEPS, Setup
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 _REQUEST = TraceRequest(sequence_length=16, is_padded=False, keeps_outputs=False)
 _SAMPLES = 3

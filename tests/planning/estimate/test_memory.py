@@ -15,12 +15,11 @@ from zerofit.core.facts import GpuSpec, Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OptimizerName, Strategy, ZeroStage
 from zerofit.core.units import GIB, MIB
-from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within
+from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, play_strategy
 from zerofit.planning.estimate.device_memory.non_torch_memory import OTHER_MODELS
 from zerofit.planning.estimate.device_memory.replay import PhasePeak, Tape, replay, replay_live
 from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.native import NativeEngine
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
 

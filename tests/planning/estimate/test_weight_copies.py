@@ -11,9 +11,9 @@ from zerofit.core.estimates import RunPhase
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import PhasePeak, replay_live
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Setup, terms_of
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 _LARGE, _SMALL = (512, 16, 1), (64, 128, 64)
 """Hidden size, tokens a sample and samples: much of a weight, and much of a batch."""

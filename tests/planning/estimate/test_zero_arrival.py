@@ -9,7 +9,7 @@ from made_logs import layered_log
 from zero_plays import peaks, played, setup_of
 
 from zerofit.core.estimates import RunPhase
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.subject import makes_model_first
 from zerofit.scripts.source.read_script import read_script
 

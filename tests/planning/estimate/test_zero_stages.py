@@ -11,8 +11,8 @@ from zero_plays import ENGINE_TERMS, at_end, peaks, played, setup_of
 
 from zerofit.core.estimates import RunPhase
 from zerofit.core.strategy import Buckets, OptimizerName, Precision
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.engines.engine import NUM_STEPS
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 _LAYERS = tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4))
 _NUM_ELEMENTS = 8 << 16

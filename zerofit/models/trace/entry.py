@@ -84,16 +84,11 @@ def trace_config(
     all_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Return the logs of a model.
+    """Return the logs of a model of a configuration, as trace_made does.
 
     Args:
         build: makes the model with its task head of a configuration, a dtype and an attn_implementation:
             from_config of an Auto class, or _from_config of the model's own.
-        all_layers: whether no layer may be left out and replicated.
-
-    Raises:
-        UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
-            raises is passed on as it is.
     """
     return trace_made(
         lambda: prepare_model(build, copy.deepcopy(config), request),

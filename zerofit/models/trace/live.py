@@ -37,7 +37,6 @@ def trace_live(
     has_samples: bool = True,
     micro_batch_size: int | None = None,
     loss: ScriptLoss | None = None,
-    all_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
     """Return the logs of a model as it stands, which is left as it is.
@@ -53,7 +52,6 @@ def trace_live(
         has_samples: whether a batch can be made of another size; else it stands for one sample as it is.
         micro_batch_size: samples that the script says a batch has; None where it does not.
         loss: computes the loss of such a batch, where the model alone does not.
-        all_layers: whether no layer may be left out and replicated.
 
     Raises:
         UserError: the model can't be run on fake tensors, or not with this batch or request.
@@ -82,7 +80,6 @@ def trace_live(
         name=type(model).__name__,
         attention=attention_of(config) or None,
         loss=loss,
-        all_layers=all_layers,
         on_progress=on_progress,
     )
 

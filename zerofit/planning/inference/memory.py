@@ -10,11 +10,10 @@ from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase
 from zerofit.core.strategy import NVME, OffloadDevice, Precision, ZeroStage
 from zerofit.core.units import MIB
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.estimate.device_memory.memory import tensor_terms
+from zerofit.planning.estimate.device_memory.memory import play_strategy, tensor_terms
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.engines.zero_engine import GATHER_BUFFER, GATHERED
 from zerofit.planning.estimate.host_memory import (
     CAST,

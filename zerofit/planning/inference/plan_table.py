@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from zerofit.core.facts import parameters
@@ -11,16 +10,13 @@ from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.problem import TIME_WORDS, duration, layout_words
-from zerofit.planning.plan_words import gib, memory
+from zerofit.planning.plan_words import gpus_words, memory, terms_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.estimates import MemoryEstimate
+    from zerofit.core.estimates import PhaseMemory
     from zerofit.planning.inference.problem import InferenceCandidate, InferencePlan
-
-_LEAST_SHOWN = 2**27
-"""Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
 
 
 def inference_table(plan: InferencePlan) -> str:
@@ -39,12 +35,10 @@ def _head(plan: InferencePlan) -> Iterator[str]:
     if plan.topology.on_cpu:
         yield f"on the CPU: {host}"
         return
-    kinds = Counter(gpu.name for gpu in machine.gpus)
-    gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
     nodes = f"{plan.problem.request.num_nodes} nodes of " if (plan.problem.request.num_nodes or 1) > 1 else ""
     there = min(gpu.usable_bytes for gpu in machine.gpus)
     to_use = f"{format_bytes(plan.problem.device_bytes)} of {format_bytes(there)} to be used on each"
-    yield f"on {nodes}{gpus}: {to_use}, {host}"
+    yield f"on {nodes}{gpus_words(machine)}: {to_use}, {host}"
 
 
 def _sequences(plan: InferencePlan) -> str:
@@ -84,8 +78,8 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
     if plan.fits and plan.chosen.seconds is not None:
         yield f"time: about {duration(plan.chosen.seconds)} {TIME_WORDS}"
     if plan.chosen.device is not None:
-        yield _largest("GPU", plan.chosen.device)
-    yield _largest("host", plan.chosen.host)
+        yield _largest("GPU", plan.chosen.device.peak)
+    yield _largest("host", plan.chosen.host.peak)
     if not plan.fits and plan.suggestions:
         yield ""
         yield "Nothing fits. It would with one of these:"
@@ -95,13 +89,6 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
         yield "Nothing fits, and no single change that was tried helps."
 
 
-def _largest(where: str, estimate: MemoryEstimate) -> str:
+def _largest(where: str, peak: PhaseMemory) -> str:
     """Return the terms of a phase that are worth a look: "GPU, most in decode: weights 15.0 GiB"."""
-    peak = estimate.peak
-    sums: Counter[str] = Counter()
-    for term in peak.terms:
-        sums[term.name] += term.num_bytes
-    terms = sums.most_common()
-    shown = [term for term in terms if term[1] >= _LEAST_SHOWN] or terms[:1]
-    words = ", ".join(f"{name} {gib(num_bytes)}" for name, num_bytes in shown)
-    return f"{where}, most in {peak.phase.value}: {words} GiB"
+    return f"{where}, most in {peak.phase.value}: {terms_words(peak)}"

@@ -6,11 +6,13 @@ from dataclasses import replace as replaced
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
-from zerofit.core.strategy import Engine
+from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
-from zerofit.planning.estimate.device_memory.replay import replay
-from zerofit.planning.estimate.engines.engine import TRACED_TERMS
-from zerofit.planning.estimate.engines.play_strategy import play_strategy
+from zerofit.planning.estimate.device_memory.replay import Tape, replay
+from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
+from zerofit.planning.estimate.engines.native import NativeEngine
+from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
+from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +39,23 @@ _MANY_RANKS = (
     "ASSUMPTION: as for one GPU, and NCCL's buffers, whose number depends on the links that NCCL finds; "
     "DeepSpeed's own tensors equal those of the real engine on CPU ranks within 1 %",
 )
+
+
+_STAGES: dict[ZeroStage, type[SimulatedEngine]] = {
+    ZeroStage.NOTHING: DeepSpeedStage0,
+    ZeroStage.OPTIMIZER_STATES: DeepSpeedStage12,
+    ZeroStage.GRADIENTS: DeepSpeedStage12,
+    ZeroStage.PARAMETERS: DeepSpeedStage3,
+}
+
+
+def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
+    """Play a run and return the engine with its tape; a sketch is quicker and less exact (see play)."""
+    strategy = setup.strategy
+    kind = NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
+    engine = kind(setup, Tape())
+    play(engine, sketch=sketch)
+    return engine
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,6 @@ _PAGES = (
 )
 _PAGED = "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time"
 _ONE_STATE = "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state"
-_IN_8_BIT = "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements"
 
 COSTS: dict[Stepper, OptimizerCosts] = {
     None: OptimizerCosts(
@@ -88,9 +87,6 @@ COSTS: dict[Stepper, OptimizerCosts] = {
         least_bytes=8,
         step_bytes=28,
     ),
-    OptimizerName.PAGED_ADAMW: OptimizerCosts(
-        formula=f"8 P{_PAGES}", source=_PAGED, least_bytes=0, step_bytes=28, num_states=2, is_paged=True
-    ),
     OptimizerName.ADAMW_8BIT: OptimizerCosts(
         formula="2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
         source="bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
@@ -99,29 +95,8 @@ COSTS: dict[Stepper, OptimizerCosts] = {
         num_states=2,
         has_8_bit=True,
     ),
-    OptimizerName.PAGED_ADAMW_8BIT: OptimizerCosts(
-        formula=f"as 8-bit AdamW{_PAGES}",
-        source=_PAGED,
-        least_bytes=0,
-        step_bytes=16,
-        num_states=2,
-        has_8_bit=True,
-        is_paged=True,
-    ),
     OptimizerName.LION: OptimizerCosts(
         formula="4 P", source=_ONE_STATE, least_bytes=4, step_bytes=20, num_states=1
-    ),
-    OptimizerName.LION_8BIT: OptimizerCosts(
-        formula=_IN_8_BIT, source=_ONE_STATE, least_bytes=1, step_bytes=14, num_states=1, has_8_bit=True
-    ),
-    OptimizerName.PAGED_LION_8BIT: OptimizerCosts(
-        formula=f"as 8-bit Lion{_PAGES}",
-        source=_PAGED,
-        least_bytes=0,
-        step_bytes=14,
-        num_states=1,
-        has_8_bit=True,
-        is_paged=True,
     ),
     OptimizerName.ADAFACTOR: OptimizerCosts(
         formula="4 (rows + columns) a matrix, 4 P of a vector",
@@ -142,8 +117,27 @@ COSTS: dict[Stepper, OptimizerCosts] = {
         step_bytes=36,
     ),
     OneState.EIGHT_BIT: OptimizerCosts(
-        formula=_IN_8_BIT, source=_ONE_STATE, least_bytes=1, step_bytes=14, num_states=1, has_8_bit=True
+        formula="P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
+        source=_ONE_STATE,
+        least_bytes=1,
+        step_bytes=14,
+        num_states=1,
+        has_8_bit=True,
     ),
+}
+
+
+def _paged(costs: OptimizerCosts, formula: str) -> OptimizerCosts:
+    """Return the costs of the same with pages: whatever the driver moves to the host is not on the GPU."""
+    return replace(costs, formula=f"{formula}{_PAGES}", source=_PAGED, least_bytes=0, is_paged=True)
+
+
+_IN_32_BIT = replace(COSTS[OptimizerName.ADAMW_8BIT], step_bytes=28, has_8_bit=False)
+COSTS |= {
+    OptimizerName.PAGED_ADAMW: _paged(_IN_32_BIT, "8 P"),
+    OptimizerName.PAGED_ADAMW_8BIT: _paged(COSTS[OptimizerName.ADAMW_8BIT], "as 8-bit AdamW"),
+    OptimizerName.LION_8BIT: COSTS[OneState.EIGHT_BIT],
+    OptimizerName.PAGED_LION_8BIT: _paged(COSTS[OneState.EIGHT_BIT], "as 8-bit Lion"),
 }
 
 
