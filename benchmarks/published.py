@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import statistics
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from published_steps import errors_of
 
 from zerofit.core.allocation_log import Packing
 from zerofit.core.estimates import Holder, MemoryEstimate
@@ -232,18 +232,8 @@ def _summary(cases: list[PublishedPeak]) -> dict[str, Any]:
 
 
 def _errors_of(cases: list[PublishedPeak]) -> dict[str, Any]:
-    """Return how far predictions are off, as shares; absolute but for worst and bias."""
-    errors = sorted((case.error for case in cases if case.error is not None), key=abs)
-    within = [abs(case.error) <= case.uncertainty for case in cases if case.error is not None]
-    numbers = {
-        "median": statistics.median(map(abs, errors)),
-        "90th_percentile": abs(errors[math.ceil(0.9 * len(errors)) - 1]),
-        "95th_percentile": abs(errors[math.ceil(0.95 * len(errors)) - 1]),
-        "worst": errors[-1],
-        "bias": statistics.mean(errors),
-        "share_within_uncertainty": sum(within) / len(within),
-    }
-    return {"cases": len(errors), **{name: round(number, 4) for name, number in numbers.items()}}
+    known = [(case.error, case.uncertainty) for case in cases if case.error is not None]
+    return errors_of([error for error, _ in known], [abs(error) <= most for error, most in known])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import statistics
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerofit.core.allocation_log import AllocationLog, TraceRequest
 from zerofit.core.estimates import StepTime
@@ -28,6 +28,9 @@ from zerofit.models.task import Task
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.step_time import estimate_step_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OUT = Path(__file__).parent / "measured" / "published_steps.json"
 _VERSIONS = Versions(python="3.11", zerofit="0")
@@ -282,21 +285,31 @@ def results() -> dict[str, Any]:
             state = "what is not known" if row["not_known"] else "what is known"
             for name in (row["kind"], "all"):
                 groups.setdefault(f"{name}: {state}", []).append(row)
-    return {"summary": {name: _errors_of(groups[name]) for name in sorted(groups)}, "cases": rows}
+    summary = {}
+    for name in sorted(groups):
+        errors = [row["error"] for row in groups[name]]
+        within = [abs(1 / (1 + row["error"]) - 1) <= row["uncertainty"] for row in groups[name]]
+        summary[name] = errors_of(errors, within)
+    return {"summary": summary, "cases": rows}
 
 
-def _errors_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how far predictions are off, as shares; absolute but for worst and bias."""
-    errors = sorted((row["error"] for row in rows), key=abs)
-    within = [abs(1 / (1 + row["error"]) - 1) <= row["uncertainty"] for row in rows]
-    return {
-        "cases": len(rows),
-        "median": round(statistics.median(map(abs, errors)), 4),
-        "90th_percentile": abs(errors[math.ceil(0.9 * len(errors)) - 1]),
-        "worst": errors[-1],
-        "bias": round(statistics.mean(errors), 4),
-        "share_within_uncertainty": round(sum(within) / len(within), 4),
+def errors_of(errors: Sequence[float], within: Sequence[bool]) -> dict[str, Any]:
+    """Return how far predictions are off, as shares; absolute but for worst and bias.
+
+    Args:
+        errors: relative, positive where too much was predicted.
+        within: by case, if the measurement lies within the prediction's uncertainty.
+    """
+    ordered = sorted(errors, key=abs)
+    numbers = {
+        "median": statistics.median(map(abs, ordered)),
+        "90th_percentile": abs(ordered[math.ceil(0.9 * len(ordered)) - 1]),
+        "95th_percentile": abs(ordered[math.ceil(0.95 * len(ordered)) - 1]),
+        "worst": ordered[-1],
+        "bias": statistics.mean(ordered),
+        "share_within_uncertainty": sum(within) / len(within),
     }
+    return {"cases": len(ordered), **{name: round(number, 4) for name, number in numbers.items()}}
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def predictions_page(measured: Mapping[str, Any], steps: Mapping[str, Any]) -> s
     return "\n".join(
         [
             _PREDICTIONS_HEAD,
-            *_errors(measured["summary"], _ERRORS),
+            *_errors(measured["summary"]),
             "",
             "The last column says what a source does not state: lengths, batches, versions, what was read.",
             "",
@@ -104,7 +104,7 @@ def predictions_page(measured: Mapping[str, Any], steps: Mapping[str, Any]) -> s
             "|---|---|---|---|---|---|---|",
             *cases,
             _STEPS_HEAD,
-            *_errors(steps["summary"], {name: key for name, key in _ERRORS.items() if "95" not in name}),
+            *_errors(steps["summary"]),
             "",
             "| step | training | measured, s | predicted, s | error | ± | decided a rate | not known |",
             "|---|---|---|---|---|---|---|---|",
@@ -119,15 +119,15 @@ def predictions_page(measured: Mapping[str, Any], steps: Mapping[str, Any]) -> s
     )
 
 
-def _errors(summary: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
+def _errors(summary: Mapping[str, Any]) -> list[str]:
     """Return the table of errors by source and kind."""
     signed = ("worst", "bias")
     return [
-        f"| of | cases | {' | '.join(columns)} |",
-        "|---" * (len(columns) + 2) + "|",
+        f"| of | cases | {' | '.join(_ERRORS)} |",
+        "|---" * (len(_ERRORS) + 2) + "|",
         *(
             f"| {name} | {group['cases']} | "
-            + " | ".join(f"{group[key]:{'+' if key in signed else ''}.1%}" for key in columns.values())
+            + " | ".join(f"{group[key]:{'+' if key in signed else ''}.1%}" for key in _ERRORS.values())
             + " |"
             for name, group in summary.items()
         ),
