@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,10 @@ tee_output(Path("logs/rank0.log"))
 """
 
 
-def _run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _HEAD + program], cwd=folder, capture_output=True, text=True, timeout=60
-    )
+def _start(folder: Path, program: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a rank; it is ended by its test."""
+    command = [sys.executable, "-c", _HEAD + program]
+    return subprocess.Popen(command, cwd=folder, **{"stdout": subprocess.PIPE, "text": True, **options})
 
 
 def _log(folder: Path) -> str:
@@ -57,15 +58,11 @@ LAST_WORDS = ("last words", "", "last words")
 def test_output_is_streamed_on_and_logged(
     tmp_path: Path, program: str, stdout: str, stderr: str, log: str | None
 ) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", _HEAD + program],
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=60,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    process = _start(tmp_path, program, stderr=subprocess.PIPE, text=False, env=environment)
+    printed = process.communicate(timeout=60)
     logged = _log(tmp_path)
-    assert (process.stdout.decode(), process.stderr.decode()) == (stdout, stderr)
+    assert tuple(map(bytes.decode, printed)) == (stdout, stderr)  # type: ignore[arg-type]
     assert process.returncode == (-9 if "os.kill" in program else 0)
     assert logged == log if log is not None else sorted(logged) == sorted(stdout + stderr)
 
@@ -79,26 +76,14 @@ def test_what_is_sent_to_the_whole_process_group_does_not_end_the_copying(tmp_pa
         "time.sleep(0.2)\n"
         "print('still here')"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", _HEAD + program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        start_new_session=True,
-    )
-    assert (finished.returncode, finished.stdout, _log(tmp_path)) == (0, "still here\n", "still here\n")
+    process = _start(tmp_path, program, start_new_session=True)
+    printed = process.communicate(timeout=60)[0]
+    assert (process.returncode, printed, _log(tmp_path)) == (0, "still here\n", "still here\n")
 
 
 def test_output_arrives_while_the_rank_runs(tmp_path: Path) -> None:
     program = "print('first', flush=True)\ninput()\nprint('second')"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HEAD + program],
-        cwd=tmp_path,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = _start(tmp_path, program, stdin=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "first\n"
     deadline = time.monotonic() + 10
@@ -111,16 +96,14 @@ def test_output_arrives_while_the_rank_runs(tmp_path: Path) -> None:
 
 def test_the_log_is_appended_to_and_for_its_owner_only(tmp_path: Path) -> None:
     for word in ("one", "two"):
-        _run(tmp_path, f"print('{word}')")
+        _start(tmp_path, f"print('{word}')").communicate(timeout=60)
     assert _log(tmp_path) == "one\ntwo\n"
     assert (tmp_path / "logs/rank0.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_rank(tmp_path: Path) -> None:
     program = "print('first', flush=True)\ntime.sleep(0.5)\nprint('second', flush=True)\nPath('done').touch()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HEAD + program], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
+    process = _start(tmp_path, program)
     assert process.stdout is not None
     assert process.stdout.readline() == "first\n"
     process.stdout.close()
@@ -149,9 +132,7 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     )
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HEAD + program], cwd=tmp_path, stdout=writer, stderr=writer
-    )
+    process = _start(tmp_path, program, stdout=writer, stderr=writer)
     os.close(writer)
     shown = _read_terminal(reader)
     os.close(reader)

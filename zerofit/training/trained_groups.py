@@ -39,6 +39,11 @@ def holds(optimizer: Any, model: Any) -> bool:
     return any(id(one) in ids for one in parameters_of(optimizer))
 
 
+def trains(model: Any) -> bool:
+    """True if any parameter of a model is trained."""
+    return any(one.requires_grad for one in model.parameters())
+
+
 def parameters_of(optimizer: Any) -> Iterator[Any]:
     """Yield all parameters that an optimizer holds."""
     for group in optimizer.param_groups:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
+from zerofit.training.trained_groups import trains
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
     """Raise an error as soon as a forward pass calls some of a module's parts and not the others."""
     import torch
 
-    parts = [part for one in _choices(module) for part in one.children() if _trains(part)]
+    parts = [part for one in _choices(module) for part in one.children() if trains(part)]
     called: set[int] = set()
     for part in parts:
         part.register_forward_hook(lambda part, *_: called.add(id(part)))
@@ -124,10 +125,6 @@ def _are_alike(container: Any) -> bool:
 
 def _has_parameters(module: Any) -> bool:
     return next(module.parameters(), None) is not None
-
-
-def _trains(module: Any) -> bool:
-    return any(one.requires_grad for one in module.parameters())
 
 
 def _size(module: Any) -> int:

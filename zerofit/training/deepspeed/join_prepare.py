@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.training.deepspeed.deepspeed_window import trains_without_optimizer
 from zerofit.training.optimizer_swap import is_plain_optimizer, live_optimizers
-from zerofit.training.trained_groups import holds
+from zerofit.training.trained_groups import holds, trains
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _PrepareCall:
         if stage not in _NEED_OPTIMIZER or any(map(is_plain_optimizer, objects)):
             return False
         models = [item for item in objects if isinstance(item, Module)]
-        return accelerator.deepspeed_engine_wrapped is None or not any(map(_trains, models))
+        return accelerator.deepspeed_engine_wrapped is None or not any(map(trains, models))
 
     def _early(self, original: Any, item: Any) -> Any:
         """Return what stands for a model or an optimizer that comes alone; other objects as they are."""
@@ -111,7 +111,7 @@ class _PrepareCall:
 
         if isinstance(item, Module):
             model = item.to(self._accelerator.device)
-            if not _trains(model):
+            if not trains(model):
                 return self._accelerator.prepare_model(model, evaluation_mode=True)
             self._without_optimizer.append(_without_optimizer(model))
             return self._without_optimizer[-1]
@@ -188,10 +188,6 @@ def _without_optimizer(model: Any) -> Any:
                 return getattr(super().__getattr__("module"), name)
 
     return ModelWithoutOptimizer()
-
-
-def _trains(model: Any) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _made_too_late() -> UserError:

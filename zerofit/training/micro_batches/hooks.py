@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.training.micro_batches.pending_backward import PendingBackward
 from zerofit.training.micro_batches.split_model import SplitModel
 from zerofit.training.micro_batches.splitter import Splitter
+from zerofit.training.trained_groups import trains
 from zerofit.training.wrapping import wrap, wrap_steps
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Chang
         return
     if not hasattr(accelerator, "_zerofit_waiting"):
         accelerator._zerofit_waiting = PendingBackward()
-    if any(parameter.requires_grad for parameter in prepared.parameters()):
+    if trains(prepared):
         stage = _stage(accelerator)
         model = SplitModel(
             prepared,
