@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.checking.inputs.named_files import named_files
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Example
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import read_document
 from zerofit.core.errors import Unreadable
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from zerofit.checking.rule import Example
+    from collections.abc import Mapping
+
     from zerofit.checking.situation import Situation
-    from zerofit.configs.schema import Schemas
     from zerofit.core.facts import Versions
 
 
-def situations_of_example(example: Example, *, schemas: Schemas, versions: Versions) -> tuple[Situation, ...]:
-    """Return the situations of an example.
+_SCHEMAS, _VERSIONS = load_schemas(), probe_versions()
 
-    Args:
-        example: the run in small.
-        schemas: the keys that files and flags may have.
-        versions: what is installed; the example's own take their place.
-    """
-    versions = replace(versions, **example.versions)
+
+def situations_of_example(example: Example) -> tuple[Situation, ...]:
+    """Return the situations of an example under what is installed, or the releases that it names."""
+    versions = replace(_VERSIONS, **example.versions)
     if example.strategy is not None:
         assert example.topology is not None, "a strategy runs on some ranks"
         return (
@@ -39,17 +39,28 @@ def situations_of_example(example: Example, *, schemas: Schemas, versions: Versi
                 example.strategy, topology=example.topology, machine=example.machine, versions=versions
             ),
         )
-    found = situations(_targets(example, schemas, versions))
+    found = situations(_targets(example, versions))
     if example.topology is None:
         return found
     return tuple(replace(situation, topology=example.topology) for situation in found)
 
 
-def _targets(example: Example, schemas: Schemas, versions: Versions) -> Targets:
+def situation_of_example(example: Example) -> Situation:
+    """Return the only situation of an example."""
+    (situation,) = situations_of_example(example)
+    return situation
+
+
+def situation_of_script(script: str, deepspeed: Mapping[str, Any] | None) -> Situation:
+    """Return the situation of a script with a DeepSpeed file."""
+    return situation_of_example(Example(script=script, deepspeed=deepspeed))
+
+
+def _targets(example: Example, versions: Versions) -> Targets:
     files = {name: _file(name, text) for name, text in example_files(example).items()}
     words = [*shlex.split(example.command or ""), *([SCRIPT_FILE] if example.script else [])]
     arguments = tuple(shlex.split(example.arguments))
-    command = read_command([*words, *arguments], launch_flags=schemas.accelerate_launch.root)
+    command = read_command([*words, *arguments], launch_flags=_SCHEMAS.accelerate_launch.root)
     missing = []
     for kind, said, _ in named_files(command, arguments, files):
         if said.value in files:
@@ -62,7 +73,7 @@ def _targets(example: Example, schemas: Schemas, versions: Versions) -> Targets:
         command=command,
         arguments=arguments,
         route=example.route,
-        schemas=schemas,
+        schemas=_SCHEMAS,
         checkpoint=example.checkpoint,
         machine=example.machine,
         versions=versions,

@@ -8,16 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rule_examples import situations_of_example
+from rule_examples import situation_of_example, situations_of_example
 
 from zerofit.checking.engine import check
 from zerofit.checking.rule import Example
 from zerofit.checking.rules import ALL_RULES
-from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Route
-from zerofit.machine.versions import probe_versions
 
-_SCHEMAS, _VERSIONS = load_schemas(), probe_versions()
 _Case = tuple[str, dict[str, Any]]
 """A rule, and the layers of a run that it is asked about."""
 
@@ -345,7 +342,7 @@ def _of_trainer() -> list[_Case]:
 def _said(rule: str, layers: dict[str, Any]) -> str:
     """Return the layers, and all that one rule says of them."""
     (only,) = [one for one in ALL_RULES if one.id == rule]
-    found = situations_of_example(Example(**layers), schemas=_SCHEMAS, versions=_VERSIONS)
+    found = situations_of_example(Example(**layers))
     findings = [finding for situation in found for finding in check(situation, rules=[only]).findings]
     lines = [f"{rule} of {json.dumps(layers)}"]
     lines += [line for finding in findings for line in (finding.as_text(), *map(repr, finding.edits))]
@@ -364,8 +361,7 @@ def test_what_a_rule_says(cases: Callable[[], list[_Case]], golden: Callable[[st
 @pytest.mark.parametrize("line", ["", "num_processes: -1\n"])
 def test_without_the_command_line_nobody_knows_whether_it_says_num_processes(line: str) -> None:
     example = Example(accelerate=_FILE.replace("num_processes: 2\n", line), command="accelerate launch")
-    (situation,) = situations_of_example(example, schemas=_SCHEMAS, versions=_VERSIONS)
     rules = [rule for rule in ALL_RULES if rule.id == "accelerate-needs-num-processes"]
-    verdict = check(replace(situation, command=None), rules=rules)
+    verdict = check(replace(situation_of_example(example), command=None), rules=rules)
     assert verdict.findings == ()
     assert [item.fact for item in verdict.unknown] == ["the command line, which may have --num_processes"]

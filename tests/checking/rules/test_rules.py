@@ -13,17 +13,13 @@ from zerofit.checking import rules as compat
 from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
 from zerofit.checking.rule import Effect, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
-from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.machine.versions import probe_versions
 
 _EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
-_SCHEMAS = load_schemas()
-_VERSIONS = probe_versions()
 
 
 def _broken(rule: Rule, which: str) -> list[str]:
     example = getattr(rule, which)
-    situations = situations_of_example(example, schemas=_SCHEMAS, versions=_VERSIONS)
+    situations = situations_of_example(example)
     return [
         finding.rule for situation in situations for finding in check(situation, rules=ALL_RULES).findings
     ]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from rule_examples import situations_of_example
+from rule_examples import situation_of_example
 
 from zerofit.checking.engine import check
 from zerofit.checking.rule import Example
 from zerofit.checking.rules.examples import changed
 from zerofit.checking.rules.script import arguments as script_arguments
-from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.machine.versions import probe_versions
 
-_SCHEMAS = load_schemas()
-_VERSIONS = probe_versions()
 _SCRIPT = """\
 import argparse
 import deepspeed
@@ -26,12 +22,8 @@ _FOUND = "parser.parse_args() without --local_rank"
 
 
 def _found(script: str, command: str = "deepspeed") -> list[str]:
-    example = Example(script=script, command=command)
-    return [
-        finding.found
-        for situation in situations_of_example(example, schemas=_SCHEMAS, versions=_VERSIONS)
-        for finding in check(situation, rules=script_arguments.RULES).findings
-    ]
+    situation = situation_of_example(Example(script=script, command=command))
+    return [finding.found for finding in check(situation, rules=script_arguments.RULES).findings]
 
 
 def _adds(line: str) -> str:

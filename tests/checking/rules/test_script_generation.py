@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
+from rule_examples import situation_of_script
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.situations import settings_of_deepspeed
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
-from zerofit.checking.situation import Situation
-from zerofit.configs.text.read import read_document
 from zerofit.core.plan import Topology
-from zerofit.scripts.source.read_script import read_script
-
-
-def _situation(script: str, stage: int) -> Situation:
-    facts = read_script(script, name="train.py")
-    document = read_document(json.dumps(zero(stage)), name="ds_config.json")
-    settings = settings_of_deepspeed(document)
-    return Situation(script=facts, route=facts.route, deepspeed=document, settings=settings)
 
 
 def _found(script: str, stage: int = 3) -> list[str]:
-    return [finding.rule for finding in check(_situation(script, stage), rules=ALL_RULES).findings]
+    return [
+        finding.rule for finding in check(situation_of_script(script, zero(stage)), rules=ALL_RULES).findings
+    ]
 
 
 _ONE_CALL = "model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)\n"
@@ -117,12 +108,12 @@ def test_tokens_that_ranks_gather(lines: str, is_found: bool) -> None:
 )
 def test_settings_from_elsewhere_may_make_all_tokens_as_many(settings: str, confidence: str) -> None:
     lines = f"accelerator.gather(model.module.generate({settings}))\n"
-    (finding,) = check(_situation(_doing(lines), 3), rules=ALL_RULES).findings
+    (finding,) = check(situation_of_script(_doing(lines), zero(3)), rules=ALL_RULES).findings
     assert (finding.rule, finding.confidence) == ("gather-needs-padded-tokens", confidence)
 
 
 def test_one_rank_gathers_what_it_likes() -> None:
-    situation = _situation(_doing(f"accelerator.gather({_CALL}))\n"), 3)
+    situation = situation_of_script(_doing(f"accelerator.gather({_CALL}))\n"), zero(3))
     alone = replace(situation, topology=Topology(world_size=1))
     assert check(alone, rules=ALL_RULES).findings == ()
 
@@ -282,7 +273,8 @@ def test_a_trainer_that_evaluates(lines: str, below: list[str], at_zero3: list[s
     ],
 )
 def test_how_sure_it_is_that_a_trainer_evaluates_before_it_trains(lines: str, confidence: str | None) -> None:
-    findings = check(_situation(changed(EVALUATES, _TRAINS, lines), 3), rules=ALL_RULES).findings
+    situation = situation_of_script(changed(EVALUATES, _TRAINS, lines), zero(3))
+    findings = check(situation, rules=ALL_RULES).findings
     assert [(finding.rule, finding.confidence) for finding in findings] == (
         [(_BEFORE, confidence)] if confidence else []
     )
@@ -292,7 +284,7 @@ _OWN_TRAINER = """\
 from transformers import Trainer, TrainingArguments
 class Mine(Trainer):
     {}
-arguments = TrainingArguments("out")
+arguments = TrainingArguments("out", per_device_train_batch_size=2, max_grad_norm=0.0)
 trainer = Mine(args=arguments)
 trainer.train()
 trainer.evaluate()

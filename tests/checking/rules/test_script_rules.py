@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rule_examples import situation_of_script
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.situations import settings_of_deepspeed
-from zerofit.checking.rule import Example, Rule
+from zerofit.checking.rule import Rule
 from zerofit.checking.rules.examples import EVALUATES, LANGUAGE, LOADED, SMALL, changed, ending, zero
 from zerofit.checking.rules.script import generation as script_generation
 from zerofit.checking.rules.script import inference as script_inference
@@ -18,9 +17,7 @@ from zerofit.checking.rules.script import loop as script_loop
 from zerofit.checking.rules.script import order as script_order
 from zerofit.checking.rules.script import ranks as script_ranks
 from zerofit.checking.situation import Situation
-from zerofit.configs.text.read import read_document
 from zerofit.core.plan import Topology
-from zerofit.scripts.source.read_script import read_script
 
 _RULES = (
     *script_ranks.RULES,
@@ -31,33 +28,17 @@ _RULES = (
 )
 
 
-def _situation(script: str, deepspeed: Any) -> Situation:
-    facts = read_script(script, name="train.py")
-    if deepspeed is None:
-        return Situation(script=facts, route=facts.route)
-    document = read_document(json.dumps(deepspeed), name="ds_config.json")
-    return Situation(
-        script=facts, route=facts.route, deepspeed=document, settings=settings_of_deepspeed(document)
-    )
-
-
 def _found(script: str, deepspeed: Any) -> list[tuple[str, str]]:
-    findings = check(_situation(script, deepspeed), rules=_RULES).findings
+    findings = check(situation_of_script(script, deepspeed), rules=_RULES).findings
     return [(finding.rule, finding.found) for finding in findings]
 
 
-def _ids(example: Example) -> list[str]:
-    assert example.script is not None
-    return [rule for rule, _ in _found(example.script, example.deepspeed)]
-
-
 @pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule.id)
-def test_examples(rule: Rule) -> None:
-    assert _ids(rule.bad) == [rule.id]
-    assert _ids(rule.good) == []
+def test_at_stage_0_a_bad_script_is_wrong_for_no_other_reason(rule: Rule) -> None:
+    assert rule.bad.script is not None
+    found = {found_rule for found_rule, _ in _found(rule.bad.script, zero(0))}
     # A Trainer that evaluates first is refused below ZeRO-3 for another reason than at ZeRO-3.
-    at_stage_0 = _ids(Example(script=rule.bad.script, deepspeed=zero(0)))
-    assert set(at_stage_0) <= {rule.id, "trainer-inference-needs-zero3"}
+    assert found <= {rule.id, "trainer-inference-needs-zero3"}
 
 
 @pytest.mark.parametrize("script", [SMALL, LANGUAGE, LOADED, EVALUATES])
@@ -223,16 +204,17 @@ def test_clipping(script: str, clipping: object, found: list[str]) -> None:
 
 
 def test_what_is_unknown_without_settings() -> None:
-    verdict = check(_situation(_main("model(**batch)"), None), rules=_RULES)
+    verdict = check(situation_of_script(_main("model(**batch)"), None), rules=_RULES)
     assert verdict.findings == ()
     assert [(item.rule, item.fact) for item in verdict.unknown] == [
         (_AT_ZERO3, "what runs the training step")
     ]
-    assert check(_situation(LANGUAGE, None), rules=_RULES).unknown == ()
+    assert check(situation_of_script(LANGUAGE, None), rules=_RULES).unknown == ()
 
 
 def test_a_finding_about_a_script_is_a_warning_with_its_place() -> None:
-    (finding,) = check(_situation(_main("model(**batch)"), zero(3)), rules=_RULES).findings
+    situation = situation_of_script(_main("model(**batch)"), zero(3))
+    (finding,) = check(situation, rules=_RULES).findings
     assert (str(finding.severity), str(finding.confidence), str(finding.place)) == (
         "warning", "likely", "train.py:22",
     )  # fmt: skip
@@ -298,7 +280,7 @@ _EARLY = changed(
 )
 def test_device_map(device_map: str, ranks: Topology | None, stage: int, expected: list[str]) -> None:
     script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map={device_map})")
-    situation = replace(_situation(script, zero(stage)), topology=ranks)
+    situation = replace(situation_of_script(script, zero(stage)), topology=ranks)
     assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
 
 
