@@ -17,7 +17,7 @@ from harness.layout import reference_of, run_of
 from harness.prove import MismatchError, prove
 from harness.table import fingerprint, stale_rows
 
-from zerofit.checking.rule import Effect, Evidence, Example, Rule, Severity
+from zerofit.checking.rule import Effect, Example, Reproduction, Rule, Severity
 from zerofit.core.command import Route
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _rule(bad: Example, good: Example, outcome: Effect, **evidence: object) -> R
         find=lambda situation: (),
         bad=bad,
         good=good,
-        evidence=Evidence(outcome=outcome, **evidence),  # type: ignore[arg-type]
+        evidence=Reproduction(outcome=outcome, **evidence),  # type: ignore[arg-type]
     )
 
 

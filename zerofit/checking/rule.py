@@ -92,7 +92,7 @@ class Rule:
     """An example that breaks this rule and no other."""
     good: Example
     """The same, mended; it breaks no rule."""
-    evidence: Evidence
+    evidence: Reproduction
     """The outcome of running the bad example."""
     holds_for: tuple[str, ...] = ()
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
@@ -127,7 +127,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Reproduction:
     """The observed outcome, or the reason why there is none."""
 
     outcome: Effect
@@ -139,19 +139,19 @@ class Evidence:
     """Why the harness can't run it: "needs a GPU"; the rule's `see` is then its evidence."""
 
 
-HANGS = Evidence(outcome=Effect.HANGS)
-DIFFERS = Evidence(outcome=Effect.DIFFERS)
-COSTS = Evidence(outcome=Effect.COSTS)
+HANGS = Reproduction(outcome=Effect.HANGS)
+DIFFERS = Reproduction(outcome=Effect.DIFFERS)
+COSTS = Reproduction(outcome=Effect.COSTS)
 
 
-def fails(says: str = "", *, not_reproduced: str = "") -> Evidence:
-    """Return the evidence that a run ends in an error; arguments as in Evidence."""
-    return Evidence(outcome=Effect.FAILS, says=says, not_reproduced=not_reproduced)
+def fails(says: str = "", *, not_reproduced: str = "") -> Reproduction:
+    """Return the evidence that a run ends in an error; arguments as in Reproduction."""
+    return Reproduction(outcome=Effect.FAILS, says=says, not_reproduced=not_reproduced)
 
 
-def ignored(*observed: tuple[str, Any], not_reproduced: str = "") -> Evidence:
-    """Return the evidence that the engine does not do what was asked for; arguments as in Evidence."""
-    return Evidence(outcome=Effect.IGNORED, observed=observed, not_reproduced=not_reproduced)
+def ignored(*observed: tuple[str, Any], not_reproduced: str = "") -> Reproduction:
+    """Return the evidence that the engine does not do what was asked for; arguments as in Reproduction."""
+    return Reproduction(outcome=Effect.IGNORED, observed=observed, not_reproduced=not_reproduced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

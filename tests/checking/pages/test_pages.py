@@ -13,7 +13,7 @@ import yaml
 from tools.measured_pages import versions_page
 from tools.rules_reference import rules_reference
 from zerofit.checking.pages.rule_pages import rule_page, rules_table
-from zerofit.checking.rule import Effect, Evidence, Example
+from zerofit.checking.rule import Effect, Example, Reproduction
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
@@ -47,7 +47,7 @@ def test_page_of_every_layer(golden: Callable[[str, str], None]) -> None:
                 compile=True,
             )
         ),
-        evidence=Evidence(outcome=Effect.HANGS, not_reproduced="needs two nodes"),
+        evidence=Reproduction(outcome=Effect.HANGS, not_reproduced="needs two nodes"),
     )
     golden(rule_page(rule, level=2), "findings/every-layer.md")
 

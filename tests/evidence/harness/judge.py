@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Effect, Evidence
+from zerofit.checking.rule import Effect, Reproduction
 
 if TYPE_CHECKING:
     from harness.runner import Ended
@@ -51,7 +51,7 @@ class Judgement:
     """How far the good run's weights are from the reference; None where nothing trains."""
 
 
-def judge(evidence: Evidence, runs: Runs) -> Judgement:
+def judge(evidence: Reproduction, runs: Runs) -> Judgement:
     """Return True if the bad run goes wrong as declared, and the good one trains to the reference."""
     mismatches = []
     good_error = None
@@ -76,7 +76,7 @@ def _trains(runs: Runs) -> bool:
     return any(ended.observed.get("optimizer_steps") != 0 for ended in (runs.good, runs.reference))
 
 
-def _fails(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
+def _fails(evidence: Reproduction, runs: Runs) -> tuple[list[str], str]:
     if runs.bad.exit_code is None:
         return [f"the bad example hangs: {how_ended(runs.bad)}"], "hangs"
     if not evidence.says:
@@ -87,7 +87,7 @@ def _fails(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
     return [], line.strip()[:200]
 
 
-def _hangs(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
+def _hangs(evidence: Reproduction, runs: Runs) -> tuple[list[str], str]:
     if runs.bad.exit_code is None and runs.bad.seconds < MUCH_LONGER * runs.good.seconds:
         return [f"the good example takes {runs.good.seconds:.0f} s: wait longer for the bad one"], ""
     if runs.bad.exit_code is None:
@@ -95,7 +95,7 @@ def _hangs(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
     return [f"the bad example ends: {how_ended(runs.bad)}"], how_ended(runs.bad)
 
 
-def _differs(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
+def _differs(evidence: Reproduction, runs: Runs) -> tuple[list[str], str]:
     if runs.bad.exit_code != 0:
         return [f"the bad example does not end well: {how_ended(runs.bad)}"], how_ended(runs.bad)
     error = distance(runs.bad, runs.reference or runs.good)
@@ -106,7 +106,7 @@ def _differs(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
     return found, seen
 
 
-def _ignored(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
+def _ignored(evidence: Reproduction, runs: Runs) -> tuple[list[str], str]:
     if runs.bad.exit_code != 0:
         return [f"the bad example does not end well: {how_ended(runs.bad)}"], how_ended(runs.bad)
     seen = ", ".join(f"{name}={_get(runs.bad, name)!r}" for name, _ in evidence.observed)
@@ -118,7 +118,7 @@ def _ignored(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
     return found, seen
 
 
-def _costs(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
+def _costs(evidence: Reproduction, runs: Runs) -> tuple[list[str], str]:
     if runs.bad.exit_code != 0:
         return [f"the bad example does not end well: {how_ended(runs.bad)}"], how_ended(runs.bad)
     error = distance(runs.bad, runs.reference or runs.good)
@@ -138,7 +138,7 @@ _BY_OUTCOME = {
 }
 
 
-def _unseen(evidence: Evidence, runs: Runs) -> list[str]:
+def _unseen(evidence: Reproduction, runs: Runs) -> list[str]:
     return [
         f"{name} is {_get(runs.bad, name)!r}, not {value!r}"
         for name, value in evidence.observed

@@ -15,7 +15,7 @@ from zerofit.core.strategy import Lora, Strategy
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.checking.rule import Evidence, Example, Rule
+    from zerofit.checking.rule import Example, Reproduction, Rule
 
 _LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python"}
 _CALLS = {
@@ -72,7 +72,7 @@ def fix_text(rule: Rule) -> str:
     return spell(rule.fix, FLAGS if rule.bad.strategy is not None else {})
 
 
-def _seen(evidence: Evidence) -> str:
+def _seen(evidence: Reproduction) -> str:
     text = _SEEN[evidence.outcome]
     if evidence.says:
         text += f": `{evidence.says}`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, zero
 from zerofit.checking.situation import is_read_by_others, known, stage_of
 from zerofit.configs.document import SetValue, say
@@ -211,7 +211,7 @@ def _other_groups(situation: Situation) -> Iterator[Hit]:
     see="https://arxiv.org/abs/2104.04473",
     bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
     good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
-    evidence=Evidence(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
+    evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
 def _over_nodes(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)

@@ -9,9 +9,9 @@ from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.rule import (
     DIFFERS,
     Effect,
-    Evidence,
     Example,
     Hit,
+    Reproduction,
     Rule,
     Severity,
     declared,
@@ -201,7 +201,7 @@ _ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2,
     see=_MAP,
     bad=Example(deepspeed=_OFFLOADED, script=_SGD),
     good=Example(deepspeed=_UNFORCED, script=_SGD),
-    evidence=Evidence(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
+    evidence=Reproduction(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
 )
 def _swapped(situation: Situation) -> Iterator[Hit]:
     placed = place(situation)
@@ -264,7 +264,7 @@ _NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
     see=_BNB,
     bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
     good=Example(deepspeed=one_step(2), script=_ADAMW_8BIT),
-    evidence=Evidence(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
+    evidence=Reproduction(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
 )
 def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
     placed = place(situation)
