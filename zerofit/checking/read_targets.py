@@ -17,15 +17,10 @@ from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, read_document
 from zerofit.configs.text.unreadable import MAX_BYTES
+from zerofit.core.checkpoints import read_shards
 from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable, UserError, nearest
-from zerofit.core.facts import Checkpoint
 from zerofit.core.setting import Said
-from zerofit.core.upstream.deepspeed import (
-    is_optimizer_shard,
-    is_parameter_shard,
-    tensor_parallel_size_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.command import LaunchCommand
+    from zerofit.core.facts import Checkpoint
 
 _MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 """ASSUMPTION: no training script is longer; a hundred times the longest of transformers' examples."""
@@ -109,16 +105,9 @@ def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
         return None
     try:
         with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
-            names = os.listdir(os.path.join(folder, file.read().strip()))
-    except (OSError, UnicodeDecodeError, ValueError):
+            return read_shards(folder, file.read().strip())
+    except (OSError, ValueError):
         return None
-    return Checkpoint(
-        folder=folder,
-        num_ranks=sum(map(is_optimizer_shard, names)),
-        partitions_parameters=any(map(is_parameter_shard, names)),
-        is_universal="zero" in names,  # deepspeed/checkpoint/ds_to_universal.py: one folder a parameter
-        tensor_parallel_size=tensor_parallel_size_of(names),
-    )
 
 
 STDIN = "standard input"

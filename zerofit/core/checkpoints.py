@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
+from zerofit.core.facts import Checkpoint
 from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -201,6 +202,31 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_shards(folder: str, tag: str) -> Checkpoint:
+    """Return how DeepSpeed laid out a checkpoint, as the names of its files tell.
+
+    Args:
+        folder: the checkpoint.
+        tag: name of the folder in it that holds the shards.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    names = os.listdir(os.path.join(folder, tag))
+    return Checkpoint(
+        folder=folder,
+        num_ranks=sum(_OPTIMIZER_SHARD.fullmatch(name) is not None for name in names),
+        partitions_parameters=any(map(_PARAMETER_SHARD.fullmatch, names)),
+        is_universal="zero" in names,  # deepspeed/checkpoint/ds_to_universal.py: one folder a parameter
+        tensor_parallel_size=tensor_parallel_size_of(names),
+    )
+
+
+def tensor_parallel_size_of(names: Iterable[str]) -> int:
+    """Return over how many ranks the layers were cut that a checkpoint's files are of."""
+    return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
+
+
 def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
     """Note in a run's folder where the run saved a checkpoint, or what it resumed from."""
     with (run_folder / _NOTES).open("a", encoding="utf-8") as file:
@@ -253,7 +279,9 @@ _STATE = re.compile(
     r"random_states_\d+\.pkl|optimizer(_\d+)?\.(bin|pt)|scheduler(_\d+)?\.(bin|pt)|custom_checkpoint_\d+\.pkl"
     r"|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
 )
-_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_(optim|model)_states\.pt")
+# deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
+_OPTIMIZER_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl|rng_state_(\d+)\.pth")
 _ARCHIVES = (".pt", ".pth", ".bin", ".pkl")
 """Files of torch.save: zip archives, whose directory stands at their end."""
@@ -269,7 +297,7 @@ def _problem_without_manifest(folder: Path) -> str | None:
         if name.endswith(_ARCHIVES) and not zipfile.is_zipfile(folder / name):
             return f"{name} is cut off"
     own = {name for name in names if "/" not in name}
-    shards = _ranks(_SHARD, (name.rpartition("/")[2] for name in names if name.endswith("optim_states.pt")))
+    shards = _ranks(_OPTIMIZER_SHARD, (name.rpartition("/")[2] for name in names))
     if any(name.endswith("_states.pt") for name in names):
         if "latest" not in own:
             return "the file `latest`, which DeepSpeed writes last, is missing"

@@ -16,9 +16,9 @@ from zerofit.core.checkpoints import (
     inspect_checkpoint,
     is_checkpoint,
     noted_checkpoints,
+    tensor_parallel_size_of,
 )
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.deepspeed import tensor_parallel_size_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

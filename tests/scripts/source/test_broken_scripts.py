@@ -9,7 +9,6 @@ import pytest
 
 from zerofit.core.errors import Unreadable
 from zerofit.scripts.source.read_script import read_script
-from zerofit.scripts.source.script_text import decode_script
 
 _SCRIPT = """\
 from accelerate import Accelerator
@@ -62,30 +61,3 @@ def test_pieces_of_a_script_never_end_in_a_traceback() -> None:
         between = pick.choice(["", "(", "\n", "if ", " ", "é", "=", "x."])
         with contextlib.suppress(Unreadable):
             read_script(_SCRIPT[:start] + between + _SCRIPT[end:], name="train.py")
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"x = 1\n", "x = 1\n"),
-        (b"\xef\xbb\xbfx = 1\n", "x = 1\n"),
-        (b"# -*- coding: latin-1 -*-\nx = '\xe4'\n", "# -*- coding: latin-1 -*-\nx = 'ä'\n"),
-        (b"#!python\n# vim: fileencoding=cp1252 :\n\x80", "#!python\n# vim: fileencoding=cp1252 :\n€"),
-    ],
-)
-def test_encodings(data: bytes, text: str) -> None:
-    assert decode_script(data) == text
-
-
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (b"x = 1\ny = '\xff'\n", "the script holds the byte 0xff, which is not utf-8"),
-        (b"# coding: klingon\n", "the script declares the encoding klingon, which is no encoding of text"),
-        (b"# coding: hex\nxx\n", "the script declares the encoding hex, which is no encoding of text"),
-    ],
-)
-def test_bytes_that_are_no_text(data: bytes, problem: str) -> None:
-    with pytest.raises(Unreadable) as caught:
-        decode_script(data)
-    assert caught.value.problem == problem

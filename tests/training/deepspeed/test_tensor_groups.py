@@ -8,7 +8,7 @@ import pytest
 import torch
 from refusals import refusal
 
-from zerofit.core.upstream.deepspeed import tensor_parallel_size_of
+from zerofit.core.checkpoints import tensor_parallel_size_of
 from zerofit.training.deepspeed.tensor_groups import _tie, check_model
 
 

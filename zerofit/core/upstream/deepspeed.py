@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 BROADCAST_MODEL = "_broadcast_model"
 """DeepSpeedEngine's method that sends rank 0's weights when it is made."""
@@ -250,26 +249,6 @@ def refused_keys() -> list[tuple[str, ...]]:
 
     top = [(key,) for key in getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", ())]
     return [*top, *(("zero_optimization", key) for key in getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", ()))]
-
-
-# deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
-_OPTIMIZER_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
-_PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
-
-
-def is_optimizer_shard(name: str) -> bool:
-    """Return True if a file of a checkpoint holds one rank's optimizer states."""
-    return _OPTIMIZER_SHARD.fullmatch(name) is not None
-
-
-def tensor_parallel_size_of(names: Iterable[str]) -> int:
-    """Return over how many ranks the layers were cut that a checkpoint's files are of."""
-    return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
-
-
-def is_parameter_shard(name: str) -> bool:
-    """Return True if a file of a checkpoint holds one rank's parameters, as ZeRO-3 saves them."""
-    return _PARAMETER_SHARD.fullmatch(name) is not None
 
 
 @contextlib.contextmanager

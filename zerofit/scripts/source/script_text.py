@@ -1,4 +1,4 @@
-"""A script's bytes to text, text to a syntax tree, and pieces of the tree to the user's words."""
+"""A script's text to a syntax tree, and pieces of the tree to the user's words."""
 
 from __future__ import annotations
 
@@ -12,38 +12,6 @@ from zerofit.scripts.facts import Sighting
 
 MAX_TEXT = 80
 """Characters of the user's words that a finding shows."""
-_DECLARED = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
-_BOM = b"\xef\xbb\xbf"
-
-
-def decode_script(data: bytes) -> str:
-    """Return a script's bytes as text, by the encoding that it declares, UTF-8 otherwise.
-
-    Raises:
-        Unreadable: the bytes are not in that encoding, or there is no such encoding.
-    """
-    declared = None
-    for line in data.removeprefix(_BOM).split(b"\n", 2)[:2]:
-        declared = declared or _DECLARED.match(line)
-    encoding = declared.group(1).decode("ascii", "replace") if declared else "utf-8"
-    if data.startswith(_BOM):
-        encoding = "utf-8-sig"
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        before = data[: error.start]
-        raise Unreadable(
-            f"the script holds the byte 0x{data[error.start]:02x}, which is not {encoding}",
-            "Python reads a script in the encoding that its first lines declare, UTF-8 without one",
-            "save the script as UTF-8",
-            before.count(b"\n") + 1,
-        ) from None
-    except (LookupError, UnicodeError, ValueError):
-        raise Unreadable(
-            f"the script declares the encoding {encoding}, which is no encoding of text",
-            "Python can't read the script either",
-            "save the script as UTF-8 and take the declaration out",
-        ) from None
 
 
 def parse(source: str) -> ast.Module:

@@ -16,19 +16,14 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.checkpoints import SavedLayout, incomplete_checkpoint, inspect_checkpoint
+from zerofit.core.checkpoints import SavedLayout, incomplete_checkpoint, inspect_checkpoint, read_shards
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.deepspeed import (
-    base_optimizer,
-    is_optimizer_shard,
-    is_parameter_shard,
-    reading_universal,
-    tensor_parallel_size_of,
-)
+from zerofit.core.upstream.deepspeed import base_optimizer, reading_universal
 from zerofit.training.checkpoints import gather, layout_of, rank_of_process
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
+    from zerofit.core.facts import Checkpoint
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
 
@@ -59,10 +54,11 @@ def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
         weights_only = kwargs.get("load_module_only") or not kwargs.get("load_optimizer_states", True)
         if tag is None or weights_only or args or not self.zero_optimization():
             return original(self, load_dir, tag, *args, **kwargs)
-        saved, now = _saved_layout(folder, str(tag)), layout_of(settings, self.optimizer)
-        if saved is None:
+        shards = read_shards(str(folder), str(tag)) if (folder / str(tag)).is_dir() else None
+        if shards is None or shards.num_ranks == 0 or shards.is_universal:
             return original(self, load_dir, tag, *args, **kwargs)
-        _check_groups(folder, str(tag), size=settings.tensor_parallel_size)
+        saved, now = _saved_layout(folder, shards), layout_of(settings, self.optimizer)
+        _check_groups(folder, shards.tensor_parallel_size, settings.tensor_parallel_size)
         differences = _differences(saved, now, stage=int(self.zero_optimization_stage()))
         if self.zero_nvme_offload_optimizer():
             raise _refused(
@@ -93,18 +89,13 @@ def _latest(folder: Path) -> str | None:
         return None
 
 
-def _saved_layout(folder: Path, tag: str) -> SavedLayout | None:
-    """Return how a checkpoint is laid out, by its files if need be; None without ZeRO's shards."""
-    names = os.listdir(folder / tag) if (folder / tag).is_dir() else []
-    num_shards = sum(map(is_optimizer_shard, names))
-    if not num_shards or "zero" in names:  # universal already
-        return None
+def _saved_layout(folder: Path, shards: Checkpoint) -> SavedLayout:
+    """Return how a checkpoint is laid out, by its files if need be."""
     manifest = inspect_checkpoint(folder).manifest
-    partitions = any(map(is_parameter_shard, names))
     return SavedLayout(
         engine="deepspeed",
-        world_size=num_shards,
-        zero_stage=3 if partitions else manifest.layout.zero_stage if manifest else 2,
+        world_size=shards.num_ranks,
+        zero_stage=3 if shards.partitions_parameters else manifest.layout.zero_stage if manifest else 2,
         optimizer_offload=manifest.layout.optimizer_offload if manifest else "none",
         optimizer=manifest.layout.optimizer if manifest else None,
     )
@@ -132,10 +123,9 @@ def _check_convertible(folder: Path, saved: SavedLayout, now: SavedLayout) -> No
             )
 
 
-def _check_groups(folder: Path, tag: str, *, size: int) -> None:
-    saved = tensor_parallel_size_of(os.listdir(folder / tag))
-    if saved != size:
-        found = f"layers cut over {saved} rank{'s' * (saved > 1)}, and {size} are to go on"
+def _check_groups(folder: Path, saved: int, now: int) -> None:
+    if saved != now:
+        found = f"layers cut over {saved} rank{'s' * (saved > 1)}, and {now} are to go on"
         raise _refused(folder, found, "DeepSpeed's converter does not cut layers anew")
 
 
