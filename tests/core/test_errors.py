@@ -28,14 +28,11 @@ def test_error_is_a_headline_and_one_line_a_part() -> None:
     )
 
 
-def test_error_without_a_page_has_no_see_line() -> None:
-    error = UserError("id", "summary", found="F", why="W", fix="X")
-    assert str(error) == "error[id]: summary\n  found: F\n  why:   W\n  fix:   X"
-
-
-def test_errors_are_usage_errors_unless_said_otherwise() -> None:
+def test_without_more_an_error_has_no_see_line_and_is_one_of_usage() -> None:
     parts = {"found": "F", "why": "W", "fix": "X"}
-    assert UserError("id", "summary", **parts).exit_code == 2
+    error = UserError("id", "summary", **parts)
+    assert str(error) == "error[id]: summary\n  found: F\n  why:   W\n  fix:   X"
+    assert error.exit_code == 2
     assert UserError("id", "summary", **parts, exit_code=1).exit_code == 1
 
 

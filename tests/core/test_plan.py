@@ -140,78 +140,7 @@ _OTHER_VERSION = "this zerofit reads plan files of version 1"
 _FIELDS = "every field must be known, of its type and in its range"
 
 
-@pytest.mark.parametrize(
-    ("text", "found", "why"),
-    [
-        pytest.param("", "Expecting value: line 1 column 1 (char 0)", _CUT, id="empty"),
-        pytest.param("\0", "Expecting value: line 1 column 1 (char 0)", _CUT, id="zeros of a full disk"),
-        pytest.param(
-            plan_to_json(_FULL)[:40],
-            "Unterminated string starting at: line 3 column 15 (char 32)",
-            _CUT,
-            id="half-written",
-        ),
-        pytest.param(plan_to_json(_SMALL) + "}", None, _CUT, id="too long"),
-        pytest.param("{}", "no version field", _OTHER_VERSION, id="another JSON file"),
-        pytest.param("[1]", "no version field", _OTHER_VERSION, id="a list"),
-        pytest.param("null", "no version field", _OTHER_VERSION, id="null"),
-        pytest.param(_without("version"), "no version field", _OTHER_VERSION, id="no version"),
-        pytest.param(_changed("version", 2), "version 2", _OTHER_VERSION, id="later version"),
-        pytest.param(_changed("version", "1"), "version '1'", _OTHER_VERSION, id="version as text"),
-        pytest.param(
-            _changed("version", True), "version: Input should be a valid integer", _FIELDS, id="version true"
-        ),
-        pytest.param(
-            _changed("notes", ""), "notes: Unexpected keyword argument", _FIELDS, id="unknown field"
-        ),
-        pytest.param(
-            _changed("strategy.zero_stages", 3),
-            "strategy.zero_stages: Unexpected keyword argument",
-            _FIELDS,
-            id="misspelt field below",
-        ),
-        pytest.param(
-            _changed("machine.gpus", [{"name": "x", "memory_bytes": 1, "memory_gb": 1}]),
-            "machine.gpus.0.memory_gb: Unexpected keyword argument",
-            _FIELDS,
-            id="unknown field in a list",
-        ),
-        pytest.param(_without("machine"), "machine: Field required", _FIELDS, id="missing field"),
-        pytest.param(
-            _changed("strategy.micro_batch_size", "4"),
-            "strategy.micro_batch_size: Input should be a valid integer",
-            _FIELDS,
-            id="number as text",
-        ),
-        pytest.param(
-            _changed("strategy.micro_batch_size", 4.0),
-            "strategy.micro_batch_size: Input should be a valid integer",
-            _FIELDS,
-            id="fraction",
-        ),
-        pytest.param(
-            _changed("strategy.compile", 1),
-            "strategy.compile: Input should be a valid boolean",
-            _FIELDS,
-            id="number for a truth value",
-        ),
-        pytest.param(
-            _changed("strategy.zero_stage", 5),
-            "strategy.zero_stage: Input should be 0, 1, 2 or 3",
-            _FIELDS,
-            id="no such stage",
-        ),
-        pytest.param(
-            _changed("strategy.optimizer_offload", "disk"),
-            "strategy.optimizer_offload: Input should be 'none', 'cpu' or 'nvme'",
-            _FIELDS,
-            id="no such device",
-        ),
-    ],
-)
-def test_a_broken_plan_file_is_refused(text: str, found: str | None, why: str) -> None:
-    if found is None:
-        found = f"Extra data: line {text.count(chr(10)) + 1} column 1 (char {len(text) - 1})"
+def _check_refusal(text: str, found: str, why: str) -> None:
     with pytest.raises(UserError) as error:
         plan_from_json(text, name="runs/plan.json")
     assert str(error.value) == (
@@ -221,6 +150,60 @@ def test_a_broken_plan_file_is_refused(text: str, found: str | None, why: str) -
         "  fix:   write the plan anew, or leave out --plan"
     )
     assert error.value.exit_code == 2
+
+
+_TEXT = plan_to_json(_SMALL)
+_EMPTY = "Expecting value: line 1 column 1 (char 0)"
+_HALF = "Unterminated string starting at: line 3 column 15 (char 32)"
+_MORE = f"Extra data: line {_TEXT.count(chr(10)) + 1} column 1 (char {len(_TEXT)})"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("", _EMPTY), ("\0", _EMPTY), (plan_to_json(_FULL)[:40], _HALF), (_TEXT + "}", _MORE)]
+)
+def test_a_file_that_was_not_written_whole_is_refused(text: str, found: str) -> None:
+    _check_refusal(text, found, _CUT)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{}", "no version field"),
+        ("[1]", "no version field"),
+        ("null", "no version field"),
+        (_without("version"), "no version field"),
+        (_changed("version", 2), "version 2"),
+        (_changed("version", "1"), "version '1'"),
+    ],
+)
+def test_a_file_of_another_version_is_refused(text: str, found: str) -> None:
+    _check_refusal(text, found, _OTHER_VERSION)
+
+
+_UNKNOWN, _NO_INTEGER = "Unexpected keyword argument", "Input should be a valid integer"
+_MISSPELT_GPU = [{"name": "x", "memory_bytes": 1, "memory_gb": 1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (_without("machine"), "machine: Field required"),
+        (_changed("version", True), f"version: {_NO_INTEGER}"),
+        (_changed("notes", ""), f"notes: {_UNKNOWN}"),
+        (_changed("strategy.zero_stages", 3), f"strategy.zero_stages: {_UNKNOWN}"),
+        (_changed("machine.gpus", _MISSPELT_GPU), f"machine.gpus.0.memory_gb: {_UNKNOWN}"),
+        (_changed("strategy.micro_batch_size", "4"), f"strategy.micro_batch_size: {_NO_INTEGER}"),
+        (_changed("strategy.micro_batch_size", 4.0), f"strategy.micro_batch_size: {_NO_INTEGER}"),
+        (_changed("strategy.compile", 1), "strategy.compile: Input should be a valid boolean"),
+        (_changed("strategy.zero_stage", 5), "strategy.zero_stage: Input should be 0, 1, 2 or 3"),
+        (
+            _changed("strategy.optimizer_offload", "disk"),
+            "strategy.optimizer_offload: Input should be 'none', 'cpu' or 'nvme'",
+        ),
+    ],
+)
+def test_a_field_that_is_missing_unknown_or_of_another_kind_is_refused(text: str, found: str) -> None:
+    _check_refusal(text, found, _FIELDS)
 
 
 @pytest.mark.parametrize(

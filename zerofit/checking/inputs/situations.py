@@ -73,14 +73,15 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     Each accelerate file meets the DeepSpeed file that it names, or, where it names none, each of those that
     no other names; and all meet the script.
     """
-    scripts, broken = _read_scripts(targets)
+    scripts, broken = read_scripts(targets)
     first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
     # What concerns no run in particular is said with the first.
     first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
     return (first, *others)
 
 
-def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
+def read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
+    """Return the facts of the scripts that could be read, and those that could not be."""
     if not targets.scripts:
         return (), ()
     from zerofit.scripts.source.read_script import read_script  # only where there is one: it takes its time

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.inputs.situations import read_scripts
 from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.command import Launcher
-from zerofit.core.errors import Unreadable
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OffloadDevice, OptimizerName
@@ -109,15 +109,8 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, machine=machine, versions=plan.versions
     )
-    script = None
-    if targets.scripts:
-        from zerofit.scripts.source.read_script import read_script
-
-        ((name, source),) = targets.scripts
-        try:
-            script = read_script(source, name=name)
-        except Unreadable:
-            script = None  # Python itself will say what is wrong
+    scripts, _ = read_scripts(targets)  # of one that is no Python, Python itself will say what is wrong
+    script = scripts[0] if scripts else None
     route = script.route if script else None
     trainer = trainer_of(script, route, targets)
     settings = situation.settings
