@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from zerofit.models.trees import Path
     from zerofit.training.micro_batches.pending_backward import PendingBackward, SplitPass
 
+_PENDING = "_zerofit_pending"
+_FETCH = "_zerofit_fetch"
+
 
 class Outputs:
     """Collects what the pieces give, and hands it out as one.
@@ -164,10 +167,6 @@ def _read_too_late(key: Any) -> UserError:
 
 def _plain(leaf: Any) -> Any:
     return leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else None
-
-
-_PENDING = "_zerofit_pending"
-_FETCH = "_zerofit_fetch"
 
 
 class _LazyOutput:

@@ -27,6 +27,26 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
 
+_RECORD = "_zerofit_said"
+"""Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
+_ADAM_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+"""Those of AdamW (torch/optim/adamw.py; transformers/training_args.py)."""
+_WHY = {"auto_find_batch_size": ", which would change the global batch"}
+_FIELDS = (
+    "accelerator_config",
+    "activation_checkpointing",
+    "activation_checkpointing_kwargs",
+    "adam_beta1",
+    "adam_beta2",
+    "auto_find_batch_size",
+    "bf16",
+    "fp16",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "optim",
+    "per_device_train_batch_size",
+)
+
 
 def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Hook TrainingArguments, or a subclass, so that its objects are made as the plan says.
@@ -133,13 +153,6 @@ def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
     )
 
 
-_RECORD = "_zerofit_said"
-"""Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
-_ADAM_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
-"""Those of AdamW (torch/optim/adamw.py; transformers/training_args.py)."""
-_WHY = {"auto_find_batch_size": ", which would change the global batch"}
-
-
 def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Set the fields that the plan decides.
 
@@ -172,22 +185,6 @@ def script_batches(arguments: Any) -> Batches | None:
     if any(name not in record for name in names) or all(record[name][0] == record[name][1] for name in names):
         return None
     return Batches(batch_size=record[names[0]][0], gradient_accumulation_steps=int(record[names[1]][0]))
-
-
-_FIELDS = (
-    "accelerator_config",
-    "activation_checkpointing",
-    "activation_checkpointing_kwargs",
-    "adam_beta1",
-    "adam_beta2",
-    "auto_find_batch_size",
-    "bf16",
-    "fp16",
-    "gradient_accumulation_steps",
-    "max_grad_norm",
-    "optim",
-    "per_device_train_batch_size",
-)
 
 
 def _said(arguments: Any, name: str, record: Mapping[str, tuple[Any, Any]]) -> Any:
