@@ -256,19 +256,23 @@ def test_no_cut_of_a_plan_file_reads_as_a_plan() -> None:
         (Topology(num_nodes=4, world_size=4), 4, 1),
         (Topology(world_size=8, tensor_parallel_size=2), 4, 8),
         (Topology(num_nodes=2, world_size=8, tensor_parallel_size=8), 1, 4),
+        (Topology(world_size=8, sequence_parallel_size=4), 2, 8),
+        (Topology(world_size=8, tensor_parallel_size=2, sequence_parallel_size=4), 1, 8),
     ],
 )
 def test_ranks(topology: Topology, data_parallel_size: int, ranks_per_node: int) -> None:
     assert (topology.data_parallel_size, topology.ranks_per_node) == (data_parallel_size, ranks_per_node)
 
 
-def test_ranks_make_whole_tensor_parallel_groups() -> None:
+@pytest.mark.parametrize("kind", ["tensor", "sequence"])
+def test_ranks_make_whole_groups(kind: str) -> None:
     with pytest.raises(ValueError, match="world_size: 3 ranks are no whole groups of 2"):
-        Topology(world_size=3, tensor_parallel_size=2)
+        Topology(world_size=3, **{f"{kind}_parallel_size": 2})
 
 
-def test_a_plan_names_tensor_parallelism_where_there_is_some() -> None:
-    assert "tensor_parallel" not in plan_to_json(_FULL)
-    cut = replace(_FULL, topology=replace(_FULL.topology, tensor_parallel_size=4))
-    assert json.loads(plan_to_json(cut))["topology"]["tensor_parallel_size"] == 4
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "sequence_parallel_size"])
+def test_a_plan_names_a_parallelism_where_there_is_some(name: str) -> None:
+    assert name not in plan_to_json(_FULL)
+    cut = replace(_FULL, topology=replace(_FULL.topology, **{name: 4}))
+    assert json.loads(plan_to_json(cut))["topology"][name] == 4
     assert plan_from_json(plan_to_json(cut), name="plan.json") == cut

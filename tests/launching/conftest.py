@@ -15,6 +15,7 @@ from example_runs import (
     trainer_example,
     trainer_losses,
 )
+from parallel_dimensions import save_model, script
 from runs import Run, run_command
 
 if TYPE_CHECKING:
@@ -58,3 +59,37 @@ def plain_trainer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> L
     folder = tmp_path_factory.mktemp("plain-trainer")
     plain_accelerate_launch(trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
     return trainer_losses(folder)
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Save an untrained model of a kind once, and return its folder."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def make(kind: str) -> Path:
+        path = folder / kind.replace(" ", "-")
+        if not path.exists():
+            save_model(kind, path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def one_process(
+    model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Train in one process without zerofit, once for each model, and return what that wrote."""
+    done: dict[tuple[str, ...], Path] = {}
+
+    def train(kind: str, *arguments: str) -> Path:
+        key = (kind, *arguments)
+        if key not in done:
+            folder = tmp_path_factory.mktemp("one-process")
+            run_command(
+                [sys.executable, *script(model_of(kind), *arguments)], folder, ACCELERATE_USE_CPU="true"
+            ).check()
+            done[key] = folder / "out"
+        return done[key]
+
+    return train

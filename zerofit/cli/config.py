@@ -153,9 +153,7 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
         folder / "launch.sh": _launch_script(plan, accelerate),
     }
     if deepspeed:
-        files[deepspeed] = deepspeed_json(
-            strategy, trains=plan.trains, tensor_parallel_size=plan.topology.tensor_parallel_size
-        )
+        files[deepspeed] = deepspeed_json(strategy, trains=plan.trains, topology=plan.topology)
     return files
 
 

@@ -112,6 +112,13 @@ _FIELD_OPTIONS = (
         type=_POSITIVE,
         help="Ranks that share each layer of one copy of the model and take the same samples.",
     ),
+    click.option(
+        "--sequence-parallel-size",
+        "--sp-size",
+        "--parallelism-config-sp-size",
+        type=_POSITIVE,
+        help="Ranks that share the tokens of each sample, for long sequences (Ulysses).",
+    ),
 )
 _OF_ANY_NODE = (
     click.option(

@@ -74,20 +74,27 @@ class Topology:
     """True if the ranks run on the CPU, GPUs or not."""
     tensor_parallel_size: int = 1
     """Consecutive ranks that share the layers of one copy of the model, and take the same samples."""
+    sequence_parallel_size: int = 1
+    """Consecutive ranks that share the tokens of the same samples, each with whole layers."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_nodes", "world_size", "tensor_parallel_size")
+        check_at_least(self, 1, "num_nodes", "world_size", "tensor_parallel_size", "sequence_parallel_size")
         if self.world_size % self.num_nodes:
             raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
-        if self.world_size % self.tensor_parallel_size:
+        if self.world_size % self.sample_group_size:
             raise ValueError(
-                f"world_size: {self.world_size} ranks are no whole groups of {self.tensor_parallel_size}"
+                f"world_size: {self.world_size} ranks are no whole groups of {self.sample_group_size}"
             )
 
     @property
+    def sample_group_size(self) -> int:
+        """Consecutive ranks that take the same samples: 1 under data parallelism alone."""
+        return self.tensor_parallel_size * self.sequence_parallel_size
+
+    @property
     def data_parallel_size(self) -> int:
-        """Groups of ranks that each take their own samples: a rank each without tensor parallelism."""
-        return self.world_size // self.tensor_parallel_size
+        """Groups of ranks that each take their own samples: a rank each under data parallelism alone."""
+        return self.world_size // self.sample_group_size
 
     @property
     def ranks_per_node(self) -> int:
@@ -170,10 +177,11 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def topology_fields(topology: Topology) -> dict[str, int]:
-    """Return the topology for a file; without tensor parallelism it says nothing of it."""
+    """Return the topology for a file; it says nothing of a parallelism that is not used."""
     document = dataclasses.asdict(topology)
-    if topology.tensor_parallel_size == 1:
-        del document["tensor_parallel_size"]
+    for name in ("tensor_parallel_size", "sequence_parallel_size"):
+        if document[name] == 1:
+            del document[name]
     return document
 
 
@@ -260,4 +268,6 @@ def _ranks(plan: Plan) -> str:
     ranks = f"{topology.world_size} {kind} rank{'s' if topology.world_size > 1 else ''}"
     if topology.tensor_parallel_size > 1:
         ranks += f" in tensor-parallel groups of {topology.tensor_parallel_size}"
+    if topology.sequence_parallel_size > 1:
+        ranks += f" in sequence-parallel groups of {topology.sequence_parallel_size}"
     return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

@@ -88,6 +88,8 @@ class Request:
     """Machines that take part."""
     tensor_parallel_size: int | None = None
     """Ranks that share each matrix product of one copy of the model."""
+    sequence_parallel_size: int | None = None
+    """Ranks that share the tokens of the same samples."""
     on_cpu: bool = False
     """True if to leave GPUs alone."""
     elsewhere: bool = False

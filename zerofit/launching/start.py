@@ -77,7 +77,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
         files[folder.deepspeed] = deepspeed_json(
             script_decides,
             trains=plan.trains,
-            tensor_parallel_size=plan.topology.tensor_parallel_size,
+            topology=plan.topology,
         )
     return files
 

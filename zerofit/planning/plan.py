@@ -258,6 +258,7 @@ def plan_to_run(
         num_processes=request.num_processes,
         num_nodes=request.num_nodes,
         tensor_parallel_size=request.tensor_parallel_size,
+        sequence_parallel_size=request.sequence_parallel_size,
     )
     topology = topology_of(machine, ranks)
     problem = subject.problem(

@@ -12,7 +12,7 @@ from zerofit.core.plan import Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
-from zerofit.planning.ranks import check_ranks, check_tensor_groups
+from zerofit.planning.ranks import check_groups, check_ranks
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import Estimate
@@ -152,9 +152,16 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     said = f"--num-processes {world_size}" if request.num_processes else f"{world_size} ranks in the plan"
     have_gpus = not on_cpu and not request.elsewhere
     check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
-    group = request.tensor_parallel_size or base.tensor_parallel_size
-    check_tensor_groups(world_size, group, said=said)
-    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu, tensor_parallel_size=group)
+    tensor = request.tensor_parallel_size or base.tensor_parallel_size
+    sequence = request.sequence_parallel_size or base.sequence_parallel_size
+    check_groups(world_size, tensor_parallel_size=tensor, sequence_parallel_size=sequence, said=said)
+    return Topology(
+        num_nodes=num_nodes,
+        world_size=world_size,
+        on_cpu=on_cpu,
+        tensor_parallel_size=tensor,
+        sequence_parallel_size=sequence,
+    )
 
 
 def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strategy, list[Reason]]:

@@ -144,19 +144,23 @@ class Planner:
 
 
 def _check_estimable(problem: Problem) -> None:
-    """Check that no tensor parallelism is asked for, whose memory and time are not estimated.
+    """Check that no parallelism is asked for whose memory and time are not estimated.
 
     Raises:
         UserError: it is.
     """
-    size = problem.request.tensor_parallel_size or 1
-    if size == 1:
+    request = problem.request
+    if (request.tensor_parallel_size or 1) > 1:
+        kind, size, whole = "tensor", request.tensor_parallel_size, "layers"
+    elif (request.sequence_parallel_size or 1) > 1:
+        kind, size, whole = "sequence", request.sequence_parallel_size, "samples"
+    else:
         return
     raise UserError(
-        "tensor-parallel-not-estimated",
-        "what tensor parallelism needs is not estimated",
-        found=f"--tensor-parallel-size {size}",
-        why="estimates count whole layers on each GPU, and no traffic inside a tensor-parallel group",
+        f"{kind}-parallel-not-estimated",
+        f"what {kind} parallelism needs is not estimated",
+        found=f"--{kind}-parallel-size {size}",
+        why=f"estimates count whole {whole} on each GPU, and no traffic inside a {kind}-parallel group",
         fix="plan without it, or train with it by `zerofit launch --no-capture`, which goes by flags alone",
     )
 

@@ -45,30 +45,37 @@ def check_ranks(
         )
 
 
-def check_tensor_groups(world_size: int, tensor_parallel_size: int, *, said: str) -> None:
-    """Check that ranks make whole tensor-parallel groups.
+def check_groups(
+    world_size: int, *, tensor_parallel_size: int, sequence_parallel_size: int, said: str
+) -> None:
+    """Check that ranks make whole groups that share samples.
 
     Args:
-        tensor_parallel_size: ranks of one group.
+        world_size: ranks of all nodes together.
+        tensor_parallel_size: ranks that share the layers of a copy of the model.
+        sequence_parallel_size: ranks that share the tokens of a sample.
         said: what tells the number of ranks, for the message.
 
     Raises:
         UserError: they do not.
     """
-    if world_size % tensor_parallel_size == 0:
+    group_size = tensor_parallel_size * sequence_parallel_size
+    if world_size % group_size == 0:
         return
-    below = world_size // tensor_parallel_size * tensor_parallel_size
+    sizes = {"tensor": tensor_parallel_size, "sequence": sequence_parallel_size}
+    flags = [f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size > 1]
+    kind = "sequence" if sequence_parallel_size > 1 else "tensor"
+    below = world_size // group_size * group_size
     fits = [size for size in range(2, world_size + 1) if world_size % size == 0]
-    fixes = [
-        f"set --num-processes to {' or '.join(str(n) for n in (below, below + tensor_parallel_size) if n)}"
-    ]
+    fixes = [f"set --num-processes to {' or '.join(str(n) for n in (below, below + group_size) if n)}"]
     if fits:
-        fixes.append(f"--tensor-parallel-size to {' or '.join(map(str, fits))}")
+        fixes.append(f"--{kind}-parallel-size to {' or '.join(map(str, fits))}")
+    share = "holds one copy of the model" if kind == "tensor" else "shares its samples"
     raise UserError(
-        "tensor-groups-not-whole",
-        "the ranks make no whole tensor-parallel groups",
-        found=f"{said} with --tensor-parallel-size {tensor_parallel_size}",
-        why="each group holds one copy of the model, and every rank is in one",
+        f"{kind}-groups-not-whole",
+        f"the ranks make no whole {kind}-parallel groups",
+        found=f"{said} with {' and '.join(flags)}",
+        why=f"each group {share}, and every rank is in one",
         fix=", or ".join(fixes),
     )
 

@@ -189,7 +189,7 @@ def _batch_sizes(
 
 def _num_readers(accelerator: Any, settings: AppliedSettings) -> int:
     """Return how many ranks, or groups of ranks, read samples of their own."""
-    return int(accelerator.num_processes) // settings.tensor_parallel_size
+    return int(accelerator.num_processes) // settings.sample_group_size
 
 
 def install_required_accumulate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:

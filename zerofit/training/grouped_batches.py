@@ -115,8 +115,10 @@ def _num_ranks(accelerator: Any) -> int:
     names = () if mesh is None else mesh.mesh_dim_names or ()
     num_alike = math.prod(int(mesh[name].size()) for name in ("tp", "cp") if name in names)
     plugin = getattr(accelerator, "deepspeed_plugin", None)
-    tensor_parallel = {} if plugin is None else plugin.deepspeed_config.get("tensor_parallel", {})
-    return int(accelerator.num_processes) // num_alike // int(tensor_parallel.get("autotp_size", 1))
+    config = {} if plugin is None else plugin.deepspeed_config
+    num_alike *= int(config.get("tensor_parallel", {}).get("autotp_size", 1))
+    num_alike *= int(config.get("sequence_parallel_size", 1))
+    return int(accelerator.num_processes) // num_alike
 
 
 def _why_not(loader: Any, *, num_ranks: int) -> str | None:

@@ -31,7 +31,9 @@ from zerofit.training.deepspeed import (
     expert_modules,
     join_prepare,
     partitioned_models,
+    sample_groups,
     scalars,
+    sequence_shards,
     skipped_steps,
     tensor_groups,
 )
@@ -84,7 +86,9 @@ ACCELERATOR_HOOKS = (
     Hook("window weights", accelerate_hooks.install_window_weights, "closest to the step and the clipping"),
     Hook("required accumulate", accelerate_hooks.install_required_accumulate, "right around accelerate"),
     Hook("DeepSpeed's set-up", accelerate_hooks.install_prepare, "right around accelerate's prepare()"),
-    Hook("tensor groups", tensor_groups.install, "right around accelerate, behind the micro-batches"),
+    Hook("sample groups", sample_groups.install, "right around accelerate, behind the micro-batches"),
+    Hook("tensor groups", tensor_groups.install, "right around accelerate's prepare()"),
+    Hook("sequence shards", sequence_shards.install, "on the constructor alone"),
     Hook("arguments", accelerate_hooks.install_arguments, "right around accelerate's constructor"),
 )
 """Hooks of Accelerator. Of a method that several wrap, the first in the list is the outermost: it is called
@@ -98,7 +102,7 @@ TRAINER_HOOKS = (
     Hook("checkpoints", trainer_checkpoints.install, "right around train(), which reads the checkpoint"),
     Hook("memory in trackers", tracked_memory.install_in_trainer, "before train() logs anything"),
     Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
-    Hook("tensor groups", tensor_groups.install_in_trainer, "on get_tp_size() alone"),
+    Hook("sample groups", sample_groups.install_in_trainer, "on get_tp_size() alone"),
 )
 """Hooks of transformers' Trainer, the outermost first."""
 
@@ -158,14 +162,16 @@ MODULE_HOOKS = (
     Hook("deepspeed.runtime.engine", elastic_resume.install, "before an engine loads a checkpoint"),
     Hook("deepspeed.runtime.engine", partitioned_models.install_in_engine, "before an engine is made"),
     Hook("deepspeed.runtime.engine", expert_modules.install, "before an engine partitions a model"),
+    Hook("deepspeed", sequence_shards.install_in_deepspeed, "before an engine is made"),
+    Hook("deepspeed.runtime.engine", sequence_shards.install_in_engine, "around the engine's forward pass"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
     Hook("transformers.integrations.deepspeed", tensor_groups.install_in_loading, "before a model is loaded"),
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
-    Hook("accelerate.accelerator", tensor_groups.install_in_accelerate, "before an Accelerator gathers"),
-    Hook("accelerate.scheduler", tensor_groups.install_in_scheduler, "before a scheduler is prepared"),
+    Hook("accelerate.accelerator", sample_groups.install_in_accelerate, "before an Accelerator gathers"),
+    Hook("accelerate.scheduler", sample_groups.install_in_scheduler, "before a scheduler is prepared"),
     Hook("accelerate.utils.memory", accelerate_hooks.install_batch_search, "before a batch size is searched"),
     Hook(
         "transformers.trainer_utils",

@@ -281,11 +281,13 @@ def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
             fix=f"start {found.topology.world_size} ranks (accelerate launch --num_processes "
             f"{found.topology.world_size}), or plan again",
         )
-    if found.topology.tensor_parallel_size > 1:
+    topology = found.topology
+    if topology.sample_group_size > 1:
+        kind = "tensor" if topology.tensor_parallel_size > 1 else "sequence"
         raise UserError(
-            "tensor-parallel-in-script",
-            "a script can't apply a plan with tensor parallelism by itself",
-            found=f"tensor-parallel groups of {found.topology.tensor_parallel_size} ranks in the plan",
+            f"{kind}-parallel-in-script",
+            f"a script can't apply a plan with {kind} parallelism by itself",
+            found=f"{kind}-parallel groups of {topology.sample_group_size} ranks in the plan",
             why="what accelerate counts per rank is put right as it is imported: too late here",
             fix="start the script with `zerofit launch --plan FILE`",
         )

@@ -44,6 +44,16 @@ class AppliedSettings:
         return self.plan.topology.tensor_parallel_size if self.uses_deepspeed else 1
 
     @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share the tokens of the same samples."""
+        return self.plan.topology.sequence_parallel_size if self.uses_deepspeed else 1
+
+    @property
+    def sample_group_size(self) -> int:
+        """Ranks that take the same samples."""
+        return self.plan.topology.sample_group_size if self.uses_deepspeed else 1
+
+    @property
     def on_cpu(self) -> bool:
         """True if the ranks run on the CPU."""
         return self.plan.topology.on_cpu

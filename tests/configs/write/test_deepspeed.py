@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from zerofit.configs.write.deepspeed import deepspeed_config, deepspeed_json
+from zerofit.core.plan import Topology
 from zerofit.core.presets import PRESETS, Preset, find_preset
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 
@@ -89,11 +90,17 @@ def test_only_stage_3_has_stage_3_keys(strategy: Strategy) -> None:
 @pytest.mark.parametrize("strategy", _EVERY_STAGE, ids=lambda strategy: strategy.zero_stage.name)
 def test_tensor_parallelism_adds_its_section_and_whole_weights(strategy: Strategy) -> None:
     alone = deepspeed_config(strategy)
-    assert deepspeed_config(strategy, tensor_parallel_size=1) == alone
-    cut = deepspeed_config(strategy, tensor_parallel_size=2)
+    assert deepspeed_config(strategy, topology=Topology(world_size=2)) == alone
+    cut = deepspeed_config(strategy, topology=Topology(world_size=2, tensor_parallel_size=2))
     assert cut.pop("tensor_parallel") == {"autotp_size": 2}
     gathers = {"stage3_gather_16bit_weights_on_model_save": True}
     assert cut == {**alone, "zero_optimization": alone["zero_optimization"] | gathers}
+
+
+@pytest.mark.parametrize("strategy", _EVERY_STAGE, ids=lambda strategy: strategy.zero_stage.name)
+def test_sequence_parallelism_adds_its_size_alone(strategy: Strategy) -> None:
+    shared = deepspeed_config(strategy, topology=Topology(world_size=4, sequence_parallel_size=2))
+    assert shared == {**deepspeed_config(strategy), "sequence_parallel_size": 2}
 
 
 @pytest.mark.parametrize("device", list(OffloadDevice))

@@ -25,9 +25,13 @@ NUM_SAMPLES, LENGTH, VOCAB = 96, 16, 128
 class Tokens(Dataset):
     """Random tokens, the same in every process; some labels are masked, of each sample as many or not."""
 
-    def __init__(self, num_samples: int, seed: int, *, is_uneven: bool = False) -> None:
+    def __init__(
+        self, num_samples: int, seed: int, *, is_uneven: bool = False, args: argparse.Namespace | None = None
+    ) -> None:
         self.is_uneven = is_uneven
-        self.tokens = torch.randint(3, VOCAB, (num_samples, LENGTH), generator=torch.manual_seed(seed))
+        self.layout = args.layout if args else "whole"
+        length = args.length if args else LENGTH
+        self.tokens = torch.randint(3, VOCAB, (num_samples, length), generator=torch.manual_seed(seed))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -36,7 +40,15 @@ class Tokens(Dataset):
         tokens = self.tokens[index]
         labels = tokens.clone()
         labels[: index % 7 if self.is_uneven else 3] = -100
-        return {"input_ids": tokens, "labels": labels}
+        sample = {"input_ids": tokens, "labels": labels}
+        if self.layout == "packed":
+            sample["position_ids"] = torch.arange(len(tokens)) % 6
+        elif self.layout != "whole":
+            padding = slice(index % 5) if self.layout == "left" else slice(len(tokens) - index % 5, None)
+            sample["attention_mask"] = torch.ones_like(tokens)
+            sample["attention_mask"][padding] = 0
+            labels[padding] = -100
+        return sample
 
 
 def loop(args: argparse.Namespace) -> None:
@@ -52,11 +64,11 @@ def loop(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     if args.stream:
         accelerator.prepare(DataLoader(Stream(), args.batch_size))
-    loader = DataLoader(Tokens(NUM_SAMPLES, 1), args.batch_size, shuffle=True, drop_last=True)
+    loader = DataLoader(Tokens(NUM_SAMPLES, 1, args=args), args.batch_size, shuffle=True, drop_last=True)
     # As in accelerate's own nlp_example.py: steps of the loader before its batches are shared by the ranks.
     num_steps = len(loader) // args.accumulation
     scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=num_steps)
-    held_out = DataLoader(Tokens(11, 2), 3)
+    held_out = DataLoader(Tokens(11, 2, args=args), 3)
     model, optimizer, loader, held_out, scheduler = accelerator.prepare(
         model, optimizer, loader, held_out, scheduler
     )
@@ -67,7 +79,7 @@ def loop(args: argparse.Namespace) -> None:
     first = 0 if not args.resume else args.save_step * args.accumulation
     for number, batch in enumerate(accelerator.skip_first_batches(loader, first) if first else loader, first):
         with accelerator.accumulate(model):
-            loss = model(**batch).loss
+            loss = own_loss(model, batch) if args.own_loss else model(**batch).loss
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 0.5)
@@ -102,6 +114,12 @@ def loop(args: argparse.Namespace) -> None:
         f"{args.output_dir}/model", is_main_process=accelerator.is_main_process, state_dict=state_dict
     )
     accelerator.end_training()
+
+
+def own_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the loss that a script makes of logits by itself."""
+    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
 
 
 def generate(model: torch.nn.Module, device: torch.device) -> list[list[int]]:
@@ -167,14 +185,14 @@ def with_trainer(args: argparse.Namespace) -> None:
     trainer = Trainer(
         model=load(args, arguments.process_index),
         args=arguments,
-        train_dataset=Tokens(NUM_SAMPLES, 1, is_uneven=True),
-        eval_dataset=Tokens(11, 2),
+        train_dataset=Tokens(NUM_SAMPLES, 1, is_uneven=True, args=args),
+        eval_dataset=Tokens(11, 2, args=args),
         data_collator=collate,
         callbacks=[watch],
     )
     trainer.train(resume_from_checkpoint=args.resume or None)
     trained = list(seen)
-    predicted = trainer.predict(Tokens(11, 2))
+    predicted = trainer.predict(Tokens(11, 2, args=args))
     write(
         args,
         arguments.process_index,
@@ -204,6 +222,9 @@ def main() -> None:
     parser.add_argument("--resume", default="")
     parser.add_argument("--fresh-head", action="store_true")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--length", type=int, default=LENGTH)
+    parser.add_argument("--layout", choices=("whole", "left", "right", "packed"), default="whole")
+    parser.add_argument("--own-loss", action="store_true")
     parser.add_argument("--trainer", action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)

@@ -10,6 +10,8 @@ from zerofit.core.strategy import NVME, OffloadDevice, Precision, Strategy, Zero
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zerofit.core.plan import Topology
+
 _AUTO = "auto"
 """Filled in from the script by both accelerate (prepare) and Trainer (TrainingArguments)."""
 
@@ -30,7 +32,7 @@ _AIO = {
 
 
 def deepspeed_config(
-    strategy: Strategy, *, trains: bool = True, tensor_parallel_size: int = 1
+    strategy: Strategy, *, trains: bool = True, topology: Topology | None = None
 ) -> dict[str, Any]:
     """Return the DeepSpeed configuration of a strategy.
 
@@ -39,7 +41,7 @@ def deepspeed_config(
     Args:
         strategy: a strategy of the DeepSpeed engine.
         trains: whether there are gradients; without, everything about them is left out.
-        tensor_parallel_size: ranks that share each layer of one copy of the model.
+        topology: its groups of ranks, which the file names where there are some.
     """
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": _or_auto(strategy.micro_batch_size)}
     if trains:
@@ -49,16 +51,18 @@ def deepspeed_config(
     config["zero_optimization"] = _zero(strategy, trains=trains)
     if strategy.uses_nvme:
         config["aio"] = dict(_AIO)
-    if tensor_parallel_size > 1:
-        config["tensor_parallel"] = {"autotp_size": tensor_parallel_size}
+    if topology is not None and topology.tensor_parallel_size > 1:
+        config["tensor_parallel"] = {"autotp_size": topology.tensor_parallel_size}
         # accelerate's get_state_dict() asks for it at each stage where ranks hold parts of the weights.
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    if topology is not None and topology.sequence_parallel_size > 1:
+        config["sequence_parallel_size"] = topology.sequence_parallel_size
     return config
 
 
-def deepspeed_json(strategy: Strategy, *, trains: bool = True, tensor_parallel_size: int = 1) -> str:
+def deepspeed_json(strategy: Strategy, *, trains: bool = True, topology: Topology | None = None) -> str:
     """Return the text of the DeepSpeed JSON file of a strategy; see deepspeed_config."""
-    config = deepspeed_config(strategy, trains=trains, tensor_parallel_size=tensor_parallel_size)
+    config = deepspeed_config(strategy, trains=trains, topology=topology)
     return json.dumps(config, indent=2) + "\n"
 
 

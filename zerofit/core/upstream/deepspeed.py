@@ -299,3 +299,16 @@ def why_not_cut(model: Any) -> str:
     except AssertionError as refusal:
         return str(refusal).partition(". ")[0]
     return ""
+
+
+def sequence_groups(size: int) -> Any:
+    """Return what tells an engine of sequence-parallel groups; they are made once in a process.
+
+    Args:
+        size: consecutive ranks of one group.
+    """
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
+        parallel_state_sp.initialize_sequence_parallel(size)
+    return parallel_state_sp

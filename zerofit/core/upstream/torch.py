@@ -22,3 +22,10 @@ def is_compiled(model: Any) -> bool:
     """True if torch.compile has compiled a module, or a part of it: by a wrapper, or in its place."""
     modules = model.modules()
     return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in modules)
+
+
+def is_in_backward() -> bool:
+    """Return True inside a backward pass, as in what a checkpointed block computes again (torch 2.13)."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -360,3 +360,29 @@ def after_checkpoint(trainer: Any, folder: Path) -> None:
         )
     else:  # before it was a function
         trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
+
+
+def of_whole_sequence(
+    arguments: dict[str, Any], *, length: int, attention_mask: Any, packed: Any
+) -> dict[str, Any]:
+    """Return the arguments of a mask function (masking_utils.py, sdpa_mask) for more tokens than a model has.
+
+    Args:
+        arguments: as a model's forward pass gives them, by name.
+        length: tokens of a sample.
+        attention_mask: True for each token that counts, of the same length; None where all do.
+        packed: the document that each token is of; None for one a row.
+    """
+    import torch
+    from transformers import masking_utils
+
+    new: dict[str, Any] = {"kv_length": length, "attention_mask": attention_mask}
+    if "cache_position" in arguments:  # before 5.2
+        new["cache_position"] = torch.arange(length, device=arguments["cache_position"].device)
+    else:
+        new["q_length"] = length
+    if packed is not None:
+        inside = masking_utils.packed_sequence_mask_function(packed)
+        new["mask_function"] = masking_utils.and_masks(arguments["mask_function"], inside)
+        new["allow_is_causal_skip"] = False
+    return arguments | new

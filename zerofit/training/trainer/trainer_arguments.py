@@ -131,7 +131,7 @@ def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
     script, args = script_batches(trainer.args), trainer.args
     if script is None or not hasattr(trainer.train_dataset, "__len__"):
         return
-    readers = args.world_size // settings.tensor_parallel_size
+    readers = args.world_size // settings.sample_group_size
     ranks = 1 if args.accelerator_config.split_batches else readers
     size, num_samples = script.samples_per_step * ranks, len(trainer.train_dataset)
     if has_even_epochs(
@@ -262,7 +262,7 @@ def _batches(said: Mapping[str, Any], settings: AppliedSettings) -> Batches | No
     """Return the batches that the plan decides; None where it leaves them alone."""
     if settings.strategy.micro_batch_size is None and settings.strategy.gradient_accumulation_steps is None:
         return None
-    world_size = int(os.environ.get("WORLD_SIZE", "1")) // settings.tensor_parallel_size
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) // settings.sample_group_size
     sharers = world_size if _splits_batches(said["accelerator_config"]) else 1
     script = Batches(
         batch_size=max(1, said["per_device_train_batch_size"] // sharers),

@@ -1,0 +1,184 @@
+"""Sequence-parallel launches train what one process trains, in a loop and with Trainer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from parallel_dimensions import NUM_STEPS, TOLERANCE, assert_same_weights, assert_trains_as, ranks_of, script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from runs import Run
+
+SAVED_AT = 4
+_PAIR = ("--num-processes", "2", "--sequence-parallel-size", "2")
+_TWO_PAIRS = ("--num-processes", "4", "--sequence-parallel-size", "2")
+_FOUR = ("--num-processes", "4", "--sequence-parallel-size", "4")
+
+
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
+@pytest.mark.parametrize("ranks", [_PAIR, pytest.param(_TWO_PAIRS, marks=pytest.mark.slow)], ids=["2", "4"])
+def test_a_script_trains_as_in_one_process(
+    ranks: tuple[str, ...],
+    by_trainer: bool,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    one_process: Callable[..., Path],
+) -> None:
+    """At ZeRO-2 with clipping, a schedule, held-out data that fill no batch, generation and an odd length."""
+    more = ("--length", "15", *(("--trainer",) if by_trainer else ()))
+    size = "8" if ranks is _PAIR else "4"
+    run = launch(*ranks, "--zero-stage", "2", *script(model_of("tied"), "--batch-size", size, *more)).check()
+    assert_trains_as(run.folder / "out", one_process("tied", "--batch-size", "8", *more))
+    config = json.loads((run.run_folder / "ds_config.json").read_text())
+    assert config["sequence_parallel_size"] == 2
+
+
+_CASES = {
+    "stage 0": (_PAIR, "0", ()),
+    "stage 1": (_PAIR, "1", ()),
+    "stage 3": (_TWO_PAIRS, "3", ()),
+    "stage 2, optimizer on the host": (_PAIR, "2", ("--offload-optimizer", "cpu")),
+    "stage 3, all on the host": (_TWO_PAIRS, "3", ("--offload-optimizer", "cpu", "--offload-param", "cpu")),
+    "stage 2, checkpointing": (_PAIR, "2", ("--gradient-checkpointing",)),
+    "stage 3, checkpointing": (_PAIR, "3", ("--gradient-checkpointing",)),
+    "stage 2, micro-batches": (_PAIR, "2", ("--micro-batch-size", "2")),
+}
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
+def test_every_stage_trains_alike(
+    case: str,
+    by_trainer: bool,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    one_process: Callable[..., Path],
+) -> None:
+    ranks, stage, flags = _CASES[case]
+    size = "8" if ranks is _PAIR else "4"
+    more = ("--trainer",) if by_trainer else ()
+    target = script(model_of("llama"), "--batch-size", size, *more)
+    run = launch(*ranks, "--zero-stage", stage, *flags, *target).check()
+    assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8", *more))
+
+
+_FAMILIES = (
+    *("llama", "one key-value head", "six heads", "qwen2", "qwen3", "sliding window"),
+    *("gpt2", "gpt_neox", "phi3", "opt", "mixtral"),
+)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("kind", _FAMILIES)
+def test_every_family_trains_alike(
+    kind: str,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    one_process: Callable[..., Path],
+) -> None:
+    run = launch(*_PAIR, "--zero-stage", "2", *script(model_of(kind), "--batch-size", "8")).check()
+    assert_trains_as(run.folder / "out", one_process(kind, "--batch-size", "8"))
+
+
+@pytest.mark.evidence
+def test_ranks_outnumber_the_key_value_heads(
+    launch: Callable[..., Run], model_of: Callable[[str], Path], one_process: Callable[..., Path]
+) -> None:
+    run = launch(*_FOUR, "--zero-stage", "2", *script(model_of("llama"), "--batch-size", "8")).check()
+    assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8"), group=4)
+
+
+_BATCHES = {
+    "padded on the right": ("--layout", "right"),
+    "padded on the left, of odd length": ("--layout", "left", "--length", "15"),
+    "packed": ("--layout", "packed"),
+    "packed, of odd length": ("--layout", "packed", "--length", "15"),
+    "a loss of the script's own": ("--own-loss", "--length", "15"),
+}
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("case", _BATCHES)
+@pytest.mark.parametrize("kind", ["llama", "sliding window"])
+def test_masks_and_losses_are_those_of_whole_samples(
+    case: str,
+    kind: str,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    one_process: Callable[..., Path],
+) -> None:
+    more = _BATCHES[case]
+    run = launch(*_PAIR, "--zero-stage", "2", *script(model_of(kind), "--batch-size", "8", *more)).check()
+    assert_trains_as(run.folder / "out", one_process(kind, "--batch-size", "8", *more))
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("stage", ["2", "3"])
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
+    stage: str,
+    by_trainer: bool,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    one_process: Callable[..., Path],
+) -> None:
+    """At stage 2 with other groups than those that saved: each rank holds whole layers."""
+    more = ("--trainer",) if by_trainer else ()
+    arguments = (f"--save-step={SAVED_AT}", *more)
+    target = script(model_of("llama"), "--batch-size", "4", *arguments)
+    run = launch(*_TWO_PAIRS, "--zero-stage", stage, *target).check()
+    saved = run.folder / "out" / (f"checkpoint-{SAVED_AT}" if by_trainer else "state")
+    kept = run.folder / "kept"
+    shutil.move(saved, kept)
+    for path in (run.folder / "out", run.folder / "zerofit-runs"):
+        shutil.rmtree(path)
+    if stage == "2":
+        ranks, target = _PAIR, script(model_of("llama"), "--batch-size", "8", *arguments)
+    else:
+        ranks = _TWO_PAIRS
+    resumed = launch(*ranks, "--zero-stage", stage, *target, "--resume", str(kept)).check()
+    alone = one_process("llama", "--batch-size", "8", *more)
+    (first, *_), (whole,) = ranks_of(resumed.folder / "out"), ranks_of(alone)
+    assert len(first["steps"]) == NUM_STEPS - SAVED_AT
+    losses = [loss for _, loss, _ in whole["steps"][SAVED_AT:]]
+    assert [loss for _, loss, _ in first["steps"]] == pytest.approx(losses, rel=TOLERANCE)
+    assert_same_weights(resumed.folder / "out", alone)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
+def test_accumulated_batches_make_the_same_steps(
+    by_trainer: bool,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    one_process: Callable[..., Path],
+) -> None:
+    more = ("--accumulation", "2", *(("--trainer",) if by_trainer else ()))
+    target = script(model_of("llama"), "--batch-size", "4", *more)
+    run = launch(*_TWO_PAIRS, "--zero-stage", "2", *target).check()
+    assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8", *more))
+
+
+REFUSED = {
+    "three heads": "3 attention heads over 2 sequence-parallel ranks",
+    "gemma2": "attn_implementation=eager over 2 sequence-parallel ranks",
+    "recurrent": "MambaForCausalLM over 2 sequence-parallel ranks",
+}
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_would_come_out_wrong_is_refused(
+    kind: str, launch: Callable[..., Run], model_of: Callable[[str], Path]
+) -> None:
+    run = launch(*_PAIR, "--zero-stage", "2", *script(model_of(kind)))
+    assert run.exit_code == 2
+    assert REFUSED[kind] in run.stderr
+    assert "Traceback" not in run.stderr

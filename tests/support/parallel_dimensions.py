@@ -1,0 +1,104 @@
+"""Small models trained by scripts/several_dimensions.py on groups of ranks, against one process."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from runs import SCRIPTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOLERANCE = 2e-5
+"""Relative. Sums over the ranks of a group are rounded in another order; twelve AdamW steps carry that on."""
+WEIGHT_TOLERANCE = 5e-5
+"""Absolute, of weights of about 0.1 after as many steps."""
+NUM_STEPS = 12
+_LLAMA = {"model_type": "llama", "num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "tied": {**_LLAMA, "tie_word_embeddings": True},
+    "one key-value head": {**_LLAMA, "num_key_value_heads": 1},
+    "three heads": {**_LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
+    "qwen3": {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
+    "mistral": {"model_type": "mistral", "num_key_value_heads": 2},
+    "gemma2": {"model_type": "gemma2", "num_key_value_heads": 2, "head_dim": 16},
+    "gpt_neox": {"model_type": "gpt_neox"},
+    "phi3": {"model_type": "phi3"},
+    "opt": {"model_type": "opt", "word_embed_proj_dim": 64, "ffn_dim": 128, "dropout": 0.0},
+    "gpt2": {
+        "model_type": "gpt2",
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+    },
+    "sliding window": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 6},
+    "six heads": {**_LLAMA, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
+    "recurrent": {"model_type": "mamba", "state_size": 8},
+    "mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4},
+    "dropout": {**_LLAMA, "num_key_value_heads": 1, "attention_dropout": 0.1},
+}
+
+
+def save_model(kind: str, path: Path) -> None:
+    """Save an untrained model of a kind."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields: dict[str, Any] = {"vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if kind != "gpt2":
+        fields |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+        fields |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(**{**fields, **MODELS[kind]})
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+
+
+def script(model: Path, *arguments: str) -> list[str]:
+    """Return the script that trains a model, with its arguments."""
+    return [str(SCRIPTS / "several_dimensions.py"), "--model", str(model), *arguments]
+
+
+def ranks_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what each rank wrote down."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+
+
+def assert_trains_as(folder: Path, reference: Path, *, group: int = 2) -> None:
+    """Check batches, losses, learning rates, what is gathered, and the saved weights."""
+    ranks, (alone,) = ranks_of(folder), ranks_of(reference)
+    first = ranks[0]
+    for number, rank in enumerate(ranks):
+        assert rank["seen"] == ranks[number // group * group]["seen"]
+    shares = [rank["seen"] for rank in ranks[::group]]
+    per_step = [sorted(chain(*batches)) for batches in zip(*shares, strict=True)]
+    assert per_step == [sorted(batch) for batch in alone["seen"]][-len(per_step) :]
+    steps, expected = first["steps"], alone["steps"][-len(first["steps"]) :]
+    assert [step for step, _, _ in steps] == [step for step, _, _ in expected]
+    assert [rate for _, _, rate in steps] == pytest.approx([rate for _, _, rate in expected], rel=1e-9)
+    assert [loss for _, loss, _ in steps] == pytest.approx([loss for _, loss, _ in expected], rel=TOLERANCE)
+    assert first["samples_per_step"] == alone["samples_per_step"]
+    assert first["eval_tokens"] == alone["eval_tokens"]
+    assert first["generated"] == alone["generated"]
+    assert first["summed"] == len(shares)
+    assert_same_weights(folder, reference)
+
+
+def assert_same_weights(folder: Path, reference: Path) -> None:
+    """Check that both files hold the same tensors, and that from_pretrained() finds each of them."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    saved, expected = (load_file(one / "model" / "model.safetensors") for one in (folder, reference))
+    assert saved.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert (saved[name] - weight).abs().max().item() < WEIGHT_TOLERANCE, name
+    _, found = AutoModelForCausalLM.from_pretrained(folder / "model", output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["mismatched_keys"]
