@@ -39,7 +39,16 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "sliding window": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 6},
     "six heads": {**_LLAMA, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
-    "recurrent": {"model_type": "mamba", "state_size": 8},
+    "recurrent": {"model_type": "mamba", "state_size": 8, "num_attention_heads": None},
+    "alibi": {"model_type": "falcon", "alibi": True, "ffn_hidden_size": 128},
+    "hybrid": {
+        "model_type": "qwen3_next",
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        **dict.fromkeys(("num_experts", "linear_num_value_heads"), 4),
+        **dict.fromkeys(("num_experts_per_tok", "linear_num_key_heads"), 2),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "moe_intermediate_size"), 16),
+    },
     "mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4},
     "dropout": {**_LLAMA, "num_key_value_heads": 1, "attention_dropout": 0.1},
 }

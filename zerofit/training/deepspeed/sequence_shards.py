@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -286,7 +287,10 @@ class Shards:
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         missing = -tokens.shape[1] % self._size
         packed = None
-        if mask is None and positions is not None:
+        uses_cache = inputs.get("use_cache")
+        uses_cache = getattr(self._config, "use_cache", False) if uses_cache is None else uses_cache
+        # As transformers does with whole samples (masking_utils.py, _preprocess_mask_arguments).
+        if mask is None and positions is not None and not uses_cache:
             beyond = positions[:, -1:] + torch.arange(1, missing + 1, device=positions.device)
             packed = find_packed_sequence_indices(torch.cat([positions, beyond], dim=1))
         if mask is not None and mask.dim() == 2:
@@ -312,15 +316,15 @@ class Shards:
         from transformers import AttentionInterface, AttentionMaskInterface
 
         attend, mask = AttentionInterface()[implementation], AttentionMaskInterface()[implementation]
-        shared = {id(module) for module in self._model.modules()}
+        own = weakref.WeakSet(self._model.modules())
 
         def attention(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
             # A block that is computed again does as it did first; generate() runs whole samples.
-            if not is_in_backward():
-                module._zerofit_shares = self._whole is not None and id(module) in shared
-            if not module._zerofit_shares:
+            if module in own and not is_in_backward():
+                module._zerofit_shares = self._whole is not None
+            if module not in own or not module._zerofit_shares:
                 return attend(module, query, key, value, attention_mask, *args, **kwargs)
             return self._attention(attend, module, (query, key, value), attention_mask, *args, **kwargs)
 

@@ -1,0 +1,56 @@
+"""Models in parts of a sequence, on two gloo ranks without DeepSpeed; test_sequence_parallel.py launches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_SUPPORT = Path(__file__).parents[2] / "support"
+_BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
+_SHARED = (
+    *("llama", "one key-value head", "six heads", "tied", "qwen2", "qwen3", "mistral", "sliding window"),
+    *("gpt2", "gpt_neox", "phi3", "mixtral"),
+)
+_REFUSED = {
+    "three heads": ("sequence-parallel-heads", "inside attention each rank has whole heads, of all tokens"),
+    "gemma2": ("sequence-parallel-attention", "its masks are made for the tokens of one rank"),
+    "recurrent": ("sequence-parallel-model", "it has no causal attention"),
+    "alibi": ("sequence-parallel-model", "a forward pass over its parts fails"),
+    "hybrid": ("sequence-parallel-model", "its logits in parts differ from those of the whole"),
+}
+_CLOSE = 1e-5
+"""Of losses near 5, logits near 1, and gradients relative to the largest; 1e-6 is seen."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("shards")
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    path = os.pathsep.join((str(_SUPPORT), str(_SUPPORT.parents[1])))
+    subprocess.run(
+        [*ranks, str(_SUPPORT / "ranks_of_shards.py"), str(folder), *_SHARED, *_REFUSED],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        timeout=500,
+    )
+    return dict(json.loads((folder / "results.json").read_text()))
+
+
+@pytest.mark.parametrize("batch", _BATCHES)
+@pytest.mark.parametrize("kind", _SHARED)
+def test_parts_make_the_loss_and_gradients_of_the_whole(
+    kind: str, batch: str, results: dict[str, Any]
+) -> None:
+    assert all(difference < _CLOSE for difference in results[kind][batch].values()), results[kind][batch]
+
+
+@pytest.mark.parametrize("kind", _REFUSED)
+def test_a_model_that_would_train_something_else_is_refused(kind: str, results: dict[str, Any]) -> None:
+    rule, why = _REFUSED[kind]
+    assert (results[kind]["rule"], results[kind]["why"][: len(why)]) == (rule, why)
