@@ -115,7 +115,7 @@ def config(
             click.echo(f"# {path}\n{text}")
         return 0
     write_files(files, force=force)
-    for line in (*plan_lines(plan), *_left_out(plan)):
+    for line in (*plan_lines(plan), *_left_out(plan), *_needed_by_groups(plan)):
         console.say(line)
     for path in files:
         click.echo(str(path))
@@ -146,7 +146,9 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     accelerate = folder / "accelerate.yaml"
     deepspeed_file = str(deepspeed) if deepspeed else None
     files = {
-        accelerate: accelerate_yaml(strategy, topology=plan.topology, deepspeed_file=deepspeed_file),
+        accelerate: accelerate_yaml(
+            strategy, topology=plan.topology, deepspeed_file=deepspeed_file, makes_groups=True
+        ),
         folder / "training_args.json": training_arguments_json(
             strategy, deepspeed_file=deepspeed_file, transformers=plan.versions.transformers
         ),
@@ -173,6 +175,17 @@ def _left_out(plan: Plan) -> list[str]:
     return [
         f"no file says {', '.join(flags)}: `zerofit launch` with the same flags does it to a script, and "
         "zerofit.apply_strategy() in one"
+    ]
+
+
+def _needed_by_groups(plan: Plan) -> list[str]:
+    """Return what accelerate's own sequence parallelism asks of a script, as a line."""
+    if plan.topology.sequence_parallel_size == 1:
+        return []
+    return [
+        "by these files accelerate cuts the batches: they need position_ids, no padding and a length that "
+        f"{plan.topology.sequence_parallel_size} divides, and a loop its own loss over shift_labels; "
+        "`zerofit launch` asks for none of that"
     ]
 
 

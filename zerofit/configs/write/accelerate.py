@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def accelerate_config(
-    strategy: Strategy, *, topology: Topology | None, deepspeed_file: str | None
+    strategy: Strategy,
+    *,
+    topology: Topology | None,
+    deepspeed_file: str | None,
+    makes_groups: bool = False,
 ) -> dict[str, Any]:
     """Return accelerate's configuration for a strategy.
 
@@ -24,6 +28,7 @@ def accelerate_config(
         strategy: what runs.
         topology: the ranks; None leaves them to the command line.
         deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+        makes_groups: True if accelerate is to make sequence-parallel groups; `zerofit launch` makes its own.
     """
     config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     if strategy.engine is Engine.DEEPSPEED:
@@ -42,16 +47,35 @@ def accelerate_config(
         config["num_processes"] = topology.world_size
     config["rdzv_backend"] = "static"
     config["same_network"] = True
+    if makes_groups and topology is not None and topology.sequence_parallel_size > 1:
+        config["parallelism_config"] = {
+            # Its product with the groups' size must be the ranks, or the batch is counted wrong
+            # (accelerate 1.15, accelerator.py, _prepare_deepspeed).
+            "parallelism_config_dp_replicate_size": topology.data_parallel_size,
+            "parallelism_config_sp_size": topology.sequence_parallel_size,
+            "parallelism_config_sp_backend": "deepspeed",
+            "parallelism_config_sp_seq_length_is_variable": True,
+            # Without it DeepSpeed refuses each model: its default is none.
+            "parallelism_config_sp_attn_implementation": strategy.attention or "sdpa",
+        }
     # With use_cpu accelerate skips DeepSpeed; ranks on the CPU are told so by the environment instead.
     config["use_cpu"] = False
     return config
 
 
-def accelerate_yaml(strategy: Strategy, *, topology: Topology | None, deepspeed_file: str | None) -> str:
-    """Return the text of the accelerate YAML file."""
+def accelerate_yaml(
+    strategy: Strategy,
+    *,
+    topology: Topology | None,
+    deepspeed_file: str | None,
+    makes_groups: bool = False,
+) -> str:
+    """Return the text of the accelerate YAML file; see accelerate_config."""
     import yaml
 
-    config = accelerate_config(strategy, topology=topology, deepspeed_file=deepspeed_file)
+    config = accelerate_config(
+        strategy, topology=topology, deepspeed_file=deepspeed_file, makes_groups=makes_groups
+    )
     return yaml.safe_dump(config, sort_keys=False)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import sequence_groups
 from zerofit.core.upstream.torch import is_in_backward
-from zerofit.core.upstream.transformers import of_whole_sequence
+from zerofit.core.upstream.transformers import attention_of, of_whole_sequence
 from zerofit.training.micro_batches.random_state import devices_of, unchanged_random_state
 from zerofit.training.micro_batches.separability import evaluation_mode
 from zerofit.training.wrapping import wrap
@@ -152,7 +152,7 @@ class Shards:
         heads = getattr(self._config, "num_attention_heads", None)
         if not heads or not getattr(self._config, "is_causal", True):
             raise self._refused("it has no causal attention")
-        implementation = str(self._config._attn_implementation)
+        implementation = attention_of(self._config)
         if implementation in _UNKNOWN_MASKS:
             raise UserError(
                 "sequence-parallel-attention",
