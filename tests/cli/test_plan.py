@@ -208,7 +208,7 @@ def test_a_model_of_ones_own_is_traced_once(run_zerofit: _RunZerofit, folder: Pa
     assert (sources["activations"], plan["is_fast"]) == ("traced", False)
     assert plan["chosen"]["strategy"]["micro_batch_size"] == 2
     cache = folder.parent / "cache" / "zerofit"
-    assert {path.name for path in cache.iterdir()} == {"estimates", "traces"}
+    assert {path.name for path in cache.iterdir()} == {"traces"}
     written = _written(cache / "traces")
     assert written
     again = _plan(run_zerofit, folder, *flags, "--json")

@@ -12,7 +12,6 @@ import pytest
 
 from tools.write_catalog import measure_model, render_sizes
 from zerofit.models.catalog import (
-    catalog_model,
     catalog_models,
     catalog_sizes,
     find_in_catalog,
@@ -186,10 +185,3 @@ def test_a_catalog_model_is_known_without_torch() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_model_read_alone_is_the_model_of_the_whole_file() -> None:
-    assert {name: catalog_model(name) for name in catalog_models()} == catalog_models()
-    assert catalog_model("LLAMA-3-8B") is None
-    assert catalog_model("") is None
-    assert find_in_catalog("LLAMA-3-8B") == catalog_model("llama-3-8b")

@@ -15,7 +15,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB, format_bytes
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of
-from zerofit.planning.evidence import Evidence
+from zerofit.planning.evidence import ObservedRuns
 from zerofit.planning.training_estimator import TrainingEstimator
 
 _PROBLEM = captured_problem(capture())
@@ -28,7 +28,7 @@ def _estimate(strategy: Strategy, *observations: Observation) -> Estimate:
         _PROBLEM,
         trace=made_trace(_PROBLEM.model),
         rates=RATES,
-        evidence=Evidence(_PROBLEM, observations),
+        evidence=ObservedRuns(_PROBLEM, observations),
     )
     return estimator.estimate(strategy).estimate
 
@@ -145,7 +145,7 @@ def test_runs_of_another_kind_are_no_evidence(fields: dict[str, Any]) -> None:
 
 def test_runs_on_other_versions_are_said_not_to_be_used() -> None:
     other = replace(_PROBLEM.versions, torch="2.0.0")
-    assert Evidence(_PROBLEM, (_observed(versions=other),)).notes == (
+    assert ObservedRuns(_PROBLEM, (_observed(versions=other),)).notes == (
         "runs like this were observed on other versions, last on 2026-11-20: they are not used",
     )
-    assert Evidence(_PROBLEM, (_observed(),)).notes == ()
+    assert ObservedRuns(_PROBLEM, (_observed(),)).notes == ()

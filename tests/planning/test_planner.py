@@ -34,7 +34,6 @@ class Untraceable:
 
     name = "made"
     notes = ()
-    identity = "made"
 
     @property
     def flags(self) -> ModelFlags:
@@ -49,8 +48,8 @@ class Untraceable:
 
 
 def _answer(captured: Capture, *, request: Request | None = None, **fields: Any) -> Any:
-    with Planner(Untraceable(captured, **fields), observer=Observer()) as planner:
-        return planner.answer(captured_problem(captured, request=request), is_here=False)
+    planner = Planner(Untraceable(captured, **fields), observer=Observer())
+    return planner.answer(captured_problem(captured, request=request), is_here=False)
 
 
 def test_closed_forms_take_the_place_of_a_trace_that_fails() -> None:
@@ -103,8 +102,8 @@ def test_a_plan_for_this_machine_goes_by_what_was_observed_on_it(
         step_time_s=plan.estimate.step_time.seconds,
     )
     write_observation(observed)
-    with Planner(Untraceable(capture(), is_fast=True), observer=Observer()) as planner:
-        answer = planner.answer(problem, is_here=is_here)
+    planner = Planner(Untraceable(capture(), is_fast=True), observer=Observer())
+    answer = planner.answer(problem, is_here=is_here)
     assert answer.plan.strategy == plan.strategy
     assert ("observed on this machine on 2026-11-20: 5.0 GiB reserved" in plan_why(answer)) is is_here
     assert ("observed on this machine on 2026-11-20" in plan_to_json(answer.plan)) is is_here

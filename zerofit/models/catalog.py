@@ -9,10 +9,10 @@ classes (make catalog).
 from __future__ import annotations
 
 import difflib
-import os
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from zerofit.core.catalog_folder import CATALOG_FOLDER
@@ -43,39 +43,23 @@ class CatalogModel:
 @cache
 def catalog_models() -> dict[str, CatalogModel]:
     """Return every model of the catalog by name."""
-    return {name: _model(name, entry) for name, entry in tomllib.loads(_read("models.toml")).items()}
-
-
-@cache
-def catalog_model(name: str) -> CatalogModel | None:
-    """Return the model of this very name, from its own lines alone; None where there is none.
-
-    The file is long, and parsing all of it takes longer than all else that a rough plan reads.
-    """
-    key = f'"{name}"' if "." in name else name
-    lines = _read("models.toml")
-    start, configuration = lines.find(f"\n[{key}]\n"), lines.find(f"\n[{key}.config]\n")
-    if not 0 <= start < configuration:
-        return None
-    end = lines.find("\n[", configuration + 1)
-    return _model(name, tomllib.loads(lines[start : end if end >= 0 else None])[name])
-
-
-def _model(name: str, entry: dict[str, Any]) -> CatalogModel:
-    return CatalogModel(
-        name=name,
-        hub_ids=tuple(entry["hub_ids"]),
-        source=entry["source"],
-        checked=entry["checked"],
-        config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
-        published_parameters=entry.get("published_parameters"),
-        note=entry.get("note", ""),
-    )
+    return {
+        name: CatalogModel(
+            name=name,
+            hub_ids=tuple(entry["hub_ids"]),
+            source=entry["source"],
+            checked=entry["checked"],
+            config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
+            published_parameters=entry.get("published_parameters"),
+            note=entry.get("note", ""),
+        )
+        for name, entry in _read("models.toml").items()
+    }
 
 
 def find_in_catalog(text: str) -> CatalogModel | None:
     """Return the model of a name, a hub id or the last part of one, in any case; None without one."""
-    return catalog_model(text) or _by_spelling().get(text.lower())
+    return _by_spelling().get(text.lower())
 
 
 def nearest_in_catalog(text: str) -> tuple[str, ...]:
@@ -88,9 +72,7 @@ def nearest_in_catalog(text: str) -> tuple[str, ...]:
 
 def catalog_sizes(name: str) -> dict[Task, ModelSizes]:
     """Return the sizes of one model of the catalog for each task that transformers has a class for."""
-    _, heading, after = _read("model_sizes.toml").partition(f'[models."{name}"]\n')
-    table, _, _ = after.partition("\n[")  # the file is long, and reading all of it is slow
-    heads = tomllib.loads(heading + table)["models"][name]
+    heads = _read("model_sizes.toml")["models"][name]
     return {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
 
 
@@ -104,6 +86,6 @@ def _by_spelling() -> dict[str, CatalogModel]:
     return spellings | catalog_models()
 
 
-def _read(name: str) -> str:
-    with open(os.path.join(CATALOG_FOLDER, name), encoding="utf-8") as file:
-        return file.read()
+@cache
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(CATALOG_FOLDER) / name).read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerofit.core.errors import UserError
-from zerofit.models.catalog import catalog_model, catalog_models, catalog_sizes
+from zerofit.models.catalog import catalog_models, catalog_sizes
 from zerofit.models.dimensions import IncompleteConfigError, facts_of
 from zerofit.models.files import locate_config
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes, ModelSource
@@ -90,7 +90,7 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
         ) from error
     if not facts.checkpoint_dtype:
         facts = dataclasses.replace(facts, checkpoint_dtype=_stored_dtype(located))
-    model = catalog_model(located.name) if located.origin is ModelOrigin.CATALOG else None
+    is_known = located.origin is ModelOrigin.CATALOG
     return ModelSource(
         name=located.name,
         config=located.config,
@@ -99,7 +99,7 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
         task=task,
         task_reason=reason,
         facts=facts,
-        note=model.note if model else "",
+        note=catalog_models()[located.name].note if is_known else "",
     )
 
 

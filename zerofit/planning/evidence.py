@@ -32,7 +32,7 @@ _PHASES = {
 }
 
 
-class Evidence:
+class ObservedRuns:
     """The observations of one problem's kind.
 
     Args:

@@ -141,16 +141,9 @@ def plan_on_machines(
         UserError: a flag can't be used, or no plan can be made.
     """
     answers, versions = [], probe_versions()
-    with (
-        _subject(
-            target,
-            flags,
-            limit_s=capture_limit_s,
-            gpus=machines[0].machine.gpus if machines else (),
-            observer=observer,
-        ) as subject,
-        Planner(subject, observer=observer) as planner,
-    ):
+    gpus = machines[0].machine.gpus if machines else ()
+    with _subject(target, flags, limit_s=capture_limit_s, gpus=gpus, observer=observer) as subject:
+        planner = Planner(subject, observer=observer)
         for specified in machines:
             topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
             problem = subject.problem(
@@ -268,14 +261,13 @@ def plan_to_run(
         topology=topology,
     )
     problem = replace(problem, limits=limits)
-    with Planner(subject, observer=observer) as planner:
-        answer = planner.answer(
-            problem,
-            is_here=is_here,
-            notes=specified.assumptions,
-            num_fastest=num_fastest,
-            learns=not num_fastest,
-        )
+    answer = Planner(subject, observer=observer).answer(
+        problem,
+        is_here=is_here,
+        notes=specified.assumptions,
+        num_fastest=num_fastest,
+        learns=not num_fastest,
+    )
     for note in answer.notes:
         observer.detail(f"zerofit: assumed: {note}")
     table = plan_table(answer, width=observer.width)

@@ -310,38 +310,23 @@ class Group:
     terms: frozenset[str]
 
 
-GROUPS = (
-    Group(letter="W", name="weights", terms=frozenset({"weights", "16-bit weight copies", "buffers"})),
-    Group(
-        letter="O",
-        name="optimizer",
-        terms=frozenset({"optimizer states", "master weights", "optimizer temporaries"}),
-    ),
-    Group(
-        letter="G",
-        name="gradients",
-        terms=frozenset({"gradients", "gradient bucket", "gradient copy", "gradient partition"}),
-    ),
-    Group(
-        letter="A",
-        name="activations",
-        terms=frozenset(
-            {
-                "activations",
-                "recomputed activations",
-                "activation gradients",
-                "inputs",
-                "outputs",
+GROUPS = tuple(
+    Group(letter=letter, name=name, terms=frozenset(terms))
+    for letter, name, terms in (
+        ("W", "weights", ("weights", "16-bit weight copies", "buffers")),
+        ("O", "optimizer", ("optimizer states", "master weights", "optimizer temporaries")),
+        ("G", "gradients", ("gradients", "gradient bucket", "gradient copy", "gradient partition")),
+        (
+            "A",
+            "activations",
+            (
+                *("activations", "recomputed activations", "activation gradients", "inputs", "outputs"),
                 "kernel workspaces",
-            }
+            ),
         ),
-    ),
-    Group(letter="B", name="engine's buffers", terms=frozenset()),
-    Group(
-        letter="C",
-        name="context and cache",
-        terms=frozenset({"allocator cache", "CUDA context", "NCCL"}),
-    ),
+        ("B", "engine's buffers", ()),
+        ("C", "context and cache", ("allocator cache", "CUDA context", "NCCL")),
+    )
 )
 """In the order in which they are drawn. A term that no group names is a buffer of the engine's."""
 _REST = next(group for group in GROUPS if not group.terms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Trace
 from zerofit.core.errors import UserError
@@ -12,18 +12,19 @@ from zerofit.machine.observations import read_observations
 from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import check_libraries_of_traces
 from zerofit.planning.estimate.closed_form.log import closed_form_log
-from zerofit.planning.estimate_cache import KeptEstimates
-from zerofit.planning.evidence import Evidence
+from zerofit.planning.evidence import ObservedRuns
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerofit.core.allocation_log import AllocationLog, TraceRequest
     from zerofit.core.observer import Observer
     from zerofit.core.rates import Rates
     from zerofit.machine.observations import Observation
     from zerofit.planning.problem import Problem
-    from zerofit.planning.solve import Answer
+    from zerofit.planning.solve import Answer, EstimatorOf
     from zerofit.planning.subject import Subject
 
 _NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknown-inputs")
@@ -31,24 +32,16 @@ _NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknow
 
 
 class Planner:
-    """Plans for one subject; a context, at whose end new estimates are written to the cache."""
+    """Plans for one subject, each of whose traces is made once."""
 
     def __init__(self, subject: Subject, *, observer: Observer) -> None:
         self._subject = subject
         self._is_fast = subject.flags.is_fast  # closed forms in place of traces
         self._observer = observer
         self._made: dict[tuple[TraceRequest, bool], Trace] = {}
-        self._kept: list[KeptEstimates] = []
         self._observations: tuple[Observation, ...] = ()
-
-    def __enter__(self) -> Self:
         if not self._is_fast:
             check_libraries_of_traces()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for kept in self._kept:
-            kept.write()
 
     def answer(
         self,
@@ -72,7 +65,7 @@ class Planner:
         self._observations = ()
         if learns and is_here and problem.script is not None:
             self._observations = read_observations()
-        observed = Evidence(problem, self._observations).notes
+        observed = ObservedRuns(problem, self._observations).notes
         notes = (*notes, *self._subject.notes, *self._unchecked(problem), *observed)
         try:
             answer = self._solve(problem, rates, notes, num_fastest, is_fast=self._is_fast)
@@ -87,14 +80,16 @@ class Planner:
     def _solve(
         self, problem: Problem, rates: Rates, notes: tuple[str, ...], num_fastest: int, *, is_fast: bool
     ) -> Answer:
-        def closed_form(one: Problem) -> ClosedFormEstimator:
-            evidence = Evidence(one, self._observations)
-            return ClosedFormEstimator(one, trace=self._closed_form, rates=rates, evidence=evidence)
+        def estimators(kind: type[TrainingEstimator], trace: Callable[[TraceRequest], Trace]) -> EstimatorOf:
+            return lambda one: kind(
+                one, trace=trace, rates=rates, evidence=ObservedRuns(one, self._observations)
+            )
 
+        closed_forms = estimators(ClosedFormEstimator, self._closed_form)
         return solve(
             problem,
-            estimator_of=closed_form if is_fast else lambda one: self._estimator(one, rates),
-            quick_estimator_of=None if is_fast else closed_form,
+            estimator_of=closed_forms if is_fast else estimators(TrainingEstimator, self._traced),
+            quick_estimator_of=None if is_fast else closed_forms,
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=is_fast,
             notes=notes,
@@ -113,17 +108,6 @@ class Planner:
         if not self._is_fast or not said:
             return ()
         return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
-
-    def _estimator(self, problem: Problem, rates: Rates) -> TrainingEstimator:
-        kept = KeptEstimates(problem, self._subject.identity)
-        self._kept.append(kept)
-        return TrainingEstimator(
-            problem,
-            trace=self._traced,
-            rates=rates,
-            devices=kept.estimates,
-            evidence=Evidence(problem, self._observations),
-        )
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True

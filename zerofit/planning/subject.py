@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.read_targets import script_file
 from zerofit.core.batch import split_global_batch
-from zerofit.core.capture import for_plan
 from zerofit.core.command import Route
 from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.facts import Workload
@@ -54,11 +53,6 @@ class Subject(ABC):
     @abstractmethod
     def facts(self) -> ModelFacts:
         """The model's dimensions."""
-
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """All that decides its traces, in words."""
 
     @property
     def name(self) -> str:
@@ -112,10 +106,6 @@ class NamedModel(Subject):
     @property
     def facts(self) -> ModelFacts:
         return self.source.facts
-
-    @property
-    def identity(self) -> str:
-        return repr(self.source)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -184,11 +174,6 @@ class CapturedRun(Subject):
     @property
     def facts(self) -> ModelFacts:
         return self.capture.model.facts
-
-    @property
-    def identity(self) -> str:
-        """All of the capture but how long it took, how much memory, and secret arguments."""
-        return repr(for_plan(self.capture))
 
     @property
     def capture(self) -> Capture:

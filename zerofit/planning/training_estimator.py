@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
@@ -23,7 +23,7 @@ from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
-from zerofit.planning.evidence import Evidence
+from zerofit.planning.evidence import ObservedRuns
 from zerofit.planning.memory_bounds import (
     Lines,
     envelope,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import GpuSpec, Workload
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
-    from zerofit.planning.estimate.device_memory.replay import PhasePeak
+    from zerofit.planning.estimate.device_memory.replay import TapePeak
     from zerofit.planning.estimate.engines.engine import SimulatedEngine
     from zerofit.planning.problem import Problem
 
@@ -57,7 +57,6 @@ class TrainingEstimator:
 
     Args:
         trace: the logs of the model under a request; called once for each request.
-        devices: what each GPU needs, by strategy in words, as far as it is known; filled in.
         evidence: what runs of the same kind were observed to need.
     """
 
@@ -67,11 +66,10 @@ class TrainingEstimator:
         *,
         trace: Callable[[TraceRequest], Trace],
         rates: Rates,
-        devices: dict[str, MemoryEstimate | None] | None = None,
-        evidence: Evidence | None = None,
+        evidence: ObservedRuns | None = None,
     ) -> None:
         self._problem = problem
-        self._evidence = evidence or Evidence(problem, ())
+        self._evidence = evidence or ObservedRuns(problem, ())
         self._observed: dict[Strategy, MemoryEstimate | None] = {}
         self._trace = trace
         self._rates = rates
@@ -88,7 +86,7 @@ class TrainingEstimator:
         """Bytes; without end where the user names a folder on a disk that is not known."""
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], Lines] = {}
-        self._devices = {} if devices is None else devices
+        self._devices: dict[Strategy, MemoryEstimate | None] = {}
         self._hosts: dict[Strategy, MemoryEstimate] = {}
         self._played: dict[tuple[Strategy, int], Lines] = {}
 
@@ -210,11 +208,10 @@ class TrainingEstimator:
         alike = replace(
             strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
         )
-        key = repr(alike)
-        if key not in self._devices:
+        if alike not in self._devices:
             fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
-            self._devices[key] = self._estimate_within(self._setup(strategy)) if fits else None
-        return self._devices[key]
+            self._devices[alike] = self._estimate_within(self._setup(strategy)) if fits else None
+        return self._devices[alike]
 
     def _estimate(self, setup: Setup) -> MemoryEstimate:
         return estimate_memory(setup, gpu=self._problem.smallest_gpu)
@@ -390,15 +387,8 @@ _MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size,
 class ClosedFormEstimator(TrainingEstimator):
     """Answers like TrainingEstimator, without the allocator's replay."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        trace: Callable[[TraceRequest], Trace],
-        rates: Rates,
-        evidence: Evidence | None = None,
-    ) -> None:
-        super().__init__(problem, trace=trace, rates=rates, evidence=evidence)
+    def __init__(self, problem: Problem, **known: Any) -> None:
+        super().__init__(problem, **known)
         self._asked: set[Strategy] = set()
 
     def least_played_bytes(self, strategy: Strategy) -> int:
@@ -438,7 +428,7 @@ class ClosedFormEstimator(TrainingEstimator):
         return device if device.peak_bytes <= self._problem.device_bytes else None
 
 
-def _terms(engine: SimulatedEngine, peak: PhasePeak) -> tuple[Term, ...]:
+def _terms(engine: SimulatedEngine, peak: TapePeak) -> tuple[Term, ...]:
     cache = Term(
         name="allocator cache",
         num_bytes=int(CACHE_SHARE * peak.live_bytes),

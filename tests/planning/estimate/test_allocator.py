@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -28,87 +29,65 @@ def _run(allocator: CachingAllocator, steps: Sequence[_Step]) -> list[tuple[int,
     return sums
 
 
-def _in_mib(steps: str, sums: str) -> tuple[list[_Step], list[tuple[int, int]]]:
-    """Read "+40 -0" as steps and "40/40 0/40" as (allocated, reserved) after each, in MiB."""
-    said = [(one[0], int(one[1:]) * (MIB if one[0] == "+" else 1)) for one in steps.split()]
-    return said, [tuple(int(part) * MIB for part in one.split("/")) for one in sums.split()]  # type: ignore[misc]
+def _bytes(said: str) -> int:
+    """Read "10-1B": pieces in MiB, or in bytes with a B."""
+    return sum(int(number) * (1 if unit else MIB) for number, unit in re.findall(r"([+-]?\d+)(B?)", said))
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        pytest.param([("+", 0)], [(0, 0)], id="nothing takes nothing"),
-        pytest.param([("+", 1)], [(512, 2 * MIB)], id="sizes are rounded up to 512 bytes"),
-        pytest.param([("+", 513)], [(1024, 2 * MIB)], id="and again"),
-        pytest.param(
-            [("+", 1 * MIB), ("+", 1 * MIB), ("+", 1)],
-            [(1 * MIB, 2 * MIB), (2 * MIB, 2 * MIB), (2 * MIB + 512, 4 * MIB)],
-            id="1 MiB is small, two of them fill a small segment",
-        ),
-        pytest.param(
-            [("+", 1 * MIB + 1), ("+", 17 * MIB)],
-            [(1 * MIB + 512, 20 * MIB), (18 * MIB + 512, 20 * MIB)],
-            id="a middling request takes 20 MiB, whose rest the next one gets",
-        ),
-        pytest.param(
-            [("+", 10 * MIB - 1), ("+", 10 * MIB)],
-            [(10 * MIB, 10 * MIB), (20 * MIB, 20 * MIB)],
-            id="rounding comes first: a byte less than 10 MiB is 10 MiB",
-        ),
-        pytest.param([("+", 11 * MIB + 1)], [(12 * MIB, 12 * MIB)], id="a rest of up to 1 MiB stays"),
-        pytest.param(*_in_mib("+21", "22/22"), id="a rest of 1 MiB is not split off"),
-        pytest.param(*_in_mib("+22 -0 +20", "22/22 0/22 20/22"), id="a block far too large is split"),
-        pytest.param(
-            *_in_mib("+40 +30 -0 -1 +25 +40", "40/40 70/70 30/70 0/70 25/70 65/70"),
-            id="best fit: the 30 MiB block is taken, so that 40 MiB still fit",
-        ),
-        pytest.param(
-            *_in_mib("+12 -0 +5 +7 -1 -2 +12", "12/12 0/12 5/12 12/12 7/12 0/12 12/12"),
-            id="neighbours merge once both are free",
-        ),
-        pytest.param(
-            *_in_mib("+10 +10 -0 -1 +20", "10/10 20/20 10/20 0/20 20/40"), id="segments never merge"
-        ),
-        pytest.param(
-            [("+", 20 * MIB), ("-", 0), ("+", 512)],
-            [(20 * MIB, 20 * MIB), (0, 20 * MIB), (512, 22 * MIB)],
-            id="the small pool takes nothing from the large one",
-        ),
-    ],
-)
-def test_requests_and_what_they_reserve(steps: list[_Step], expected: list[tuple[int, int]]) -> None:
-    assert _run(CachingAllocator(), steps) == expected
+def _check(allocator: CachingAllocator, steps: str, sums: str) -> None:
+    """Check that "+40 -0", a birth and its death, has allocated/reserved "40/40 0/40" after each."""
+    said = [(one[0], _bytes(one[1:]) if one[0] == "+" else int(one[1:])) for one in steps.split()]
+    expected = [tuple(map(_bytes, one.split("/"))) for one in sums.split()]
+    assert _run(allocator, said) == expected
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        pytest.param([("+", 1)], [(512, 2 * MIB)], id="small pages are 2 MiB"),
-        pytest.param(*_in_mib("+3", "3/20"), id="large pages are 20 MiB"),
-        pytest.param(*_in_mib("+21 +19", "21/40 40/40"), id="any rest is split off"),
-        pytest.param(*_in_mib("+10 +15", "10/20 25/40"), id="the free end of the segment is grown"),
-        pytest.param(
-            *_in_mib("+20 +20 -0 -1 +40", "20/20 40/40 20/40 0/40 40/40"),
-            id="there is one segment, in which all merges",
-        ),
-        pytest.param(
-            *_in_mib("+20 +30 -0 +10", "20/20 50/60 30/60 40/60"),
-            id="a hole is used before the segment's end",
-        ),
-        pytest.param(
-            *_in_mib("+20 +30 -0 +8 +15", "20/20 50/60 30/60 38/60 53/80"),
-            id="... even a larger one than the free end, which could still grow",
-        ),
-    ],
-)
-def test_expandable_segments(steps: list[_Step], expected: list[tuple[int, int]]) -> None:
-    assert _run(CachingAllocator(expandable_segments=True), steps) == expected
+_FIXED = {
+    "nothing takes nothing": ("+0", "0/0"),
+    "sizes are rounded up to 512 bytes": ("+1B", "512B/2"),
+    "and again": ("+513B", "1024B/2"),
+    "1 MiB is small, two of them fill a small segment": ("+1 +1 +1B", "1/2 2/2 2+512B/4"),
+    "a middling request takes 20 MiB, whose rest the next one gets": ("+1+1B +17", "1+512B/20 18+512B/20"),
+    "rounding comes first: a byte less than 10 MiB is 10 MiB": ("+10-1B +10", "10/10 20/20"),
+    "a rest of up to 1 MiB stays": ("+11+1B", "12/12"),
+    "a rest of 1 MiB is not split off": ("+21", "22/22"),
+    "a block far too large is split": ("+22 -0 +20", "22/22 0/22 20/22"),
+    "best fit: the 30 MiB block is taken, so that 40 MiB still fit": (
+        "+40 +30 -0 -1 +25 +40",
+        "40/40 70/70 30/70 0/70 25/70 65/70",
+    ),
+    "neighbours merge once both are free": (
+        "+12 -0 +5 +7 -1 -2 +12",
+        "12/12 0/12 5/12 12/12 7/12 0/12 12/12",
+    ),
+    "segments never merge": ("+10 +10 -0 -1 +20", "10/10 20/20 10/20 0/20 20/40"),
+    "the small pool takes nothing from the large one": ("+20 -0 +512B", "20/20 0/20 512B/22"),
+}
+_EXPANDABLE = {
+    "small pages are 2 MiB": ("+1B", "512B/2"),
+    "large pages are 20 MiB": ("+3", "3/20"),
+    "any rest is split off": ("+21 +19", "21/40 40/40"),
+    "the free end of the segment is grown": ("+10 +15", "10/20 25/40"),
+    "there is one segment, in which all merges": ("+20 +20 -0 -1 +40", "20/20 40/40 20/40 0/40 40/40"),
+    "a hole is used before the segment's end": ("+20 +30 -0 +10", "20/20 50/60 30/60 40/60"),
+    "... even a larger one than the free end, which could still grow": (
+        "+20 +30 -0 +8 +15",
+        "20/20 50/60 30/60 38/60 53/80",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", _FIXED)
+def test_requests_and_what_they_reserve(rule: str) -> None:
+    _check(CachingAllocator(), *_FIXED[rule])
+
+
+@pytest.mark.parametrize("rule", _EXPANDABLE)
+def test_expandable_segments(rule: str) -> None:
+    _check(CachingAllocator(expandable_segments=True), *_EXPANDABLE[rule])
 
 
 def test_the_cache_goes_back_before_a_request_fails() -> None:
-    allocator = CachingAllocator(capacity=60 * MIB)
-    sums = _run(allocator, [("+", 40 * MIB), ("-", 0), ("+", 50 * MIB)])
-    assert sums == [(40 * MIB, 40 * MIB), (0, 40 * MIB), (50 * MIB, 50 * MIB)]
+    _check(CachingAllocator(capacity=60 * MIB), "+40 -0 +50", "40/40 0/40 50/50")
 
 
 def test_a_segment_with_a_block_in_use_does_not_go_back() -> None:

@@ -17,7 +17,7 @@ from zerofit.core.strategy import Engine, OptimizerName, Strategy, ZeroStage
 from zerofit.core.units import GIB, MIB
 from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, play_strategy
 from zerofit.planning.estimate.device_memory.non_torch_memory import OTHER_MODELS
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, Tape, replay, replay_live
+from zerofit.planning.estimate.device_memory.replay import Tape, TapePeak, replay, replay_live
 from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
@@ -58,7 +58,7 @@ def _setup(log: AllocationLog, strategy: Strategy, *, ranks: int = 1, keeps_outp
     )
 
 
-def _live(setup: Setup) -> dict[RunPhase, PhasePeak]:
+def _live(setup: Setup) -> dict[RunPhase, TapePeak]:
     tape = play_strategy(setup).tape
     return {peak.phase: peak for peak in replay_live(tape).peaks}
 

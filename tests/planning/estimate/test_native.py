@@ -15,7 +15,7 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.core.units import MIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, Tape, replay_live
+from zerofit.planning.estimate.device_memory.replay import Tape, TapePeak, replay_live
 from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.native import NativeEngine, bucket_sizes
 
@@ -27,7 +27,7 @@ _VERSIONS = Versions(python="3.11", zerofit="0")
 
 def _peaks(
     strategy: Strategy, *, ranks: int = 1, trains: bool = True, frozen: bool = False
-) -> dict[RunPhase, PhasePeak]:
+) -> dict[RunPhase, TapePeak]:
     layer = LayerSizes(elements=_LAYER.elements, per_sample=_LAYER.per_sample, trains=(not frozen, True))
     log = layered_log((layer, layer), buffer_bytes=(4096,))
     tape = _tape(log, strategy, ranks=ranks, trains=trains)
@@ -45,7 +45,7 @@ def _sizes(tape: Tape, term: str) -> list[int]:
     return [size for size, named in zip(tape.sizes, tape.terms, strict=True) if named == term]
 
 
-def _of(peak: PhasePeak, term: str) -> int:
+def _of(peak: TapePeak, term: str) -> int:
     return dict(peak.live).get(term, 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerofit.core.estimates import RunPhase
 from zerofit.core.units import MIB
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, Replay, Tape, replay, replay_live
+from zerofit.planning.estimate.device_memory.replay import Replay, Tape, TapePeak, replay, replay_live
 
 
 def _tape() -> Tape:
@@ -37,9 +37,9 @@ def test_each_phase_is_told_at_its_largest_moment() -> None:
     )
 
 
-def _peak(phase: RunPhase, *live: tuple[str, int], reserved: int) -> PhasePeak:
+def _peak(phase: RunPhase, *live: tuple[str, int], reserved: int) -> TapePeak:
     allocated = sum(size for _, size in live)
-    return PhasePeak(phase=phase, live=live, allocated_bytes=allocated, reserved_bytes=reserved * MIB)
+    return TapePeak(phase=phase, live=live, allocated_bytes=allocated, reserved_bytes=reserved * MIB)
 
 
 def test_without_an_allocator_what_is_live_is_what_is_reserved() -> None:

@@ -12,7 +12,7 @@ from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.planning.estimate.device_memory.memory import play_strategy
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, replay_live
+from zerofit.planning.estimate.device_memory.replay import TapePeak, replay_live
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Setup, terms_of
 
 _LARGE, _SMALL = (512, 16, 1), (64, 128, 64)
@@ -44,7 +44,7 @@ def _traced(
 
 def _live(
     log: AllocationLog, samples: int, strategy: tuple[Engine, ZeroStage] = _BY_SCRIPT
-) -> dict[RunPhase, PhasePeak]:
+) -> dict[RunPhase, TapePeak]:
     setup = Setup(
         log=log,
         strategy=Strategy(

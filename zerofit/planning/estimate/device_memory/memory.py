@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.core.facts import GpuSpec
-    from zerofit.planning.estimate.device_memory.replay import PhasePeak, Replay
+    from zerofit.planning.estimate.device_memory.replay import Replay, TapePeak
     from zerofit.planning.estimate.engines.engine import Setup, SimulatedEngine
 
 _ALLOCATOR = "zerofit.planning.estimate.device_memory.allocator, after c10/cuda/CUDACachingAllocator.cpp"
@@ -122,7 +122,7 @@ def _sum(terms: tuple[Term, ...]) -> int:
 
 
 def tensor_terms(
-    engine: SimulatedEngine, peak: PhasePeak, *, traced: Mapping[str, tuple[str, str]] = TRACED_TERMS
+    engine: SimulatedEngine, peak: TapePeak, *, traced: Mapping[str, tuple[str, str]] = TRACED_TERMS
 ) -> tuple[Term, ...]:
     """Return the live tensors of a phase's largest moment as terms.
 
@@ -138,7 +138,7 @@ def tensor_terms(
     return tuple(terms)
 
 
-def _cache_term(peak: PhasePeak) -> Term:
+def _cache_term(peak: TapePeak) -> Term:
     return Term(
         name="allocator cache",
         num_bytes=peak.reserved_bytes - peak.live_bytes,

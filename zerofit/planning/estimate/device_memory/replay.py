@@ -60,7 +60,7 @@ class Tape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhasePeak:
+class TapePeak:
     """One phase at its largest moment: where most is reserved, and of those moments where most is live."""
 
     phase: RunPhase
@@ -80,7 +80,7 @@ class PhasePeak:
 class Replay:
     """The peaks of a run that was played."""
 
-    peaks: tuple[PhasePeak, ...]
+    peaks: tuple[TapePeak, ...]
     """One a phase, in the order of RunPhase; none of a phase that does not occur or is not reached."""
     ends: bool = True
     """True if the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
@@ -120,7 +120,7 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
             break
     live = _live_at(tape, {moment for _, _, moment in moments.values()})
     peaks = tuple(
-        PhasePeak(
+        TapePeak(
             phase=phase,
             live=live[moments[phase][2]],
             allocated_bytes=moments[phase][1],
@@ -142,7 +142,7 @@ def replay_live(tape: Tape) -> Replay:
             moments[phase] = moment
     terms = _live_at(tape, set(moments.values()))
     peaks = tuple(
-        PhasePeak(
+        TapePeak(
             phase=phase,
             live=terms[moments[phase]],
             allocated_bytes=live[moments[phase]],
