@@ -226,3 +226,11 @@ def test_no_sentence_of_the_readmes_first_screen_is_longer_than_25_words() -> No
     sentences = [one for one in re.split(r"(?<=[.:;])\s+|\n\n", prose) if one.strip()]
     assert len(sentences) > 10
     assert max(len(one.split()) for one in sentences) <= 25
+
+
+def test_no_sentence_of_the_first_screen_is_long() -> None:
+    first = (ROOT / "README.md").read_text("utf-8").partition("\n## What it does")[0]
+    prose = re.sub(r"```.*?```|!?\[(.*?)\]\(.*?\)", r"\1", first, flags=re.DOTALL)
+    sentences = re.split(r"(?<=[.?!:])\s+|\n\n", prose)
+    assert len(sentences) > 15
+    assert [one for one in sentences if len(one.split()) > 25] == []

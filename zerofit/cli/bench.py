@@ -17,7 +17,7 @@ from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.output.console import Console
 from zerofit.cli.output.ladder_table import head_words, ladder_table
-from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
@@ -92,9 +92,7 @@ def bench() -> None:
     metavar="NAME|FOLDER|FILE",
     help=f"A model's config; weights are random. By default {PUBLISHED_MODEL}, on the CPU {_CPU_MODEL}.",
 )
-@click.option(
-    "--task", type=Word("task", {task.value: task for task in Task}), help="What the model's head is for."
-)
+@click.option("--task", type=TASK, help=TASK.listed("What the model's head is for."))
 @click.option("--rungs", default=DEFAULT_RUNGS, show_default=True, help="Rungs, in the order of the ladder.")
 @click.option("--alone", is_flag=True, help="Each rung alone on the baseline, not on top of those before it.")
 @click.option(

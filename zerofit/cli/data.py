@@ -15,7 +15,7 @@ from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
-from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
+from zerofit.cli.parameters import CONTEXT, TASK, Number, ParamType, Verb, Word
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
@@ -103,11 +103,7 @@ class _DataVerb(Verb):
     type=_POSITIVE,
     help=f"Samples of one forward pass on one rank; the script's, or {DEFAULT_BATCH_SIZE}.",
 )
-@click.option(
-    "--task",
-    type=Word("task", {task.value: task for task in Task}),
-    help="What is trained: causal-lm can pack its samples.",
-)
+@click.option("--task", type=TASK, help=TASK.listed("What is trained: causal-lm can pack its samples."))
 @click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")
 @click.option("--sample", type=_Share(), help="Count a share of the rows, drawn at random: 5%.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")

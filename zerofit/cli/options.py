@@ -30,6 +30,7 @@ def _words(enum: Any) -> dict[str, Any]:
     return {member.value: member for member in enum}
 
 
+_OPTIMIZER = Word("optimizer", _words(OptimizerName))
 _POSITIVE = Number(int, least=1)
 
 _ATTENTIONS = {
@@ -91,9 +92,7 @@ _FIELD_OPTIONS = (
         type=_POSITIVE,
         help="Recompute the activations of one block in so many: 1 is each, 2 each second.",
     ),
-    click.option(
-        "--optimizer", type=Word("optimizer", _words(OptimizerName)), help="The optimizer to train with."
-    ),
+    click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
     click.option(
         "--attention", type=Word("attention", _ATTENTIONS), help="transformers' attention implementation."
     ),

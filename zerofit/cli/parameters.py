@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.core.errors import UserError, nearest
+from zerofit.models.task import Task
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -28,6 +29,10 @@ else:
 
         def __class_getitem__(cls, _: Any) -> type:
             return cls
+
+
+_LONGEST_METAVAR = 64
+"""Characters of the words that stand beside an option's name in --help."""
 
 
 class Word(ParamType[Any]):
@@ -54,7 +59,15 @@ class Word(ParamType[Any]):
         )
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "[" + "|".join(self._words) + "]"
+        words = "|".join(self._words)
+        return f"[{words}]" if len(words) <= _LONGEST_METAVAR else self.name.upper()
+
+    def listed(self, sentence: str) -> str:
+        """Return the help of an option whose words are too many to stand beside its name."""
+        return f"{sentence.rstrip('.')}; one of {', '.join(self._words)}."
+
+
+TASK = Word("task", {task.value: task for task in Task})
 
 
 class Verb(click.Command):

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.parameters import Number, ParamType, Verb, Word, remember_typed
+from zerofit.cli.parameters import TASK, Number, ParamType, Verb, Word, remember_typed
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import parse_bytes
-from zerofit.models.task import Task
 from zerofit.planning.inputs import Loop, MachineFlags, ModelFlags
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
-_TASKS = {task.value: task for task in Task}
 _POSITIVE = Number(int, least=1)
 
 
@@ -93,7 +91,7 @@ _MODEL_OPTIONS = (
         type=_POSITIVE,
         help="Tokens of an encoder-decoder's longest target; as many as the sample's if left out.",
     ),
-    click.option("--task", type=Word("task", _TASKS), help="What the model's head is for."),
+    click.option("--task", type=TASK, help=TASK.listed("What the model's head is for.")),
     click.option(
         "--padded/--no-padded",
         "is_padded",

@@ -113,7 +113,8 @@ class Console(Observer):
 
     def progress(self, sentence: str) -> None:
         """Print a sentence where somebody looks on: a line of its own, as the script prints there, too."""
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._is_quiet:
+            click.echo("\r\x1b[K", nl=False, err=True)  # over the script's bar, which comes again
             self.say(sentence)
 
     def ask(self, question: str) -> bool:
