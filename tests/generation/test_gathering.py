@@ -105,10 +105,10 @@ def test_ranks_gather_where_the_fullest_has_room_and_where_the_user_says_so(
 @pytest.mark.parametrize(
     "said",
     [
-        "zerofit: gathers 52.4 KiB of weights on each rank once for the call: ",
-        "zerofit: gathers 59.8 KiB of weights on each rank once for the call: ",
-        "zerofit: weights come layer by layer for each token, as 52.4 KiB of weights on each rank would be ",
-        "zerofit: gathers 52.4 KiB of weights on each rank once for the call, as gather=always says, and ",
+        "zerofit: gathers 48.4 KiB of weights on each rank once for the call: ",
+        "zerofit: gathers 61.8 KiB of weights on each rank once for the call: ",
+        "zerofit: weights come layer by layer for each token, as 48.4 KiB of weights on each rank would be ",
+        "zerofit: gathers 48.4 KiB of weights on each rank once for the call, as gather=always says, and ",
     ],
 )
 def test_rank_0_says_once_a_model_what_was_decided(said: str, few: tuple[dict[str, Answers], str]) -> None:

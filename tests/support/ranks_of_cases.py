@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from heart import LIMIT_S, START_S, Heart
 from random_cases import Case, Engine, GivenAs, make_case
 from references import MODEL_FOLDER, read_expected
+from tiny_engines import config_of, engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ def run_case(case: Case, folder: Path, *, rank: int, heart: Heart) -> list[list[
 
     expected = read_expected(folder)
     own = case.prompts_of(rank)
-    with engine_of(case, folder / MODEL_FOLDER) as engine:
+    with engine_for(case, folder / MODEL_FOLDER) as engine:
         before = _state(engine)
         calls = []
         for call in range(case.num_calls):
@@ -101,7 +102,7 @@ def _batch(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 @contextmanager
-def engine_of(case: Case, model_folder: Path) -> Iterator[Any]:
+def engine_for(case: Case, model_folder: Path) -> Iterator[Any]:
     """Give a case's engine; afterwards nothing of it is left in this process."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -111,40 +112,30 @@ def engine_of(case: Case, model_folder: Path) -> Iterator[Any]:
         if case.has_living_config and accelerator is None:
             stack.enter_context(_living_config(case))
         model = model_class.from_pretrained(model_folder)
-        engine = _initialize(model, case) if accelerator is None else accelerator.prepare(model)
-        engine.train(case.engine is Engine.TRAINING)
+        trains = case.engine is Engine.TRAINING
+        if accelerator is None:
+            engine = engine_of(model, trains=trains, zero=_zero(case))
+        else:
+            engine = accelerator.prepare(model)
+            engine.train(trains)
         yield engine
         engine.destroy()
 
 
-def _initialize(model: Any, case: Case) -> Any:
-    import deepspeed
-    import torch
-
-    optimizer = torch.optim.AdamW(model.parameters()) if case.engine is Engine.TRAINING else None
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=_config(case))[0]
-
-
-def _config(case: Case) -> dict[str, Any]:
-    zero: dict[str, Any] = {
-        "stage": 3,
-        "stage3_param_persistence_threshold": _SMALL if case.keeps_small_parameters else 0,
-    }
+def _zero(case: Case) -> dict[str, Any]:
+    zero: dict[str, Any] = {}
+    if case.keeps_small_parameters:
+        zero["stage3_param_persistence_threshold"] = _SMALL
     if case.param_offload:
         zero["offload_param"] = {"device": "cpu", "pin_memory": False}
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
+    return zero
 
 
 @contextmanager
 def _living_config(case: Case) -> Iterator[None]:
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-    living = HfDeepSpeedConfig(_config(case))
+    living = HfDeepSpeedConfig(config_of(zero=_zero(case)))
     try:
         yield
     finally:
@@ -162,7 +153,7 @@ def _accelerator(case: Case) -> Iterator[Any]:
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     try:
         PartialState(backend="gloo")
-        yield Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=_config(case)))
+        yield Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config_of(zero=_zero(case))))
     finally:
         del os.environ["ACCELERATE_USE_DEEPSPEED"]
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -10,14 +10,10 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import deepspeed
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from random_cases import VOCABULARY, Family
+from tiny_engines import engine_of
+from tiny_models import make_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from zerofit.generation import gathering
 from zerofit.generation.free_memory import working_bytes
@@ -27,9 +23,7 @@ PROMPT = torch.tensor([[5, 6, 7, 8]])
 
 
 def llama():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=97, attention_dropout=0.1, **sizes, eos_token_id=None))
+    return make_model(Family.LLAMA, is_tied=False, weight_seed=0)
 
 
 def large_llama():
@@ -40,17 +34,11 @@ def large_llama():
 
 
 def tied_gpt2():
-    torch.manual_seed(0)
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=97, **sizes, bos_token_id=0, eos_token_id=None))
+    return make_model(Family.GPT2, is_tied=True, weight_seed=0)
 
 
 def t5():
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    return T5ForConditionalGeneration(
-        T5Config(vocab_size=97, **sizes, decoder_start_token_id=0, eos_token_id=None)
-    )
+    return make_model(Family.T5, is_tied=True, weight_seed=0)
 
 
 def with_leaf_modules():
@@ -62,21 +50,18 @@ def with_leaf_modules():
 def lora():
     from peft import LoraConfig, get_peft_model
 
+    torch.manual_seed(0)
     return get_peft_model(llama(), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
 
 
-def engine_of(model, *, trains=True, dtype="fp32", threshold=0, **zero):
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 2,
-        "bf16": {"enabled": dtype == "bf16"},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": threshold, **zero},
-    }
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.5) if trains else None
-    return deepspeed.initialize(model=model, config=config, optimizer=optimizer)[0]
+def engine(model, *, trains=True, dtype="fp32", threshold=0, **zero):
+    return engine_of(
+        model,
+        trains=trains,
+        zero={"stage3_param_persistence_threshold": threshold, **zero},
+        gradient_accumulation_steps=2,
+        bf16={"enabled": dtype == "bf16"},
+    )
 
 
 def states(model):
@@ -101,11 +86,11 @@ def generated(model, num_tokens=5, *, in_step=False):
     return tokens
 
 
-def same_tokens(make, **engine):
+def same_tokens(make, **settings):
     """Ranks that generate a different number of times agree with the plain model, and nothing changes."""
-    plain = make().bfloat16() if engine.get("dtype") == "bf16" else make()
+    plain = make().bfloat16() if settings.get("dtype") == "bf16" else make()
     expected = generated(plain)
-    model = engine_of(make(), **engine).module
+    model = engine(make(), **settings).module
     before = states(model), hooks(model)
     with gathering.gathered_once(model):
         whole = all(map(gathering.is_available, gathering.partitioned_parameters(model)))
@@ -119,21 +104,21 @@ def same_tokens(make, **engine):
 
 def train(make, do_between, **engine_settings):
     """Return losses and final weights of a short training, in the middle of which something is done."""
-    engine = engine_of(make(), **engine_settings)
+    trained = engine(make(), **engine_settings)
     random = torch.Generator().manual_seed(torch.distributed.get_rank())
-    batches = torch.randint(0, 97, (6, 1, 6), generator=random)
+    batches = torch.randint(0, VOCABULARY, (6, 1, 6), generator=random)
     torch.manual_seed(7)
     losses = []
     for number, batch in enumerate(batches):
-        loss = engine(input_ids=batch, labels=batch).loss
+        loss = trained(input_ids=batch, labels=batch).loss
         losses.append(loss.item())
         if number == 2:
-            do_between(engine.module, batch, "before backward")
-        engine.backward(loss)
-        engine.step()
+            do_between(trained.module, batch, "before backward")
+        trained.backward(loss)
+        trained.step()
         if number in (0, 3):
-            do_between(engine.module, batch, "after step")
-    parameters = list(engine.module.parameters())
+            do_between(trained.module, batch, "after step")
+    parameters = list(trained.module.parameters())
     with deepspeed.zero.GatheredParameters(parameters):
         weights = [each.detach().clone() for each in parameters]
     return losses, weights
@@ -173,7 +158,7 @@ def after_evaluation():
                 if gathers:
                     generated(model)
 
-    small = {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 4000}
+    small = {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 2000}
     gathers = False
     losses, _ = train(llama, evaluate, **small)
     gathers = True
@@ -209,7 +194,7 @@ def layer_by_layer():
 
 
 def after_an_error():
-    model = engine_of(llama(), trains=False, threshold=40).module
+    model = engine(llama(), trains=False, threshold=40).module
     before = states(model), hooks(model)
     try:
         with gathering.gathered_once(model):
@@ -221,7 +206,7 @@ def after_an_error():
 
 def inside_the_users_own():
     """What the user's context gathered stays gathered after ours, and goes with theirs."""
-    model = engine_of(llama(), trains=False).module
+    model = engine(llama(), trains=False).module
     before = states(model)
     expected = generated(llama())
     with deepspeed.zero.GatheredParameters(list(model.model.parameters())):
@@ -234,7 +219,7 @@ def inside_the_users_own():
 
 def layer_by_layer_inside_the_users_own():
     """What the user holds and has written stays whole, and reaches the weights as their context ends."""
-    model = engine_of(llama(), trains=False).module
+    model = engine(llama(), trains=False).module
     before = states(model)
     first = next(model.parameters())
     with deepspeed.zero.GatheredParameters([first], modifier_rank=0):
@@ -251,7 +236,7 @@ def layer_by_layer_inside_the_users_own():
 
 def others_hooks():
     """Hooks of others run inside, keep their places, and come and go inside as they like."""
-    model = engine_of(llama(), trains=False).module
+    model = engine(llama(), trains=False).module
     first = model.lm_head.register_forward_hook(lambda *_: calls.append("first"))
     calls = []
     model.lm_head.register_forward_pre_hook(lambda *_: calls.append("before"), prepend=True)
@@ -286,8 +271,8 @@ def in_inference_mode():
 
 def choices():
     """All ranks decide alike, by the rank that has least."""
-    model = engine_of(llama(), trains=False, dtype="bf16", threshold=40).module
-    another = engine_of(tied_gpt2(), trains=False, dtype="bf16").module
+    model = engine(llama(), trains=False, dtype="bf16", threshold=40).module
+    another = engine(tied_gpt2(), trains=False, dtype="bf16").module
     added = gathering.missing_bytes(model)
     elements = sum(each.ds_numel for each in model.parameters() if not gathering.is_available(each))
     huge = 2**50 * torch.distributed.get_rank()  # rank 1 alone has no room

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from random_cases import VOCABULARY, Family
+from tiny_engines import engine_of
 from tiny_models import make_model
 
 if TYPE_CHECKING:
@@ -45,17 +46,9 @@ def model(family: Family = Family.GPT2) -> Any:
     return make_model(family, is_tied=True, weight_seed=0)
 
 
-def engine(of: Any | None = None, *, stage: int = 3, **settings: Any) -> Any:
+def engine(of: Any | None = None, **settings: Any) -> Any:
     """Return a DeepSpeed engine of a model, in training."""
-    import deepspeed
-    import torch
-
-    of = of or model()
-    zero = {"stage": stage, **({"stage3_param_persistence_threshold": 0} if stage == 3 else {})}
-    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, **settings}
-    config |= {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
-    optimizer = torch.optim.SGD(of.parameters(), lr=0.1)
-    return deepspeed.initialize(model=of, optimizer=optimizer, config=config)[0]
+    return engine_of(of or model(), **settings)
 
 
 @functools.cache
@@ -279,7 +272,7 @@ def written(rank: int) -> Any:
 
 
 _SIMPLE: dict[str, Callable[[int], Any]] = {
-    "zero2": lambda rank: tokens(engine(stage=2)),
+    "zero2": lambda rank: tokens(engine(zero={"stage": 2})),
     "zero3": lambda rank: tokens(shared()),
     "zero3_gathered": lambda rank: tokens(shared(), gather="always"),
     "zero3_encoder_decoder": lambda rank: tokens(shared_t5(), num_beams=2, num_return_sequences=2),

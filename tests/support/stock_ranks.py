@@ -13,6 +13,7 @@ from typing import Any
 
 from heart import START_S, Heart
 from random_cases import MAX_POSITIONS, Family
+from tiny_engines import engine_of
 from tiny_models import make_model
 
 WAYS: dict[str, tuple[bool, tuple[tuple[tuple[int, int], ...], ...]]] = {
@@ -33,7 +34,7 @@ def main(folder: Path, way: str) -> None:
     heart.beat("start", limit_s=START_S)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     synced_gpus, prompts = WAYS[way]
-    engine = _engine()
+    engine = engine_of(make_model(Family.GPT2, is_tied=True, weight_seed=0), trains=False)
     lengths = []
     for number, (num_tokens, max_new_tokens) in enumerate(prompts[rank]):
         heart.beat(f"prompt {number}")
@@ -57,19 +58,6 @@ def _generate(model: Any, num_tokens: int, max_new_tokens: int, synced_gpus: boo
         synced_gpus=synced_gpus,
     )
     return found.shape[1] - num_tokens
-
-
-def _engine() -> Any:
-    import deepspeed
-
-    model = make_model(Family.GPT2, is_tied=True, weight_seed=0)
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-    }
-    engine = deepspeed.initialize(model=model, config=config)[0]
-    engine.eval()
-    return engine
 
 
 if __name__ == "__main__":
