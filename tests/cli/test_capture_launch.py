@@ -343,10 +343,10 @@ def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(p
 def test_the_rules_know_what_was_captured(plan_launch: Any) -> None:
     sgd = replace(LOOP.optimizers[0], class_path="torch.optim.sgd.SGD")
     flags = ("--cpu", "--num-processes", "2", "--preset", "z2-offload", "--global-batch-size", "32")
-    check_rules(plan_launch(*flags), script="train.py", arguments=(), observer=Console())
+    check_rules(plan_launch(*flags), Console())
     to_launch = plan_launch(*flags, capture=replace(LOOP, optimizers=(sgd,)))
     with pytest.raises(ExceptionGroup) as error:
-        check_rules(to_launch, script="train.py", arguments=(), observer=Console())
+        check_rules(to_launch, Console())
     assert [str(one).splitlines()[1] for one in error.value.exceptions] == [
         "  found: the script's SGD with --offload-optimizer cpu"
     ]

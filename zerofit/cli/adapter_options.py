@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.freezing import WORDS, is_word
 from zerofit.core.strategy import Lora, Quantization
 from zerofit.planning.problem import Allow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head."""
@@ -98,54 +101,40 @@ ADAPTER_OPTIONS = (
 )
 
 
-def take_adapter_flags(flags: dict[str, Any], *, allow: frozenset[Allow]) -> dict[str, Any]:
-    """Return the fields of Request that these flags say, and remove the flags from the others.
+ADAPTER_FLAGS = frozenset({*_SHAPE, "qlora"})
+"""Parameters that are no fields of Request, but make some."""
 
-    Args:
-        flags: by the names of their parameters.
-        allow: what the user allows the plan to change.
+
+def adapter_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of Request that the flags of what trains say, by the names of their parameters.
 
     Raises:
         UserError: a word for what to freeze is not known, or a flag says how adapters look and there are
             none.
     """
-    shape = {name: flags.pop(name) for name in _SHAPE}
-    is_qlora = flags.pop("qlora")
-    wants = flags.pop("lora") or is_qlora
-    quantization = flags.pop("quantization")
-    frozen = tuple(dict.fromkeys(one for names in flags.pop("freeze") for one in names))
+    wants = flags["lora"] or flags["qlora"]
+    frozen = tuple(dict.fromkeys(one for names in flags["freeze"] for one in names))
     for one in frozen:
         _check_frozen(one)
-    given = [flag for name, flag in _SHAPE.items() if shape[name] is not None]
-    if given and not wants and not {Allow.LORA, Allow.QLORA} & allow:
+    given = [flag for name, flag in _SHAPE.items() if flags[name] is not None]
+    if given and not wants and not {Allow.LORA, Allow.QLORA} & flags.get("allow", frozenset()):
         raise _no_adapters(given)
-    _check_targets(shape["lora_targets"] or ())
-    adapters = _lora_of(**shape)
+    targets, rank = flags["lora_targets"] or (), flags["lora_rank"] or Lora().rank
+    _check_targets(targets)
+    adapters = Lora(
+        rank=rank,
+        alpha=flags["lora_alpha"] or _ALPHA_PER_RANK * rank,
+        dropout=flags["lora_dropout"] or 0.0,
+        target_modules=targets,
+        modules_to_save=flags["lora_saved"] or (),
+    )
     return {
         "freeze": frozen or None,
         "lora": adapters if wants else None,
         "allowed_lora": adapters if given and not wants else None,
-        "quantization": Quantization.NF4 if is_qlora else quantization,
-        "says_qlora": is_qlora,
+        "quantization": Quantization.NF4 if flags["qlora"] else flags["quantization"],
+        "says_qlora": flags["qlora"],
     }
-
-
-def _lora_of(
-    *,
-    lora_rank: int | None,
-    lora_alpha: int | None,
-    lora_dropout: float | None,
-    lora_targets: tuple[str, ...] | None,
-    lora_saved: tuple[str, ...] | None,
-) -> Lora:
-    rank = lora_rank or Lora().rank
-    return Lora(
-        rank=rank,
-        alpha=lora_alpha or _ALPHA_PER_RANK * rank,
-        dropout=lora_dropout or 0.0,
-        target_modules=lora_targets or (),
-        modules_to_save=lora_saved or (),
-    )
 
 
 def _check_targets(targets: tuple[str, ...]) -> None:

@@ -11,15 +11,10 @@ import click
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.cli.options import no_check_option, request_of, strategy_options
+from zerofit.cli.options import no_check_option, settings_from, strategy_options
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Verb
-from zerofit.cli.plan_options import (
-    machine_options,
-    model_options,
-    take_machine_flags,
-    take_model_flags,
-)
+from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.accelerate import accelerate_yaml
 from zerofit.configs.write.command import (
     Rendezvous,
@@ -42,7 +37,7 @@ from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.port import DEFAULT_PORT
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.inputs import check_none_ignored
+from zerofit.planning.inputs import check_none_ignored, settings_of
 from zerofit.planning.machine import machine_of
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
 from zerofit.planning.ranks import check_ranks_of
@@ -80,8 +75,7 @@ def config(
     --num-processes for its GPUs.
     """
     console = Console()
-    model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
-    request = request_of(elsewhere=True, allow=model_flags.allow, **flags)
+    model_flags, machine_flags, request = settings_of({**settings_from(flags), "elsewhere": True})
     if source is not None:
         request = _imported(source, request, is_planned=model_flags.model is not None, console=console)
     if model_flags.model is None:

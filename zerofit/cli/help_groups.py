@@ -12,7 +12,7 @@ _GROUPS = {
     "Trials": ("num_trials", "num_timed", "num_warm_up", "budget_s", "is_anew", "out", "as_json"),
     "Strategy": (
         "preset",
-        "plan_file",
+        "plan",
         "zero_stage",
         "optimizer_offload",
         "param_offload",

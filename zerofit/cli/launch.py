@@ -15,26 +15,23 @@ from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import (
     no_check_option,
     rendezvous_options,
-    request_of,
     run_dir_option,
+    settings_from,
     strategy_options,
     wide_option,
 )
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, remember_typed, typed_words
-from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
+from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
 from zerofit.launching.explain_run import explain_run
 from zerofit.launching.flags_behind import check_flags_behind
-from zerofit.launching.launch import launch_run
-from zerofit.launching.nodes import Nodes
+from zerofit.launching.launch import launch as launch_script
+from zerofit.launching.nodes import RANK_FOR_EACH_GPU
 from zerofit.launching.other_launchers import read_line
-from zerofit.launching.recover import RecoverMode, RecoverPolicy
-from zerofit.launching.trials import TrialPolicy
-
-_OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_per_node")
+from zerofit.launching.recover import RecoverMode
 
 _RANKS = ("num_processes", "ranks_per_node")
 _RANK_FLAGS = ("--num-processes", "--nproc-per-node", "--num-gpus")
@@ -208,17 +205,21 @@ def launch(
     for sentence in click.get_current_context().meta.get(_LINE, ()):
         console.say(sentence)
     check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
-    run = launch_run(
-        (*(("-m",) if module else ()), script, *script_args),
-        **asked_of(flags),
+    run = launch_script(
+        script,
+        *script_args,
+        module=module,
         is_checked=not no_check,
         generate_limit_s=generate_limit_s,
         hang_limit_s=hang_limit_s,
         run_dir=run_dir,
-        recover=RecoverPolicy(mode=recover, max_recoveries=max_recoveries, max_lost_steps=max_lost_steps),
-        trials=TrialPolicy(num_trials=tune) if tune else None,
+        recover=recover,
+        max_recoveries=max_recoveries,
+        max_lost_steps=max_lost_steps,
+        num_trials=tune,
         dry_run=dry_run,
         observer=console,
+        **asked_of(flags),
     )
     if run.exit_code is None:
         for path, text in run.files.items() if verbose else ():
@@ -245,26 +246,10 @@ def _long_flags() -> dict[str, bool]:
 
 
 def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return what flags say of a launch, as the arguments of launch_request beside the script."""
+    """Return the flags of the strategy, the model and the nodes as arguments of zerofit.launch."""
     del flags["multi_gpu"]
     if flags.pop("use_deepspeed") and flags["engine"] is None:
         flags["engine"] = Engine.DEEPSPEED
-    ranks_per_node = flags.pop("ranks_per_node")
-    rank_for_each_gpu = isinstance(ranks_per_node, str)  # torchrun's word for one rank a GPU
-    model = take_model_flags(flags)
-    return {
-        "model": model,
-        "nodes": Nodes(
-            ranks_per_node=None if rank_for_each_gpu else ranks_per_node,
-            **{name: flags.pop(name) for name in _OF_NODES},
-        ),
-        "rank_for_each_gpu": rank_for_each_gpu,
-        "hostfile": flags.pop("hostfile"),
-        "config_file": flags.pop("config_file"),
-        "deepspeed_file": flags.pop("deepspeed_file"),
-        "elsewhere": take_machine_flags(flags),
-        "captures": not flags.pop("no_capture"),
-        "capture_limit_s": flags.pop("capture_limit_s"),
-        "plan_file": flags["plan_file"],
-        "request": request_of(allow=model.allow, **flags),
-    }
+    if isinstance(flags["ranks_per_node"], str):
+        flags["ranks_per_node"] = RANK_FOR_EACH_GPU
+    return {"captures": not flags.pop("no_capture"), **settings_from(flags)}

@@ -1,4 +1,4 @@
-"""The flags that describe a strategy and its ranks, and the Request that they make."""
+"""The flags that describe a strategy and its ranks, and the settings that they make."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.adapter_options import ADAPTER_OPTIONS, take_adapter_flags
+from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
 from zerofit.cli.parameters import Number, Word, typed_words
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
-from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.planning.inputs import plan_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from zerofit.planning.problem import Allow
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -43,7 +39,7 @@ _START_OPTIONS = (
     click.option(
         "--preset", metavar="NAME", help=f"Start from a preset: {', '.join(p.name for p in PRESETS)}."
     ),
-    click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Start from a plan file."),
+    click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
 _FIELD_OPTIONS = (
     click.option("--engine", type=Word("engine", _words(Engine)), help="DeepSpeed, or PyTorch alone."),
@@ -183,21 +179,16 @@ def _with(command: _Command, *options: Callable[[_Command], _Command]) -> _Comma
     return command
 
 
-def request_of(*, plan_file: Path | None, allow: frozenset[Allow] = frozenset(), **flags: Any) -> Request:
-    """Return the flags as a Request.
-
-    Args:
-        plan_file: what --plan names.
-        allow: what the user allows the plan to change.
-        flags: all others, by the names of their parameters.
+def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return flags, by the names of their parameters, as keyword arguments of a verb's function.
 
     Raises:
-        UserError: the plan file can't be read, or flags contradict each other.
+        UserError: flags contradict each other.
     """
-    flags |= take_adapter_flags(flags, allow=allow)
+    settings = {**flags, **adapter_settings(flags), "typed": typed_words()}
     if flags["checkpoint_every"] is not None:
-        flags["gradient_checkpointing"] = _checkpoints(flags["gradient_checkpointing"])
-    return Request(plan=plan_from_file(plan_file) if plan_file else None, typed=typed_words(), **flags)
+        settings["gradient_checkpointing"] = _checkpoints(flags["gradient_checkpointing"])
+    return {name: value for name, value in settings.items() if name not in ADAPTER_FLAGS}
 
 
 def _checkpoints(said: bool | None) -> bool:

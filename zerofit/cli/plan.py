@@ -9,31 +9,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, request_of, wide_option
+from zerofit.cli.options import field_options, settings_from, wide_option
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT, Number, typed_words
-from zerofit.cli.plan_options import (
-    FixingVerb,
-    as_flag,
-    machine_options,
-    model_options,
-    take_machine_flags,
-    take_model_flags,
-)
+from zerofit.cli.plan_options import FixingVerb, as_flag, machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.secrets import masked, shell_words
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import MachineFlags
+from zerofit.planning.inputs import MachineFlags, settings_of
 from zerofit.planning.machine import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
-from zerofit.scripts.target import check_script
+from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
     from zerofit.planning.solve import Answer
@@ -92,8 +85,7 @@ def plan(
     machine. The flags of a strategy (--zero-stage 3, or --fix zero-stage=3) fix what the plan must keep to.
     Exits 1 where nothing fits.
     """
-    model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
-    request = request_of(plan_file=None, allow=model_flags.allow, **flags)
+    model_flags, machine_flags, request = settings_of(settings_from(flags))
     _check_together(compare, machine_flags, output, plot)
     target = _target(script, script_args, module=module, model=model_flags.model)
     check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
@@ -196,7 +188,7 @@ def _target(
             fix="leave one of the two out",
         )
     check_script(script, module=module)
-    return (*(("-m",) if module else ()), script, *arguments)
+    return script_target(script, arguments, module=module)
 
 
 def _check_output(output: Path, target: tuple[str, ...] | None) -> None:

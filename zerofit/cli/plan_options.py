@@ -11,7 +11,7 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import parse_bytes
-from zerofit.planning.inputs import Loop, MachineFlags, ModelFlags
+from zerofit.planning.inputs import Loop
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
 if TYPE_CHECKING:
@@ -178,16 +178,6 @@ def machine_options(
         return click.option("--gpus", metavar="SPEC", help=gpus)(command)
 
     return add
-
-
-def take_model_flags(flags: dict[str, Any]) -> ModelFlags:
-    """Return the flags of model and workload, and remove them from the others."""
-    return ModelFlags(**{name: flags.pop(name) for name in ModelFlags.__dataclass_fields__})
-
-
-def take_machine_flags(flags: dict[str, Any]) -> MachineFlags:
-    """Return the flags of the machine, and remove them from the others."""
-    return MachineFlags(**{name: flags.pop(name) for name in MachineFlags.__dataclass_fields__})
 
 
 class FixingVerb(Verb):

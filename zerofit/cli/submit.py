@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, no_check_option, request_of, run_dir_option, wide_option
+from zerofit.cli.options import field_options, no_check_option, run_dir_option, settings_from, wide_option
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
-from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
+from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.request import ClusterFlags
-from zerofit.launching.clusters.submit import ClusterEngine, submit_run
+from zerofit.launching.clusters.submit import ClusterEngine
+from zerofit.launching.clusters.submit import submit as submit_script
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
 """Two numbers without days are left out: Slurm reads minutes and seconds, people hours and minutes."""
@@ -47,7 +48,6 @@ class _WallTime(ParamType[int]):
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @click.option(
     "--on",
-    "cluster_engine",
     required=True,
     type=Word("scheduler", {one.value: one for one in ClusterEngine}),
     help="The scheduler.",
@@ -61,7 +61,7 @@ class _WallTime(ParamType[int]):
     help="Nodes; 1, or those of the plan, where it is left out.",
 )
 @machine_options(gpus="GPUs of each node, such as 8xH100.")
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Follow a plan file.")
+@click.option("--plan", type=click.Path(path_type=Path), help="Follow a plan file.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Rehearse the plan on the CPUs of the nodes.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")
 @click.option("--account", metavar="NAME", help="Slurm's account.")
@@ -124,13 +124,7 @@ class _WallTime(ParamType[int]):
 def submit(
     script: str,
     script_args: tuple[str, ...],
-    cluster_engine: ClusterEngine,
-    plan_file: Path | None,
-    num_nodes: int | None,
-    on_cpu: bool,
-    capture_limit_s: float,
     module: bool,
-    run_dir: Path,
     no_check: bool,
     dry_run: bool,
     verbose: bool,
@@ -145,20 +139,15 @@ def submit(
     """
     console = Console(shows_details=verbose, is_wide=wide)
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
-    model, elsewhere = take_model_flags(flags), take_machine_flags(flags)
-    request = request_of(plan_file=plan_file, allow=model.allow, num_nodes=num_nodes, on_cpu=on_cpu, **flags)
-    run = submit_run(
-        (*(("-m",) if module else ()), script, *script_args),
-        engine=cluster_engine,
-        model=model,
-        request=request,
-        elsewhere=elsewhere,
-        run_dir=run_dir,
-        capture_limit_s=capture_limit_s,
+    run = submit_script(
+        script,
+        *script_args,
+        module=module,
         is_checked=not no_check,
         dry_run=dry_run,
         observer=console,
-        flags=ClusterFlags(**cluster, has_trainer=not job_set),
+        cluster=ClusterFlags(**cluster, has_trainer=not job_set),
+        **settings_from(flags),
     )
     if run.job_id is None:
         for path, text in run.files.items():

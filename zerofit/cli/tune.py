@@ -10,19 +10,18 @@ import click
 
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.options import no_check_option, one_node_options, request_of, run_dir_option, wide_option
+from zerofit.cli.options import no_check_option, one_node_options, run_dir_option, settings_from, wide_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, typed_words
-from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
+from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import shell_words
-from zerofit.launching.launch import checked_request
-from zerofit.launching.nodes import Nodes
 from zerofit.launching.trials import TrialPolicy
-from zerofit.launching.tune import PLAN, tune_request
+from zerofit.launching.tune import PLAN
+from zerofit.launching.tune import tune as tune_script
 
 _DEFAULT = TrialPolicy()
 _NOTHING_MEASURED = 1
@@ -115,23 +114,14 @@ def tune(
     script: str,
     script_args: tuple[str, ...],
     module: bool,
-    num_trials: int,
-    num_timed: int,
-    num_warm_up: int,
-    budget_s: float | None,
-    is_anew: bool,
     out: Path | None,
     force: bool,
     as_json: bool,
-    capture_limit_s: float,
-    hang_limit_s: int | None,
-    run_dir: Path,
     no_check: bool,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
     wide: bool,
-    gpu_ids: str | None,
     **flags: Any,
 ) -> int:
     """Run the plan's best few strategies for some steps each, on this machine, and take the fastest.
@@ -143,34 +133,14 @@ def tune(
     console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     if out is not None and out.exists() and not force:
         raise file_exists(str(out), flag="--out FILE")
-    model, elsewhere = take_model_flags(flags), take_machine_flags(flags)
-    request = checked_request(
-        (*(("-m",) if module else ()), script, *script_args),
-        model=model,
-        request=request_of(plan_file=None, allow=model.allow, **flags),
-        nodes=Nodes(num_processes=flags["num_processes"], gpu_ids=gpu_ids),
-        hostfile=None,
-        elsewhere=elsewhere,
-        captures=True,
-        capture_limit_s=capture_limit_s,
-        plan_file=None,
-        dry_run=False,
-        observer=console,
-    )
-    tuning = tune_request(
-        request,
-        TrialPolicy(
-            num_trials=num_trials,
-            num_warm_up=num_warm_up,
-            num_timed=num_timed,
-            budget_s=budget_s,
-            is_anew=is_anew,
-        ),
+    tuning = tune_script(
+        script,
+        *script_args,
+        module=module,
         is_checked=not no_check,
-        hang_limit_s=hang_limit_s,
-        run_dir=run_dir,
         dry_run=dry_run,
         observer=console,
+        **settings_from(flags),
     )
     launch, plan_file = tuning.launch, tuning.folder / PLAN
     if launch is not None and out is not None:

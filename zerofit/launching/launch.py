@@ -22,7 +22,7 @@ from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
-from zerofit.launching.nodes import Nodes, with_hostfile
+from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.recover import (
     Attempt,
@@ -43,14 +43,13 @@ from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, ModelFlags, plan_from_file, settings_of
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, settings_of
 from zerofit.planning.plan_from_flags import asks_for_cpu
-from zerofit.scripts.target import check_script
+from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.core.request import Request
     from zerofit.launching.diagnose import RunEnd
 
 _SHOWN_ROWS = 6
@@ -91,6 +90,8 @@ def launch(
     hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
     hostfile: str | Path | None = None,
+    config_file: str | None = None,
+    deepspeed_file: str | None = None,
     recover: RecoverMode | str = RecoverMode.AUTO,
     max_recoveries: int = 3,
     max_lost_steps: int = 100,
@@ -119,6 +120,9 @@ def launch(
             follows the run's own pace.
         run_dir: folder of all run folders.
         hostfile: DeepSpeed's list of nodes.
+        config_file: of `accelerate config`; where none is named, the one in accelerate's cache, as
+            `accelerate launch` takes it, but for a plan that stands.
+        deepspeed_file: DeepSpeed's JSON.
         recover: "auto" to go on under another plan when memory runs out, at the same global batch and from
             the last checkpoint; "ask" to ask the observer first; "off" to end.
         max_recoveries: how often.
@@ -137,71 +141,31 @@ def launch(
         UserError: something that was given is wrong, nothing fits, or it can't be run here.
         ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
     """
-    nodes, model, elsewhere, request = launch_settings(settings, gpus=gpus)
-    plan_file = None if plan is None or isinstance(plan, Plan) else Path(plan)
-    if plan is not None:
-        request = replace(request, plan=plan if isinstance(plan, Plan) else plan_from_file(Path(plan)))
-    return launch_run(
-        (*(("-m",) if module else ()), script, *arguments),
-        model=model,
-        request=request,
-        nodes=nodes,
-        hostfile=None if hostfile is None else Path(hostfile),
-        elsewhere=elsewhere,
+    request = launch_request(
+        script_target(script, arguments, module=module),
+        plan=plan,
+        gpus=gpus,
         captures=captures,
         capture_limit_s=capture_limit_s,
-        plan_file=plan_file,
-        is_checked=is_checked,
-        generate_limit_s=generate_limit_s,
-        hang_limit_s=hang_limit_s,
-        run_dir=Path(run_dir),
-        recover=RecoverPolicy(
-            mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
-        ),
-        trials=TrialPolicy(num_trials=num_trials) if num_trials else None,
+        hostfile=hostfile,
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
         dry_run=dry_run,
         observer=observer,
+        **settings,
     )
-
-
-def launch_settings(
-    settings: dict[str, Any], *, gpus: str | None
-) -> tuple[Nodes, ModelFlags, MachineFlags, Request]:
-    """Return what keyword arguments say of the nodes, the model, another machine and the strategy."""
-    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
-    return nodes, *settings_of({**settings, "gpus": gpus} if gpus else settings)
-
-
-def launch_run(
-    target: tuple[str, ...],
-    *,
-    is_checked: bool,
-    generate_limit_s: int,
-    hang_limit_s: float | None,
-    run_dir: Path,
-    recover: RecoverPolicy,
-    dry_run: bool,
-    observer: Observer,
-    trials: TrialPolicy | None = None,
-    **request_arguments: Any,
-) -> LaunchedRun:
-    """Do what `launch` does, from values in place of settings.
-
-    Args:
-        trials: of the plan's best strategies before the run; None for none. A dry run has none either.
-        request_arguments: the other arguments of `launch_request`.
-    """
-    script = target[target[0] == "-m"]
-    request = checked_request(target, dry_run=dry_run, observer=observer, **request_arguments)
-    set_for_all = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
-    if trials is None or dry_run:
-        to_launch = prepare_launch(request, observer)
-    else:
+    run_dir = Path(run_dir)
+    policy = RecoverPolicy(
+        mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
+    )
+    for_all: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    if num_trials and not dry_run:
+        trials = TrialPolicy(num_trials=num_trials)
         tuning = run_trials(
             request,
             trials,
             run_dir=run_dir,
-            settings=set_for_all,
+            settings=for_all,
             hang_limit_s=hang_limit_s,
             check=check_launch,
             dry_run=False,
@@ -210,30 +174,23 @@ def launch_run(
         if tuning.launch is None or tuning.stopped_by is not None:
             return _not_started(tuning)
         to_launch = tuning.launch
-    plan = replace(
-        to_launch.plan,
-        **set_for_all,  # type: ignore[arg-type]
-        recovers=may_recover(request, to_launch.plan, recover),
-        resume_from=None,
-    )
+    else:
+        to_launch = prepare_launch(request, observer)
+    recovers = may_recover(request, to_launch.plan, policy)
+    plan = replace(to_launch.plan, **for_all, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
-    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
+    target = request.target[module]
+    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=target, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
     if dry_run:
         _tell(to_launch, observer)
         return run
     if plan.recovers:
-        tell_if_it_starts_anew(plan, recover, observer)
-    free = free_gpu_bytes()
-    attempt = Attempt(launch=to_launch, folder=folder, request=request, free_gpu_bytes=free)
-    ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
-    while following := next_attempt(attempt, ended, recover, check_launch, observer):
-        attempt = following
-        record_recoveries(folder, attempt.recoveries)
-        ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
-        record_recoveries(folder, attempt.recoveries, ended)
+        tell_if_it_starts_anew(plan, policy, observer)
+    attempt = Attempt(launch=to_launch, folder=folder, request=request, free_gpu_bytes=free_gpu_bytes())
+    attempt, ended = _run(attempt, policy, hang_limit_s=hang_limit_s, observer=observer)
     return replace(
         run,
         plan=attempt.launch.plan,
@@ -241,6 +198,20 @@ def launch_run(
         cause=ended.cause,
         recoveries=attempt.recoveries,
     )
+
+
+def _run(
+    attempt: Attempt, policy: RecoverPolicy, *, hang_limit_s: float | None, observer: Observer
+) -> tuple[Attempt, RunEnd]:
+    """Run a launch to its end, under other plans where it is out of memory; return the last attempt."""
+    folder = attempt.folder
+    ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
+    while following := next_attempt(attempt, ended, policy, check_launch, observer):
+        attempt = following
+        record_recoveries(folder, attempt.recoveries)
+        ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
+        record_recoveries(folder, attempt.recoveries, ended)
+    return attempt, ended
 
 
 def _not_started(tuning: Tuning) -> LaunchedRun:
@@ -257,25 +228,10 @@ def _not_started(tuning: Tuning) -> LaunchedRun:
     )
 
 
-def checked_request(
-    target: tuple[str, ...], *, dry_run: bool, observer: Observer, **request_arguments: Any
-) -> LaunchRequest:
-    """Return what `launch_request` does, once script and libraries are checked."""
-    is_module = target[0] == "-m"
-    check_script(target[is_module], module=is_module)
-    check_libraries(observer)
-    request = launch_request(target, dry_run=dry_run, **request_arguments)
-    if request.config_files is not None:
-        observer.say(request.config_files.line)
-    return request
-
-
 def check_launch(to_launch: Launch, observer: Observer) -> None:
     """Check that libraries and rules allow a launch."""
     check_libraries_of(to_launch.plan.strategy)
-    is_module = to_launch.target[0] == "-m"
-    script = None if is_module else to_launch.target[0]
-    check_rules(to_launch, script=script, arguments=to_launch.target[1 + is_module :], observer=observer)
+    check_rules(to_launch, observer)
 
 
 def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) -> RunEnd:
@@ -304,30 +260,29 @@ def _ops_of(plan: Plan) -> tuple[str, ...]:
 def launch_request(
     target: tuple[str, ...],
     *,
-    model: ModelFlags,
-    request: Request,
-    nodes: Nodes,
-    hostfile: Path | None,
-    elsewhere: MachineFlags,
-    captures: bool,
-    capture_limit_s: float,
-    plan_file: Path | None,
-    rank_for_each_gpu: bool = False,
-    dry_run: bool = False,
+    plan: Plan | str | Path | None = None,
+    gpus: str | None = None,
+    captures: bool = True,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
+    hostfile: str | Path | None = None,
     config_file: str | None = None,
     deepspeed_file: str | None = None,
+    dry_run: bool = False,
+    observer: Observer = SILENT,
+    **settings: Any,
 ) -> LaunchRequest:
     """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
 
     Args:
-        rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
-        elsewhere: another machine to plan for; a dry run shows what would run there, or on that of a plan
-            file where no GPU is here.
-        dry_run: True if nothing is to be started.
-        config_file: of `accelerate config`; where none is named, the one in accelerate's cache, as
-            `accelerate launch` takes it, but for a plan that stands.
-        deepspeed_file: DeepSpeed's JSON.
+        target: the script or `-m module`, and its arguments.
+        settings: the others are those of `launch`; a dry run shows what would run on the GPUs of `gpus`,
+            or on those of the plan where no GPU is here.
     """
+    is_module = target[0] == "-m"
+    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
+    model, elsewhere, request = settings_of({**settings, "gpus": gpus, "plan": plan})
+    check_script(target[is_module], module=is_module)
+    check_libraries(observer)
     files = read_config_files(
         config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
     )
@@ -343,10 +298,10 @@ def launch_request(
         machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
     if plans_elsewhere and request.plan is not None and not machine.gpus:
         machine = request.plan.machine
-    if rank_for_each_gpu:
+    if nodes.ranks_per_node == RANK_FOR_EACH_GPU:
         nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
     if hostfile is not None:
-        nodes = with_hostfile(nodes, hostfile)
+        nodes = with_hostfile(nodes, Path(hostfile))
     launch = LaunchRequest(
         target=target,
         request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
@@ -355,7 +310,7 @@ def launch_request(
         elsewhere=elsewhere,
         captures=captures,
         capture_limit_s=capture_limit_s,
-        plan_file=plan_file,
+        plan_file=None if plan is None or isinstance(plan, Plan) else Path(plan),
         nodes=nodes,
         dry_run=dry_run,
         config_files=files,
@@ -366,6 +321,7 @@ def launch_request(
         launch = replace(launch, config_files=files)
     if files is None:
         return launch
+    observer.say(files.line)
     request, _ = with_config_files(files, launch.request, nodes, is_planned=stands)
     return replace(launch, request=request)
 
@@ -383,15 +339,15 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
     return replace(files, left_out=left_out)
 
 
-def check_rules(
-    to_launch: Launch, *, script: str | None, arguments: tuple[str, ...], observer: Observer
-) -> None:
+def check_rules(to_launch: Launch, observer: Observer) -> None:
     """Check that no compatibility rule forbids a launch."""
-    plan = to_launch.plan
+    plan, target = to_launch.plan, to_launch.target
+    is_module = target[0] == "-m"
+    arguments = target[1 + is_module :]
     check_resumed_checkpoint(arguments)
     # Not the checkpoint's ranks and stage: the ranks convert it.
     targets = Targets(
-        files=(script_file(script),) if script else (),
+        files=() if is_module else (script_file(target[0]),),
         arguments=arguments,
         schemas=load_schemas(plan.versions),
     )

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """A host's name or address; nothing that a shell or ssh could take for more."""
+RANK_FOR_EACH_GPU = 0
+"""As `ranks_per_node`: torchrun's `--nproc-per-node gpu`."""
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})")
 
 
@@ -35,7 +37,7 @@ class Nodes:
     num_processes: int | None = None
     """Ranks on all nodes together."""
     ranks_per_node: int | None = None
-    """Ranks on each node: torchrun's way to say it."""
+    """Ranks on each node: torchrun's way to say it, or RANK_FOR_EACH_GPU."""
     machine_rank: int | None = None
     """This node's number, from 0."""
     main_process_ip: str | None = None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, plan_to_json
-from zerofit.launching.launch import RUNS, check_launch, checked_request, launch_settings
+from zerofit.launching.launch import RUNS, check_launch, launch_request
 from zerofit.launching.run_folder import write_file
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.planning.inputs import CAPTURE_LIMIT_S
-
-if TYPE_CHECKING:
-    from zerofit.launching.request import LaunchRequest
+from zerofit.scripts.target import script_target
 
 _DEFAULT = TrialPolicy()
 PLAN = "plan.json"
@@ -70,19 +68,12 @@ def tune(
         UserError: something that was given is wrong, nothing fits, or it can't be run here.
         ExceptionGroup: of UserErrors, where compatibility rules forbid the planner's choice.
     """
-    nodes, model, elsewhere, request = launch_settings(settings, gpus=gpus)
-    asked = checked_request(
-        (*(("-m",) if module else ()), script, *arguments),
-        dry_run=False,
-        observer=observer,
-        model=model,
-        request=request,
-        nodes=nodes,
-        hostfile=None,
-        elsewhere=elsewhere,
-        captures=True,
+    request = launch_request(
+        script_target(script, arguments, module=module),
+        gpus=gpus,
         capture_limit_s=capture_limit_s,
-        plan_file=None,
+        observer=observer,
+        **settings,
     )
     policy = TrialPolicy(
         num_trials=num_trials,
@@ -91,32 +82,10 @@ def tune(
         budget_s=budget_s,
         is_anew=is_anew,
     )
-    return tune_request(
-        asked,
-        policy,
-        is_checked=is_checked,
-        hang_limit_s=hang_limit_s,
-        run_dir=Path(run_dir),
-        dry_run=dry_run,
-        observer=observer,
-    )
-
-
-def tune_request(
-    request: LaunchRequest,
-    policy: TrialPolicy,
-    *,
-    is_checked: bool,
-    hang_limit_s: float | None,
-    run_dir: Path,
-    dry_run: bool,
-    observer: Observer,
-) -> Tuning:
-    """Do what `tune` does, from a launch request; the fastest's plan is written beside the trials."""
     tuning = run_trials(
         request,
         policy,
-        run_dir=run_dir,
+        run_dir=Path(run_dir),
         settings={"is_checked": is_checked, "generate_limit_s": GENERATE_LIMIT_S},
         hang_limit_s=hang_limit_s,
         check=check_launch,

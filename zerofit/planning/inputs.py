@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from zerofit.core.errors import UserError, nearest
@@ -24,7 +25,6 @@ from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Loop(StrEnum):
@@ -164,12 +164,12 @@ _ENUMS: dict[str, type[Enum]] = {
     "loop": Loop,
     "dtype": Precision,
 }
-_UNSAID = {"says_qlora", "elsewhere", "plan", "typed"}
-"""Fields of Request that are no setting of the user's own."""
+_OF_COMMAND_LINE = frozenset({"says_qlora", "elsewhere", "plan", "typed"})
+"""Fields of Request that the command line fills in, and that are no settings of the user's own."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
-_OF_REQUEST = frozenset(Request.__dataclass_fields__) - _UNSAID
-SETTINGS = tuple(sorted(_OF_MODEL | _OF_MACHINE | _OF_REQUEST))
+_OF_REQUEST = frozenset(Request.__dataclass_fields__)
+SETTINGS = tuple(sorted((_OF_MODEL | _OF_MACHINE | _OF_REQUEST) - _OF_COMMAND_LINE))
 """Names that zerofit.plan and zerofit.launch take as keyword arguments."""
 
 
@@ -178,10 +178,11 @@ def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, 
 
     Args:
         settings: by name; values of enums may be given as their words ("bf16", 3), `lora` as True, `allow` as
-            a sequence of words, `freeze` as a sequence of names, `reserve` as bytes or as a share below 1.
+            a sequence of words, `freeze` as a sequence of names, `reserve` as bytes or as a share below 1,
+            `plan` as the file that holds it.
 
     Raises:
-        UserError: a name or a value is not known.
+        UserError: a name or a value is not known, or the plan file can't be read.
     """
     values = {name: _value(name, value) for name, value in settings.items()}
 
@@ -192,7 +193,7 @@ def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, 
 
 
 def _value(name: str, value: Any) -> Any:
-    if name not in SETTINGS:
+    if name not in SETTINGS and name not in _OF_COMMAND_LINE:
         near = nearest(name, SETTINGS)
         raise UserError(
             "unknown-setting",
@@ -219,6 +220,8 @@ def _converted(name: str, value: Any) -> Any:
         return None
     if name in _ENUMS:
         return _ENUMS[name]("fp32" if (name, value) == ("precision", "no") else value)
+    if name == "plan":
+        return value if isinstance(value, Plan) else plan_from_file(Path(value))
     if name == "lora" and isinstance(value, bool):
         return Lora() if value else None
     if name == "allow":

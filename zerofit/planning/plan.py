@@ -21,7 +21,7 @@ from zerofit.planning.problem import MemoryLimits
 from zerofit.planning.subject import CapturedRun, check_named, named_model
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
-from zerofit.scripts.target import check_script
+from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,7 +102,7 @@ def plan(
     target = None
     if script is not None:
         check_script(script, module=module)
-        target = (*(("-m",) if module else ()), script, *arguments)
+        target = script_target(script, arguments, module=module)
     check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
     machine = machine_of(machine_flags, num_nodes=num_nodes, target=target)
     _, (answer,) = plan_on_machines(

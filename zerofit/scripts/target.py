@@ -7,8 +7,12 @@ import re
 import sys
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LAUNCHERS = {
     "accelerate": "accelerate launch",
@@ -122,6 +126,11 @@ def _find_spec(name: str) -> ModuleSpec | None:
         if spec is None and find_spec is not None and finder is not BuiltinImporter:
             spec = find_spec(name, None, None)
     return spec
+
+
+def script_target(script: str, arguments: Sequence[str], *, module: bool) -> tuple[str, ...]:
+    """Return a script, or with `module` a module, and its arguments, as the words behind `python`."""
+    return (*(("-m",) if module else ()), script, *arguments)
 
 
 def script_of(target: tuple[str, ...]) -> str:

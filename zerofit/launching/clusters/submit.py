@@ -40,12 +40,18 @@ from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_fol
 from zerofit.launching.start import Launch
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries
-from zerofit.planning.inputs import MachineFlags, ModelFlags, check_none_ignored, settings_of
+from zerofit.planning.inputs import (
+    CAPTURE_LIMIT_S,
+    MachineFlags,
+    ModelFlags,
+    check_none_ignored,
+    settings_of,
+)
 from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import check_script
+from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,11 +98,11 @@ def submit(
     *arguments: str,
     on: ClusterEngine | str,
     gpus: str | None = None,
-    num_nodes: int = 1,
+    num_nodes: int | None = None,
     module: bool = False,
-    plan: Plan | None = None,
+    plan: Plan | str | Path | None = None,
     run_dir: str | Path = RUNS,
-    capture_limit_s: float = 600,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
     dry_run: bool = False,
     observer: Observer = SILENT,
@@ -112,9 +118,9 @@ def submit(
         arguments: the script's own.
         on: "slurm", "kubernetes" or "skypilot".
         gpus: the GPUs of one node, such as "8xH100"; left out where a plan is given.
-        num_nodes: nodes that train together.
+        num_nodes: nodes that train together: 1, or those of the plan, where it is left out.
         module: True where the script is a module, as with `python -m`.
-        plan: a plan to follow; made from the script where it is left out.
+        plan: a plan to follow, or the file that holds one; made from the script where it is left out.
         run_dir: folder of all run folders; on Slurm all nodes must see it.
         capture_limit_s: how long the script may take to come to its training.
         is_checked: False to go on where compatibility rules say that it can't work.
@@ -130,40 +136,10 @@ def submit(
         UserError: something that was given is wrong, nothing fits, or the scheduler refuses it.
         ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
     """
-    model, elsewhere, request = settings_of({**settings, "gpus": gpus} if gpus else settings)
-    return submit_run(
-        (*(("-m",) if module else ()), script, *arguments),
-        engine=ClusterEngine(on),
-        model=model,
-        request=replace(request, plan=plan, num_nodes=num_nodes),
-        elsewhere=elsewhere,
-        run_dir=Path(run_dir),
-        capture_limit_s=capture_limit_s,
-        is_checked=is_checked,
-        dry_run=dry_run,
-        observer=observer,
-        flags=cluster or ClusterFlags(),
-    )
-
-
-def submit_run(
-    target: tuple[str, ...],
-    *,
-    engine: ClusterEngine,
-    model: ModelFlags,
-    request: Request,
-    elsewhere: MachineFlags,
-    run_dir: Path,
-    capture_limit_s: float,
-    is_checked: bool,
-    dry_run: bool,
-    observer: Observer,
-    flags: ClusterFlags,
-) -> SubmittedRun:
-    """Do what `submit` does, from values in place of settings."""
-    is_module = target[0] == "-m"
-    script = target[is_module]
-    check_script(script, module=is_module)
+    target = script_target(script, arguments, module=module)
+    engine, flags = ClusterEngine(on), cluster or ClusterFlags()
+    model, elsewhere, request = settings_of({**settings, "gpus": gpus, "num_nodes": num_nodes, "plan": plan})
+    check_script(script, module=module)
     _check_flags_of(engine, flags)
     _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
     _check_no_secrets(target)
@@ -176,12 +152,7 @@ def submit_run(
     way = resume_way(plan.capture)
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
     to_launch = Launch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
-    check_rules(
-        to_launch,
-        script=None if is_module else script,
-        arguments=target[1 + is_module :],
-        observer=observer,
-    )
+    check_rules(to_launch, observer)
     if not way.is_known and flags.max_requeues:
         observer.say(f"{script} shows no way to resume from a checkpoint, so its run is not started again")
         flags = replace(flags, max_requeues=0)
@@ -193,19 +164,19 @@ def submit_run(
     resources = resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu)
     if flags.wall_time_s is None:
         _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
-    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
-    module = ENGINES[engine]
+    folder = (run_folder if dry_run else new_run_folder)(Path(run_dir), target=script, at=datetime.now())
+    scheduler = ENGINES[engine]
     to_submit = ToSubmit(
         job=Job(
             run=folder.path.name,
             target=target,
             work_dir=os.getcwd() if shares_disks else None,
-            run_folder=module.run_folder(folder.path, flags),
+            run_folder=scheduler.run_folder(folder.path, flags),
             engine=engine.value,
             num_nodes=plan.topology.num_nodes,
             code_digest=code_digest(target),
             max_requeues=flags.max_requeues,
-            join_limit_s=module.JOIN_LIMIT_S if flags.join_limit_s is None else flags.join_limit_s,
+            join_limit_s=scheduler.JOIN_LIMIT_S if flags.join_limit_s is None else flags.join_limit_s,
         ),
         plan=plan,
         resources=resources,
@@ -219,7 +190,7 @@ def submit_run(
         observer.say("--cpu: host memory is asked for as the plan on GPUs needs it, and no GPU")
     if resources.wall_time_s is None and flags.wall_time_s is None:
         observer.say("the number of steps or their time is not known: the cluster's own time limit holds")
-    rendered: Rendered = module.render(to_submit)
+    rendered: Rendered = scheduler.render(to_submit)
     files = {
         folder.plan: plan_to_json(plan),
         folder.path / JOB_FILE: job_to_json(to_submit.job),
