@@ -15,7 +15,7 @@ from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
-from zerofit.cli.parameters import CONTEXT, TASK, Number, ParamType, Verb, Word
+from zerofit.cli.parameters import CONTEXT, TASK, Number, Parsed, Verb, Word
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
@@ -39,31 +39,20 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' classes of causal language models end."""
 
 
-class _Share(ParamType[float]):
-    """A share in percent."""
+def _share(text: str) -> float:
+    """Return a share in percent as a number up to 1."""
+    share = float(text.strip().removesuffix("%")) / 100
+    if not text.strip().endswith("%") or not 0 < share <= 1:
+        raise ValueError(text)
+    return share
 
-    name = "share"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        text = value.strip()
-        try:
-            share = float(text.removesuffix("%")) / 100
-        except ValueError:
-            share = -1.0
-        if text.endswith("%") and 0 < share <= 1:
-            return share
-        raise UserError(
-            "bad-value",
-            f"--sample can't be {value!r}",
-            found=f"--sample {value}",
-            why="it is a share of the rows, above 0% and up to 100%",
-            fix="write it like --sample 5%; --limit takes a number of rows",
-        )
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "SHARE"
+_SHARE = Parsed(
+    "share",
+    _share,
+    why="it is a share of the rows, above 0% and up to 100%",
+    fix="write it like --sample 5%; --limit takes a number of rows",
+)
 
 
 class _DataVerb(Verb):
@@ -105,7 +94,9 @@ class _DataVerb(Verb):
 )
 @click.option("--task", type=TASK, help=TASK.listed("What is trained: causal-lm can pack its samples."))
 @click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")
-@click.option("--sample", type=_Share(), help="Count a share of the rows, drawn at random: 5%.")
+@click.option(
+    "--sample", type=_SHARE, metavar="SHARE", help="Count a share of the rows, drawn at random: 5%."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document into a file."

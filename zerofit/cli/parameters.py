@@ -1,4 +1,4 @@
-"""Parameter types of all verbs: words from a few, numbers within bounds, click's settings."""
+"""Parameter types of all verbs: words from a few, numbers within bounds, values read from a text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.models.task import Task
 
 CONTEXT = {
@@ -21,6 +21,8 @@ _TYPED = "zerofit: typed words"
 """Where a context keeps the words of its command line."""
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from click import ParamType as ParamType
 else:
 
@@ -68,6 +70,29 @@ class Word(ParamType[Any]):
 
 
 TASK = Word("task", {task.value: task for task in Task})
+
+
+class Parsed(ParamType[Any]):
+    """A value that is read from a text; a wrong one is told what it should be.
+
+    Args:
+        name: as it stands in the help.
+        parse: returns the value of a text; raises ValueError for a wrong one.
+        why: what a value is.
+        fix: how to write one.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any], *, why: str, fix: str) -> None:
+        self.name, self._parse, self._why, self._fix = name, parse, why, fix
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError:
+            flag = param.opts[0] if param else self.name
+            raise bad_value(flag, value, why=self._why, fix=self._fix) from None
 
 
 class Verb(click.Command):
@@ -156,15 +181,7 @@ class Number(ParamType[float | str]):
         except ValueError:
             number = math.nan
         if not self.takes(number):
-            raise self._wrong(str(value), param, ctx)
+            flag = param.opts[0] if param else self.name
+            fix = f"see {ctx.command_path if ctx else 'zerofit'} --help"
+            raise bad_value(flag, value, why=f"it is {self.meaning}", fix=fix)
         return number
-
-    def _wrong(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> UserError:
-        flag = param.opts[0] if param else self.name
-        return UserError(
-            "bad-value",
-            f"{flag} can't be {value!r}",
-            found=f"{flag} {value}",
-            why=f"it is {self.meaning}",
-            fix=f"see {ctx.command_path if ctx else 'zerofit'} --help",
-        )

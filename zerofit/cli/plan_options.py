@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.parameters import TASK, Number, ParamType, Verb, Word, remember_typed
+from zerofit.cli.parameters import TASK, Number, ParamType, Parsed, Verb, Word, remember_typed
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, Precision
@@ -40,37 +40,25 @@ class _Allowed(ParamType[frozenset[Allow]]):
         return ",".join(Allow)
 
 
-class _ReserveType(ParamType[Reserve]):
-    """A share of the GPU, or a size."""
+def _reserve(text: str) -> Reserve:
+    """Return a share of the GPU, or a size."""
+    text = text.strip()
+    if text == "0":
+        return Reserve()
+    if not text.endswith("%"):
+        return Reserve(num_bytes=parse_bytes(text))
+    share = float(text[:-1]) / 100
+    if not 0 <= share < 1:
+        raise ValueError(text)
+    return Reserve(share=share)
 
-    name = "reserve"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Reserve:
-        if isinstance(value, Reserve):
-            return value
-        text = value.strip()
-        try:
-            if text.endswith("%"):
-                share = float(text[:-1]) / 100
-                if 0 <= share < 1:
-                    return Reserve(share=share)
-            elif text == "0":
-                return Reserve()
-            else:
-                return Reserve(num_bytes=parse_bytes(text))
-        except ValueError:
-            pass
-        raise UserError(
-            "bad-value",
-            f"--reserve can't be {value!r}",
-            found=f"--reserve {value}",
-            why="it is a share of the GPU from 0% to 99%, or a size with a unit",
-            fix="write it like --reserve 5% or --reserve 4G",
-        )
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "SHARE|SIZE"
-
+_RESERVE = Parsed(
+    "reserve",
+    _reserve,
+    why="it is a share of the GPU from 0% to 99%, or a size with a unit",
+    fix="write it like --reserve 5% or --reserve 4G",
+)
 
 _MODEL_OPTIONS = (
     click.option(
@@ -120,7 +108,8 @@ _MODEL_OPTIONS = (
     ),
     click.option(
         "--reserve",
-        type=_ReserveType(),
+        type=_RESERVE,
+        metavar="SHARE|SIZE",
         default=Reserve(share=DEFAULT_RESERVE),
         help=f"What stays free of each GPU; {DEFAULT_RESERVE:.0%} where it is left out.",
     ),

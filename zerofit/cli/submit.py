@@ -11,9 +11,8 @@ import click
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.options import field_options, no_check_option, run_dir_option, settings_from, wide_option
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
+from zerofit.cli.parameters import CONTEXT, Number, Parsed, Verb, Word
 from zerofit.cli.plan_options import machine_options, model_options
-from zerofit.core.errors import UserError
 from zerofit.launching.clusters.request import ClusterFlags
 from zerofit.launching.clusters.submit import ClusterEngine
 from zerofit.launching.clusters.submit import submit as submit_script
@@ -22,27 +21,23 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
 """Two numbers without days are left out: Slurm reads minutes and seconds, people hours and minutes."""
 
 
-class _WallTime(ParamType[int]):
-    """Minutes, or Slurm's D-HH:MM and HH:MM:SS, in seconds."""
+def _wall_time_s(text: str) -> int:
+    """Return the seconds of a time limit: minutes, or Slurm's D-HH:MM and HH:MM:SS."""
+    if text.isdecimal() and int(text):
+        return 60 * int(text)
+    found = _TIME.fullmatch(text)
+    if found is None or (found[1] is None and found[4] is None):
+        raise ValueError(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        if value.isdecimal() and int(value):
-            return 60 * int(value)
-        found = _TIME.fullmatch(value)
-        if found is None or (found[1] is None and found[4] is None):
-            raise UserError(
-                "bad-value",
-                f"--time can't be {value!r}",
-                found=f"--time {value}",
-                why="it is a number of minutes, HH:MM:SS or D-HH:MM, as for sbatch",
-                fix="write it like --time 12:00:00",
-            )
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+_WALL_TIME = Parsed(
+    "time",
+    _wall_time_s,
+    why="it is a number of minutes, HH:MM:SS or D-HH:MM, as for sbatch",
+    fix="write it like --time 12:00:00",
+)
 
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -69,7 +64,7 @@ class _WallTime(ParamType[int]):
 @click.option(
     "--time",
     "wall_time_s",
-    type=_WallTime(),
+    type=_WALL_TIME,
     metavar="MINUTES|HH:MM:SS|D-HH:MM",
     help="Time limit; what the plan predicts where it is left out.",
 )

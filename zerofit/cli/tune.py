@@ -13,10 +13,9 @@ from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import no_check_option, one_node_options, run_dir_option, settings_from, wide_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
-from zerofit.cli.parameters import CONTEXT, Number, ParamType, typed_words
+from zerofit.cli.parameters import CONTEXT, Number, Parsed, typed_words
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
-from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import shell_words
 from zerofit.launching.trials import TrialPolicy
@@ -29,25 +28,21 @@ _NOTHING_MEASURED = 1
 _DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?")
 
 
-class _Budget(ParamType[float]):
-    """A time such as 10m, 1h30m or 90s; a number alone is seconds."""
+def _duration_s(text: str) -> float:
+    """Return the seconds of a time such as 10m, 1h30m or 90s; a number alone is seconds."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or not any(found.groups()):
+        raise ValueError(text)
+    hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return 3600.0 * hours + 60 * minutes + rest
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not isinstance(value, str):
-            return float(value)
-        found = _DURATION.fullmatch(value.strip().lower())
-        if found is None or not any(found.groups()):
-            raise UserError(
-                "bad-value",
-                f"--budget can't be {value!r}",
-                found=f"--budget {value}",
-                why="it is a time in hours, minutes and seconds",
-                fix="write it like --budget 10m, --budget 1h30m or --budget 90s",
-            )
-        hours, minutes, rest = (int(part or 0) for part in found.groups())
-        return 3600.0 * hours + 60 * minutes + rest
+_BUDGET = Parsed(
+    "time",
+    _duration_s,
+    why="it is a time in hours, minutes and seconds",
+    fix="write it like --budget 10m, --budget 1h30m or --budget 90s",
+)
 
 
 @click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -79,7 +74,7 @@ class _Budget(ParamType[float]):
     help="Optimizer steps before those.",
 )
 @click.option(
-    "--budget", "budget_s", type=_Budget(), help="Begin no trial later than that, such as 10m or 1h30m."
+    "--budget", "budget_s", type=_BUDGET, help="Begin no trial later than that, such as 10m or 1h30m."
 )
 @click.option("--anew", "is_anew", is_flag=True, help="Measure again what an earlier start has measured.")
 @click.option(

@@ -66,6 +66,13 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def bad_value(flag: str, value: object, *, why: str, fix: str) -> UserError:
+    """Return the error of a flag with a value that it can't have."""
+    return UserError(
+        "bad-value", f"{flag} can't be {str(value)!r}", found=f"{flag} {value}", why=why, fix=fix
+    )
+
+
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that a misspelt one most resembles, or None where none is near."""
     matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)

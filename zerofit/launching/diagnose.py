@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError
 from zerofit.core.rank_observation import Phase
 from zerofit.core.units import GIB, KIB, MIB, format_bytes
+from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, shows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,17 +30,6 @@ _PEER_LOST = (
 """Texts of the errors that a rank raises because another one has gone: never the cause."""
 _LOST_PEER = 2
 """From here on a failure is a consequence: the rank lost its peers, or was ended by the launcher."""
-_GPU_IS_FULL = (
-    "CUDA out of memory",
-    "HIP out of memory",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "Cuda failure 2 'out of memory'",  # NCCL's words for its own buffers
-)
-"""Parts of messages about full GPU memory, which may come in an exception of another type."""
-_HOST_IS_FULL = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
-"""Parts of messages about full host memory: torch's (c10/core/impl/alloc_cpu.cpp), the C library's, C++'s."""
 EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h, for a run that can go on: schedulers start it again."""
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
@@ -188,7 +178,7 @@ def _likely_consequence(code: int, record: RankRecord | None) -> int:
     if code == -signal.SIGTERM:
         return _LOST_PEER + 1
     text = (record.error_message if record is not None else None) or ""
-    if any(one in text for one in _PEER_LOST) and not any(one in text for one in _GPU_IS_FULL):
+    if any(one in text for one in _PEER_LOST) and not shows(GPU_IS_FULL, text):
         return _LOST_PEER
     # NCCL's watchdog aborts a rank whose peer is gone (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
     return 0 if (code < 0 and code != -signal.SIGABRT) or record is not None else 1
@@ -203,7 +193,6 @@ def _end_of(
 ) -> RunEnd:
     """Return the end of a run that one rank ended."""
     phase = None if observed is None else observed.phase
-    host_bytes = record.peak_host_bytes if record is not None else None
     if code < 0:
         is_full = code == -signal.SIGKILL and bool(oom_kills)
         return RunEnd(
@@ -215,22 +204,14 @@ def _end_of(
             peak_bytes=observed.host_bytes or None if is_full and observed is not None else None,
             observed=observed,
         )
-    cause = f"rank {rank} exited with {code}{_error_said(record)}"
-    kind, missing, peak = FailureKind.SCRIPT_ERROR, None, None
-    text = record.error_message or "" if record is not None else ""
-    if record is not None and record.error_type == UserError.__name__:
-        kind = FailureKind.REFUSED
-    elif record is not None and (
-        record.error_type == "OutOfMemoryError" or any(one in text for one in _GPU_IS_FULL)
-    ):
-        kind = FailureKind.GPU_OUT_OF_MEMORY
-        missing, peak = missing_memory(text)
+    kind = _kind_of(record)
+    cause, missing, peak = f"rank {rank} exited with {code}{_error_said(record)}", None, None
+    if kind is FailureKind.GPU_OUT_OF_MEMORY and record is not None:
+        missing, peak = missing_memory(record.error_message or "")
         peak = peak or record.peak_gpu_allocated_bytes
         cause = f"rank {rank} ran out of GPU memory{_where(observed)}{_how_much(missing, peak)}"
-    elif record is not None and (
-        record.error_type == "MemoryError" or any(one in text for one in _HOST_IS_FULL)
-    ):
-        kind, peak = FailureKind.HOST_OUT_OF_MEMORY, host_bytes
+    elif kind is FailureKind.HOST_OUT_OF_MEMORY and record is not None:
+        peak = record.peak_host_bytes
         cause = f"rank {rank} ran out of host memory{_where(observed)}{_how_much(None, peak)}"
     return RunEnd(
         exit_code=code,
@@ -242,6 +223,18 @@ def _end_of(
         peak_bytes=peak,
         observed=observed,
     )
+
+
+def _kind_of(record: RankRecord | None) -> FailureKind:
+    """Return why a rank failed that raised an error; the catalog of failures knows full memory."""
+    if record is None:
+        return FailureKind.SCRIPT_ERROR
+    if record.error_type == UserError.__name__:
+        return FailureKind.REFUSED
+    text = f"{record.error_type}: {record.error_message or ''}"
+    if shows(GPU_IS_FULL, text):
+        return FailureKind.GPU_OUT_OF_MEMORY
+    return FailureKind.HOST_OUT_OF_MEMORY if shows(HOST_IS_FULL, text) else FailureKind.SCRIPT_ERROR
 
 
 def missing_memory(text: str) -> tuple[int | None, int | None]:

@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, logs_in
-from zerofit.launching.failures import Role, failure_of, failures
-from zerofit.launching.run_folder import was_killed
+from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, Role, failure_of, failures
+from zerofit.launching.run_folder import attempts, was_killed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 TRACE_PREFIX = "nccl_trace_rank_"
 """Name of a rank's dump of NCCL's flight recorder in the run's ranks/ folder, but for the rank."""
 _OF_KIND = {
-    FailureKind.GPU_OUT_OF_MEMORY: "gpu-out-of-memory",
-    FailureKind.HOST_OUT_OF_MEMORY: "host-out-of-memory",
+    FailureKind.GPU_OUT_OF_MEMORY: GPU_IS_FULL,
+    FailureKind.HOST_OUT_OF_MEMORY: HOST_IS_FULL,
     FailureKind.HANG: "hang",
     FailureKind.REFUSED: "zerofit-refused",
     FailureKind.SIGNAL: "cancelled",
@@ -55,12 +55,8 @@ def is_run_folder(folder: Path) -> bool:
 
 def explain_run(folder: Path) -> RunExplanation:
     """Return why a run failed; of one that went on after running out of memory, its last attempt."""
-    attempts = {
-        int(number): one
-        for one in folder.glob("recovery-*")
-        if (number := one.name.removeprefix("recovery-")).isdigit() and is_run_folder(one)
-    }
-    last = attempts[max(attempts)] if attempts else folder
+    recoveries = [one for one in attempts(folder)[1:] if one.name.startswith("recovery")]
+    last = [folder, *filter(is_run_folder, recoveries)][-1]
     run = _document(last / "run.json")
     if run.get("exit_code") == 0:
         return RunExplanation(

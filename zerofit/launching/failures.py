@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _FILE = os.path.join(CATALOG_FOLDER, "failures.toml")
 
+GPU_IS_FULL, HOST_IS_FULL = "gpu-out-of-memory", "host-out-of-memory"
 _WORD = re.compile("[A-Za-z]{2,}")
 _COMMON = frozenset(
     {
@@ -143,3 +144,8 @@ def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
     ]
     best = max(found, key=lambda one: (not one.failure.is_vague, one.length, one.failure.id), default=None)
     return best.failure if best else None
+
+
+def shows(name: str, text: str) -> bool:
+    """Return True if the message of an exception shows the failure of this id."""
+    return any(sign.failure.id == name and sign.pattern.search(text) for sign in _signs())

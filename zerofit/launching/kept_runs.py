@@ -19,7 +19,7 @@ from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
 from zerofit.launching.clusters.job import STOP_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
-from zerofit.launching.run_folder import launchers
+from zerofit.launching.run_folder import ATTEMPT, attempts, launchers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)-.")
 """As zerofit.launching.run_folder names a run's folder."""
-_ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
 _WRITTEN = (
     *("plan.json", "accelerate.yaml", "ds_config.json", "command*.sh", "run*.json", "checkpoints.jsonl"),
     *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out", "launcher*.json", STOP_FILE),
@@ -125,7 +124,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 def _foreign(folder: Path) -> Iterator[str]:
     for entry in folder.iterdir():
-        if _ATTEMPT.fullmatch(entry.name) and not entry.is_symlink():
+        if ATTEMPT.fullmatch(entry.name) and not entry.is_symlink():
             yield from (f"{entry.name}/{name}" for name in _foreign(entry))
         elif not any(fnmatch(entry.name, pattern) for pattern in _WRITTEN):
             yield entry.name
@@ -133,10 +132,8 @@ def _foreign(folder: Path) -> Iterator[str]:
 
 def _record(folder: Path) -> dict[str, Any]:
     """Return run.json of the last start; empty where that one has left none."""
-    attempts = (one for one in folder.iterdir() if _ATTEMPT.fullmatch(one.name))
-    last = max(attempts, key=lambda one: int(one.name.rpartition("-")[2]), default=folder)
     try:
-        found = json.loads((last / "run.json").read_text(encoding="utf-8"))
+        found = json.loads((attempts(folder)[-1] / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

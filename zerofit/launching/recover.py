@@ -6,12 +6,11 @@ import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
@@ -20,10 +19,11 @@ from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.prepare import prepare_launch
-from zerofit.launching.run_folder import RunFolder, make_folder, write_file
+from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoint, write_file
+from zerofit.launching.start import fields_of_end
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.this_node import probe_machine
-from zerofit.planning.plan_words import batch, label
+from zerofit.planning.plan_words import strategy_words
 from zerofit.planning.problem import MemoryLimits
 from zerofit.scripts.resume import resume_way
 
@@ -220,7 +220,8 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
     request = replace(request, limits=limits_after(request.limits, estimate, end))
-    launch, checkpoint = _replanned(request, failed.plan, _newest_checkpoint(attempt), observer)
+    first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
+    launch, checkpoint = _replanned(request, failed.plan, newest_checkpoint(first), observer)
     way = resume_way(launch.plan.capture)
     if not way.is_known:
         checkpoint = None
@@ -235,12 +236,11 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
     resumed = None if checkpoint is None else checkpoint.path
-    first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
     recovery = Recovery(
         cause=end.cause or "",
         step=None if end.observed is None else end.observed.step,
-        strategy_before=_words(failed.plan),
-        strategy=_words(launch.plan),
+        strategy_before=strategy_words(failed.plan),
+        strategy=strategy_words(launch.plan),
         resumed_from=None if resumed is None else str(resumed),
         lost_steps=lost,
         folder=str(first / f"recovery-{number}"),
@@ -348,13 +348,6 @@ def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -
     return replace(limits, phases=(*limits.phases, least, (None, there)))
 
 
-def _newest_checkpoint(attempt: Attempt) -> SavedCheckpoint | None:
-    """Return the newest complete checkpoint that any attempt of the run saved."""
-    first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
-    found = (inspect_checkpoint(path) for path in noted_checkpoints(first) if path.is_dir())
-    return next((one for one in found if one.is_complete), None)
-
-
 def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int | None:
     """Return the steps that are done again; None where no rank has told."""
     if end.observed is None:
@@ -365,10 +358,6 @@ def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int | None:
     if checkpoint.manifest is not None and checkpoint.manifest.step is not None:
         saved = checkpoint.manifest.step
     return done - saved
-
-
-def _words(plan: Plan) -> str:
-    return f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
 
 
 def _sentence(recovery: Recovery) -> str:
@@ -384,16 +373,5 @@ def record_recoveries(folder: RunFolder, recoveries: tuple[Recovery, ...], end: 
         document = json.loads(folder.run.read_text(encoding="utf-8"))
         document["recoveries"] = [asdict(one) for one in recoveries]
         if end is not None:
-            began, now = datetime.fromisoformat(document["started_at"]), datetime.now(UTC)
-            document |= {
-                "ended_at": now.isoformat(timespec="seconds"),
-                "wall_time_s": round((now - began).total_seconds(), 3),
-                "exit_code": end.exit_code,
-                "cause": end.cause,
-                "kind": end.kind,
-                "rank": end.rank,
-                "phase": None if end.phase is None else end.phase.value,
-                "missing_bytes": end.missing_bytes,
-                "peak_bytes": end.peak_bytes,
-            }
+            document |= fields_of_end(end, datetime.fromisoformat(document["started_at"]))
         write_file(folder.run, json.dumps(document, indent=2) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING
 import psutil
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from zerofit.core.checkpoints import SavedCheckpoint
+
 TRIALS_PREFIX = "tune-"
 """How the folders of trials are named, which stand among those of runs and are none."""
 
-
+ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
+"""Names of the folders, in a run's own, of its later starts."""
 _SAME_START_S = 2.0
 """A process's start is the kernel's boot time, which NTP shifts, and its ticks since then. ASSUMPTION."""
 
@@ -119,6 +124,18 @@ def write_file(path: Path, text: str, *, executable: bool = False) -> None:
         write_whole(path, text, mode=0o700 if executable else 0o600)
     except OSError as error:
         raise _not_writable(f"{error.strerror}: {path}") from None
+
+
+def attempts(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of a run's starts in their order: its own, then one for each requeue or recovery."""
+    later = (one for one in folder.iterdir() if ATTEMPT.fullmatch(one.name))
+    return (folder, *sorted(later, key=lambda one: int(one.name.rpartition("-")[2])))
+
+
+def newest_checkpoint(*folders: Path) -> SavedCheckpoint | None:
+    """Return the newest complete checkpoint that starts of a run have noted; the last start comes first."""
+    noted = (path for folder in folders for path in noted_checkpoints(folder) if path.is_dir())
+    return next((one for path in noted if (one := inspect_checkpoint(path)).is_complete), None)
 
 
 def note_launcher(folder: RunFolder) -> None:

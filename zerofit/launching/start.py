@@ -263,22 +263,29 @@ def _run_document(
     failures: dict[int, RankFailure],
     records: dict[int, RankRecord],
 ) -> dict[str, object]:
-    ended_at = datetime.now(UTC)
     return {
         "version": RUN_VERSION,
         "command": launch_command(launch, folder),
         "started_at": started_at.isoformat(timespec="seconds"),
-        "ended_at": ended_at.isoformat(timespec="seconds"),
-        "wall_time_s": round((ended_at - started_at).total_seconds(), 3),
-        "exit_code": verdict.exit_code,
-        "cause": verdict.cause,
-        "kind": verdict.kind,
-        "rank": verdict.rank,
-        "phase": None if verdict.phase is None else verdict.phase.value,
-        "missing_bytes": verdict.missing_bytes,
-        "peak_bytes": verdict.peak_bytes,
+        **fields_of_end(verdict, started_at),
         "recoveries": [],
         "versions": asdict(launch.plan.versions),
         "exit_code_of_rank": {str(rank): failure.exit_code for rank, failure in failures.items()},
         "ranks": [asdict(record) for record in records.values()],
+    }
+
+
+def fields_of_end(end: RunEnd, started_at: datetime) -> dict[str, object]:
+    """Return how a run has ended just now, as run.json says it."""
+    ended_at = datetime.now(UTC)
+    return {
+        "ended_at": ended_at.isoformat(timespec="seconds"),
+        "wall_time_s": round((ended_at - started_at).total_seconds(), 3),
+        "exit_code": end.exit_code,
+        "cause": end.cause,
+        "kind": end.kind,
+        "rank": end.rank,
+        "phase": None if end.phase is None else end.phase.value,
+        "missing_bytes": end.missing_bytes,
+        "peak_bytes": end.peak_bytes,
     }

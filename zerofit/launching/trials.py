@@ -32,7 +32,7 @@ from zerofit.launching.start import launch_files, start, trial_step_time_s
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.observations import subject_of
 from zerofit.machine.stopping import stopping_by_exception
-from zerofit.planning.plan_words import batch, label, seconds
+from zerofit.planning.plan_words import seconds, strategy_words
 from zerofit.planning.search import SAME_TIME
 from zerofit.scripts.capture.environment import quiet_variables
 from zerofit.scripts.capture.journal import REFUSED, SPEC
@@ -450,7 +450,7 @@ def _refused(guard: Path) -> str | None:
 
 def _words(plan: Plan) -> str:
     predicted = predicted_step_s(plan)
-    words = f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
+    words = strategy_words(plan)
     if predicted is None or plan.topology.on_cpu:  # where the prediction is of the GPUs that are rehearsed
         return words
     return f"{words}, predicted {seconds(predicted)} a step"

@@ -12,7 +12,7 @@ from zerofit.core.units import GIB
 if TYPE_CHECKING:
     from zerofit.core.estimates import Estimate, MemoryEstimate, PhaseMemory, StepTime
     from zerofit.core.facts import Machine, Workload
-    from zerofit.core.plan import Topology
+    from zerofit.core.plan import Plan, Topology
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
 
@@ -64,6 +64,11 @@ def label(strategy: Strategy, topology: Topology) -> str:
     if strategy.compile:
         words.append("compiled")
     return ", ".join(words)
+
+
+def strategy_words(plan: Plan) -> str:
+    """Return a plan's strategy in a sentence: "ZeRO-2, checkpointing, micro-batches 4 x 2"."""
+    return f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
 
 
 def frozen_words(freeze: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.launching.trials import TrialEnd, predicted_bytes, predicted_step_s
-from zerofit.planning.plan_words import batch, label, seconds
+from zerofit.planning.plan_words import batch, label, seconds, strategy_words
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
@@ -66,13 +66,13 @@ def _sentences(tuning: Tuning) -> list[str]:
     if best is not None:
         chosen = next((one for one in tuning.tried if one.plan.strategy == first.strategy), None)
         time_of_choice = None if chosen is None else chosen.result.step_time_s
-        said.append(f"fastest: {_words(best.plan)}, {seconds(best.result.step_time_s or 0.0)} a step")
+        said.append(f"fastest: {strategy_words(best.plan)}, {seconds(best.result.step_time_s or 0.0)} a step")
         if chosen is best:
             said[0] += "; it is the planner's choice too"
         elif time_of_choice is not None:
             said[0] += f"; the planner's choice takes {seconds(time_of_choice)}"
     said += [
-        f"{_words(one.plan)}: {one.result.cause or one.result.end.value}"
+        f"{strategy_words(one.plan)}: {one.result.cause or one.result.end.value}"
         for one in tuning.tried
         if one.result.end is not TrialEnd.MEASURED
     ]
@@ -81,10 +81,6 @@ def _sentences(tuning: Tuning) -> list[str]:
     if tuning.is_out_of_time:
         said.append("the budget is used up: the same command with a larger one goes on from here")
     return said
-
-
-def _words(plan: Plan) -> str:
-    return f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
 
 
 def tuning_json(tuning: Tuning) -> str:

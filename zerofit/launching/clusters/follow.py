@@ -19,7 +19,7 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import RankObservation, read_observation
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
-from zerofit.launching.run_folder import TRIALS_PREFIX, launchers, was_killed
+from zerofit.launching.run_folder import TRIALS_PREFIX, attempts, launchers, was_killed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,7 @@ class FollowedRun:
     @property
     def attempt(self) -> Path:
         """The folder of the last start."""
-        later = [one for name in ("requeue", "recovery") for one in self.folder.glob(f"{name}-*/ranks")]
-        return max(later, key=lambda one: one.stat().st_mtime).parent if later else self.folder
+        return [one for one in attempts(self.folder) if one == self.folder or (one / "ranks").exists()][-1]
 
     @property
     def record(self) -> dict[str, Any] | None:

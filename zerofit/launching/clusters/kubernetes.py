@@ -7,7 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, bad_value
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB, MIB, format_bytes
@@ -219,10 +219,9 @@ def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
     """Return the labels that a pod's node must have, as a field of its spec; nothing where none is named."""
     for one in flags.node_selector:
         if not re.fullmatch(r"[\w./-]+=[\w.-]*", one):
-            raise UserError(
-                "bad-value",
-                f"--node-selector can't be {one!r}",
-                found=f"--node-selector {one}",
+            raise bad_value(
+                "--node-selector",
+                one,
                 why="it is a label of nodes and its value",
                 fix="`kubectl get nodes --show-labels` lists them; nvidia.com/gpu.product names the GPU",
             )
@@ -272,10 +271,9 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
         return None
     found = _VOLUME.fullmatch(flags.volume)
     if found is None:
-        raise UserError(
-            "bad-value",
-            f"--volume can't be {flags.volume!r}",
-            found=f"--volume {flags.volume}",
+        raise bad_value(
+            "--volume",
+            flags.volume,
             why="it is the name of a PersistentVolumeClaim and the folder in the container",
             fix="write it like --volume checkpoints:/data",
         )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.configs.write.command import Rendezvous
-from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json
@@ -32,7 +31,7 @@ from zerofit.launching.clusters.preflight import (
 )
 from zerofit.launching.diagnose import EXIT_STOPPED, GOES_ON_AFTER, RunEnd
 from zerofit.launching.nodes import is_host
-from zerofit.launching.run_folder import RunFolder, fill_run_folder
+from zerofit.launching.run_folder import RunFolder, attempts, fill_run_folder, newest_checkpoint
 from zerofit.launching.start import Launch, launch_files, start
 from zerofit.machine.port import free_port
 from zerofit.scripts.resume import resume_way
@@ -163,15 +162,11 @@ def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None
     """Return the number of starts before this one, and the checkpoint to go on from: all nodes alike."""
 
     def number() -> str:
-        last = sum(1 for _ in run_folder.glob("requeue-*/ranks"))
-        return str(last + 1 if (run_folder / "ranks").exists() else 0)
+        return str(sum((one / "ranks").exists() for one in attempts(run_folder)))
 
     def checkpoint() -> str:
-        attempts = sorted(run_folder.glob("requeue-*"), key=lambda one: int(one.name.rpartition("-")[2]))
-        noted = (path for one in (*reversed(attempts), run_folder) for path in noted_checkpoints(one))
-        return next(
-            (str(path) for path in noted if path.is_dir() and inspect_checkpoint(path).is_complete), ""
-        )
+        found = newest_checkpoint(*reversed(attempts(run_folder)))
+        return "" if found is None else str(found.path)
 
     if meeting is None:
         return int(number()), checkpoint() or None

@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, bad_value
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB
 from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
@@ -110,10 +110,9 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
     bucket, joint, path = flags.volume.rpartition(":")
     if joint and "://" in bucket and path.startswith("/"):
         return bucket, path.rstrip("/")
-    raise UserError(
-        "bad-value",
-        f"--volume can't be {flags.volume!r}",
-        found=f"--volume {flags.volume}",
+    raise bad_value(
+        "--volume",
+        flags.volume,
         why="it is a bucket and the folder on the nodes",
         fix="write it like --volume s3://checkpoints:/data",
     )

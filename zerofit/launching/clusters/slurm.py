@@ -7,7 +7,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import bad_value
 from zerofit.core.units import GIB, MIB
 from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
 from zerofit.launching.clusters.request import Rendered
@@ -111,10 +111,9 @@ def _quoted(value: object) -> str:
 def _checked(flag: str, value: str | None) -> str | None:
     if value is None or _WORD.fullmatch(value):
         return value
-    raise UserError(
-        "bad-value",
-        f"{flag} can't be {value!r}",
-        found=f"{flag} {value}",
+    raise bad_value(
+        flag,
+        value,
         why="a name of Slurm's has letters, digits and . , : @ + - _ in it",
         fix="see `sinfo` for the partitions, `sacctmgr show account` for the accounts",
     )
@@ -123,10 +122,9 @@ def _checked(flag: str, value: str | None) -> str | None:
 def _checked_constraint(value: str | None) -> str | None:
     if value is None or re.fullmatch(r"[\w&|*.,:@+()\[\]-]+", value):
         return value
-    raise UserError(
-        "bad-value",
-        f"--constraint can't be {value!r}",
-        found=f"--constraint {value}",
+    raise bad_value(
+        "--constraint",
+        value,
         why="it names features of nodes, joined by & or |",
         fix="`sinfo --format='%N %f %G'` lists the nodes' features",
     )
