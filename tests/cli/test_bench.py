@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from pydantic import TypeAdapter
+from runs import RunZerofit
 
 from zerofit.cli.bench import ladder
 from zerofit.core.errors import UserError
@@ -20,8 +20,6 @@ from zerofit.measuring import ladder as measured_ladder
 from zerofit.measuring.ladder import DEFAULT_RUNGS, Ladder
 from zerofit.measuring.predict import Predictor
 from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialState
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 _TINY = {
     "model_type": "bert",
@@ -65,7 +63,7 @@ def _measured(ladder: Ladder) -> list[TrialMeasurement]:
     return [rung.measured for rung in ladder.rungs if rung.measured is not None]
 
 
-def test_dry_run_prints_the_rungs_and_what_each_changes(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_dry_run_prints_the_rungs_and_what_each_changes(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     line = "bench ladder --dry-run --cpu --batch-size 4 --rungs baseline,micro-batch-2,length-16"
     finished = run_zerofit(*line.split(), cwd=tmp_path)
     assert finished.stdout == (
@@ -79,7 +77,7 @@ def test_dry_run_prints_the_rungs_and_what_each_changes(run_zerofit: _RunZerofit
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rung_runs_and_one_that_cannot_is_left_out(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_rung_runs_and_one_that_cannot_is_left_out(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "bench ladder --json --rungs tf32,adafactor --steps 1 --output out"
     finished = run_zerofit(*line.split(), *_SIZES, cwd=folder)
     assert finished.returncode == 0, finished.stderr
@@ -119,7 +117,7 @@ def test_ctrl_c_ends_the_rung_and_prints_what_there_is(tmp_path: Path) -> None:
     assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
-def test_a_ladder_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_ladder_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "ladder.json").write_text("{}")
     finished = run_zerofit("bench", "ladder", "--cpu", "--output", "out", cwd=folder)
@@ -132,7 +130,7 @@ def test_a_ladder_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) ->
     assert finished.returncode == 2
 
 
-def test_a_plot_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_plot_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
     (folder / "ladder.png").write_bytes(b"mine")
     finished = run_zerofit("bench", "ladder", *_SIZES, "--plot", "ladder.png", "--dry-run", cwd=folder)
@@ -141,7 +139,7 @@ def test_a_plot_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> N
 
 
 def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
-    run_zerofit: _RunZerofit, folder: Path
+    run_zerofit: RunZerofit, folder: Path
 ) -> None:
     (folder / "matplotlib").mkdir()
     (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")
@@ -213,7 +211,7 @@ def test_a_plot_that_can_not_be_drawn_leaves_the_table(
 
 @pytest.mark.evidence
 @pytest.mark.timeout(3600)
-def test_every_rung_of_the_default_ladder_does_its_work(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_every_rung_of_the_default_ladder_does_its_work(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     line = "bench ladder --cpu --json --attention eager"
     finished = run_zerofit(*line.split(), cwd=tmp_path, timeout_s=3500)
     whole = _read(finished.stdout)

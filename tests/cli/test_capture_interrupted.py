@@ -6,13 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 from runs import environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_ctrl_c_while_the_script_is_looked_at_ends_with_a_sentence_and_no_child(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from captures import LOOP, with_model
+from runs import RunZerofit
 
 from zerofit.cli import check as check_module
 from zerofit.cli import plan as plan_module
@@ -22,7 +22,6 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.planning import plan as planning_plan
 
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Run = Callable[..., int]
 
 _GPUS = ("--gpus", "2xA100-40G", "--host-ram", "512G", "--cpu-cores", "32", "--host-bandwidth", "100GB/s")
@@ -248,7 +247,7 @@ for batch in data:
 """
 
 
-def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": 16}')
     (folder / "train.py").write_text(_LOOP_SCRIPT)
     done = run_zerofit("check", "--capture", "ds_config.json", "train.py", cwd=folder)
@@ -269,7 +268,7 @@ def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: _RunZero
     ],
 )
 def test_a_failed_capture_says_what_this_verb_can_do_without(
-    run_zerofit: _RunZerofit, folder: Path, source: str, exit_code: int, fix: str
+    run_zerofit: RunZerofit, folder: Path, source: str, exit_code: int, fix: str
 ) -> None:
     (folder / "train.py").write_text(source)
     done = run_zerofit("check", "--capture", "train.py", cwd=folder)

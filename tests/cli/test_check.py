@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import RunZerofit
 
 from zerofit.checking.rules import ALL_RULES, DEEPSPEED_RULES
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 _FINDING = """\
 error[param-offload-needs-zero3]: parameter offload needs ZeRO-3
@@ -63,23 +61,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _check(run: _RunZerofit, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+def _check(run: RunZerofit, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     return run("check", *line.split(), cwd=folder, environment={"HF_HOME": str(folder / "no-home")})
 
 
-def _document(run: _RunZerofit, folder: Path, line: str) -> dict[str, object]:
+def _document(run: RunZerofit, folder: Path, line: str) -> dict[str, object]:
     document: dict[str, object] = json.loads(_check(run, folder, f"--json {line}").stdout)
     return document
 
 
-def test_an_error_is_printed_whole_and_exits_1(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_an_error_is_printed_whole_and_exits_1(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _check(run_zerofit, folder, "--route accelerate bad.json")
     assert finished.stdout.startswith(_FINDING.format(place="bad.json:5") + "\n")
     assert finished.stdout.splitlines()[-1] == "bad.json: 1 error"
     assert (finished.returncode, finished.stderr) == (1, "")
 
 
-def test_what_is_right_exits_0_and_says_how_many_rules_hold(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_what_is_right_exits_0_and_says_how_many_rules_hold(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _check(run_zerofit, folder, "--route accelerate good.json acc_good.yaml")
     assert finished.stdout.splitlines()[-1].startswith("ok: good.json, acc_good.yaml: ")
     assert (finished.returncode, finished.stderr) == (0, "")
@@ -121,7 +119,7 @@ def test_what_is_right_exits_0_and_says_how_many_rules_hold(run_zerofit: _RunZer
     ],
 )
 def test_files_that_are_read_and_what_names_them(
-    run_zerofit: _RunZerofit, folder: Path, line: str, files: dict[str, str | None]
+    run_zerofit: RunZerofit, folder: Path, line: str, files: dict[str, str | None]
 ) -> None:
     document = _document(run_zerofit, folder, line)
     read = {file["name"]: (file["named_by"] or {}).get("text") for file in document["files"]}  # type: ignore[attr-defined]
@@ -131,7 +129,7 @@ def test_files_that_are_read_and_what_names_them(
 
 
 def test_the_file_of_accelerate_config_is_read_where_no_flag_names_one(
-    run_zerofit: _RunZerofit, folder: Path
+    run_zerofit: RunZerofit, folder: Path
 ) -> None:
     home = folder / "no-home/accelerate"
     home.mkdir(parents=True)
@@ -145,7 +143,7 @@ def test_the_file_of_accelerate_config_is_read_where_no_flag_names_one(
 
 
 def test_a_file_that_is_named_and_missing_is_a_finding_at_the_naming_line(
-    run_zerofit: _RunZerofit, folder: Path
+    run_zerofit: RunZerofit, folder: Path
 ) -> None:
     finished = _check(run_zerofit, folder, "acc_gone.yaml")
     headline = "error[named-file-missing]: a configuration that is named is not there"
@@ -153,7 +151,7 @@ def test_a_file_that_is_named_and_missing_is_a_finding_at_the_naming_line(
     assert finished.returncode == 1
 
 
-def test_a_configuration_in_place_of_its_name_is_read(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_configuration_in_place_of_its_name_is_read(run_zerofit: RunZerofit, folder: Path) -> None:
     for argument in ('{"zero_optimization":{"stage":9}}', "eyJ6ZXJvX29wdGltaXphdGlvbiI6eyJzdGFnZSI6OX19"):
         document = _document(run_zerofit, folder, f"train.py --deepspeed {argument}")
         assert [file["name"] for file in document["files"]] == ["train.py", "--deepspeed"]  # type: ignore[attr-defined]
@@ -173,7 +171,7 @@ def test_a_configuration_in_place_of_its_name_is_read(run_zerofit: _RunZerofit, 
     ],
 )
 def test_a_file_that_cannot_be_read_as_what_it_should_be_is_a_finding(
-    run_zerofit: _RunZerofit, folder: Path, data: bytes
+    run_zerofit: RunZerofit, folder: Path, data: bytes
 ) -> None:
     (folder / "file.json").write_bytes(data)
     finished = _check(run_zerofit, folder, "file.json")
@@ -195,7 +193,7 @@ def test_a_file_that_cannot_be_read_as_what_it_should_be_is_a_finding(
     ],
 )
 def test_so_is_a_broken_accelerate_file_or_script(
-    run_zerofit: _RunZerofit, folder: Path, name: str, data: bytes, rule: str
+    run_zerofit: RunZerofit, folder: Path, name: str, data: bytes, rule: str
 ) -> None:
     (folder / name).write_bytes(data)
     finished = _check(run_zerofit, folder, name)
@@ -216,7 +214,7 @@ def test_standard_input(folder: Path) -> None:
     assert (finished.returncode, finished.stderr) == (1, "")
 
 
-def test_strict_fails_for_a_warning(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_strict_fails_for_a_warning(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "--route accelerate warned.json"
     (folder / "warned.json").write_text(_GOOD.replace("{", '{\n  "bfloat16": {"enabled": true},', 1))
     document = _document(run_zerofit, folder, line)
@@ -225,7 +223,7 @@ def test_strict_fails_for_a_warning(run_zerofit: _RunZerofit, folder: Path) -> N
     assert _check(run_zerofit, folder, f"--strict {line}").returncode == 1
 
 
-def test_sarif_and_json_hold_the_same_findings(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_sarif_and_json_hold_the_same_findings(run_zerofit: RunZerofit, folder: Path) -> None:
     document = _document(run_zerofit, folder, "bad.json acc_gone.yaml")
     log = json.loads(_check(run_zerofit, folder, "--sarif bad.json acc_gone.yaml").stdout)
     assert [result["ruleId"] for result in log["runs"][0]["results"]] == [
@@ -234,7 +232,7 @@ def test_sarif_and_json_hold_the_same_findings(run_zerofit: _RunZerofit, folder:
     ]
 
 
-def test_explain_prints_the_page_and_rules_the_list(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_explain_prints_the_page_and_rules_the_list(run_zerofit: RunZerofit, folder: Path) -> None:
     page = _check(run_zerofit, folder, "--explain param-offload-needs-zero3")
     golden = Path(__file__).parents[1] / "golden/findings/param-offload-needs-zero3.md"
     assert (page.stdout, page.returncode) == (golden.read_text(), 0)
@@ -252,7 +250,7 @@ def test_colour_stands_on_a_terminal_only(folder: Path) -> None:
     os.close(reader)
 
 
-def test_a_file_for_fsdp_says_what_does_not_apply(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_a_file_for_fsdp_says_what_does_not_apply(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 2}\n"
     )

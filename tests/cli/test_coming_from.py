@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import RunZerofit
 
 from zerofit.launching.other_launchers import read_line
 
@@ -60,7 +60,7 @@ def _make_files(folder: Path, line: str) -> tuple[str, ...]:
 
 
 def _launch(
-    run_zerofit: Callable[..., subprocess.CompletedProcess[str]], folder: Path, line: str, *flags: str
+    run_zerofit: RunZerofit, folder: Path, line: str, *flags: str
 ) -> subprocess.CompletedProcess[str]:
     words = ("--cpu", "--num-processes", "2", *flags, *shlex.split(line))
     return run_zerofit("launch", *words, cwd=folder, environment={"HF_HOME": str(folder)})
@@ -68,7 +68,7 @@ def _launch(
 
 @pytest.mark.parametrize("line", _LINES)
 def test_line_is_taken_or_refused_as_the_table_says(
-    run_zerofit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, line: str
+    run_zerofit: RunZerofit, tmp_path: Path, line: str
 ) -> None:
     arguments = _make_files(tmp_path, line)
     run = _launch(run_zerofit, tmp_path, line, "--dry-run")
@@ -81,9 +81,7 @@ def test_line_is_taken_or_refused_as_the_table_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line, result in _LINES.items() if result == "trains"])
-def test_line_trains(
-    run_zerofit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, line: str
-) -> None:
+def test_line_trains(run_zerofit: RunZerofit, tmp_path: Path, line: str) -> None:
     arguments = _make_files(tmp_path, line)
     run = _launch(run_zerofit, tmp_path, line, "--engine", "native")
     assert run.returncode == 0, run.stderr

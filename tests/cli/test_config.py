@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import RunZerofit
 
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Golden = Callable[[str, str], None]
 
 _NAMES = ["accelerate.yaml", "training_args.json", "launch.sh", "ds_config.json"]
@@ -35,7 +35,7 @@ _CASES = {
 }
 
 
-def _config(run_zerofit: _RunZerofit, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def _config(run_zerofit: RunZerofit, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return run_zerofit("config", *flags, cwd=folder, environment=_NO_GPU)
 
 
@@ -44,7 +44,7 @@ def _texts(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_text_of_every_file(run_zerofit: _RunZerofit, golden: _Golden, tmp_path: Path, name: str) -> None:
+def test_text_of_every_file(run_zerofit: RunZerofit, golden: _Golden, tmp_path: Path, name: str) -> None:
     finished = _config(run_zerofit, tmp_path, "--dry-run", *_CASES[name])
     assert (finished.returncode, finished.stderr) == (0, "")
     golden(finished.stdout, f"config/{name}.txt")
@@ -52,7 +52,7 @@ def test_text_of_every_file(run_zerofit: _RunZerofit, golden: _Golden, tmp_path:
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_what_dry_run_prints_is_what_is_written(run_zerofit: _RunZerofit, tmp_path: Path, name: str) -> None:
+def test_what_dry_run_prints_is_what_is_written(run_zerofit: RunZerofit, tmp_path: Path, name: str) -> None:
     printed = _config(run_zerofit, tmp_path, "--dry-run", *_CASES[name]).stdout
     written = _config(run_zerofit, tmp_path, *_CASES[name])
     paths = written.stdout.splitlines()
@@ -61,13 +61,13 @@ def test_what_dry_run_prints_is_what_is_written(run_zerofit: _RunZerofit, tmp_pa
     assert printed == "".join(f"# {path}\n{(tmp_path / path).read_text()}\n" for path in paths)
 
 
-def test_files_of_the_deepspeed_and_of_the_native_engine(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_files_of_the_deepspeed_and_of_the_native_engine(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     assert _config(run_zerofit, tmp_path, *_CASES["z2-nodes"]).stdout.splitlines() == _NAMES
     native = _config(run_zerofit, tmp_path, *_CASES["native-8"], "--output-dir", "native")
     assert native.stdout.splitlines() == [f"native/{name}" for name in _NAMES[:3]]
 
 
-def test_a_second_run_changes_nothing_and_succeeds(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_a_second_run_changes_nothing_and_succeeds(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     def state() -> dict[str, tuple[int, int, str]]:
         paths = sorted(tmp_path.iterdir())
         return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns, p.read_text()) for p in paths}
@@ -80,7 +80,7 @@ def test_a_second_run_changes_nothing_and_succeeds(run_zerofit: _RunZerofit, tmp
 
 @pytest.mark.parametrize("content", [b"{}\n", b"\xff\xfe\x00", b""], ids=["text", "binary", "empty"])
 def test_a_file_that_differs_is_kept_unless_forced(
-    run_zerofit: _RunZerofit, tmp_path: Path, content: bytes
+    run_zerofit: RunZerofit, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "ds_config.json").write_bytes(content)
     refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
@@ -100,14 +100,14 @@ def test_a_file_that_differs_is_kept_unless_forced(
     assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"]["stage"] == 3
 
 
-def test_every_file_that_differs_is_named(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_every_file_that_differs_is_named(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     for name in _NAMES[:2]:
         (tmp_path / name).write_text("mine\n")
     refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
     assert refused.stderr.splitlines()[1] == "  found: accelerate.yaml, training_args.json"
 
 
-def test_a_folder_of_a_files_name_is_never_replaced(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_a_folder_of_a_files_name_is_never_replaced(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "launch.sh").mkdir()
     refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"], "--force")
     assert refused.stderr.splitlines()[1] == "  found: Is a directory: launch.sh"
@@ -115,7 +115,7 @@ def test_a_folder_of_a_files_name_is_never_replaced(run_zerofit: _RunZerofit, tm
     assert [path.name for path in tmp_path.iterdir()] == ["launch.sh"]
 
 
-def test_the_folder_is_made_and_stands_in_every_path(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_the_folder_is_made_and_stands_in_every_path(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     finished = _config(run_zerofit, tmp_path, *_CASES["z3-offload"], "--output-dir", "a/b c")
     assert finished.stdout.splitlines() == [f"a/b c/{name}" for name in _NAMES]
     texts = _texts(tmp_path / "a/b c")
@@ -142,7 +142,7 @@ def _launched(folder: Path, *arguments: str, **environment: str) -> list[str]:
 
 
 def test_launch_script_runs_accelerate_with_the_users_arguments(
-    run_zerofit: _RunZerofit, tmp_path: Path
+    run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:
     _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
     assert _launched(tmp_path, "train.py", "--name", "two words") == [
@@ -153,7 +153,7 @@ def test_launch_script_runs_accelerate_with_the_users_arguments(
 
 
 def test_launch_script_for_several_nodes_takes_the_node_as_the_shipped_recipe_does(
-    run_zerofit: _RunZerofit, tmp_path: Path
+    run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:
     _config(run_zerofit, tmp_path, *_CASES["z2-nodes"])
     assert _launched(tmp_path, "train.py", NODE_RANK="1", MASTER_ADDR="node0") == [
@@ -163,7 +163,7 @@ def test_launch_script_for_several_nodes_takes_the_node_as_the_shipped_recipe_do
     ]
 
 
-def test_launch_script_tells_deepspeeds_ranks_to_compile(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_launch_script_tells_deepspeeds_ranks_to_compile(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _config(run_zerofit, tmp_path, *_EIGHT, "--zero-stage", "2", "--compile")
     assert "\nACCELERATE_DYNAMO_BACKEND=INDUCTOR accelerate launch" in (tmp_path / "launch.sh").read_text()
 
@@ -176,14 +176,14 @@ def test_launch_script_tells_deepspeeds_ranks_to_compile(run_zerofit: _RunZerofi
     ],
 )
 def test_launch_script_for_the_cpu_says_so_to_accelerate(
-    run_zerofit: _RunZerofit, tmp_path: Path, flags: tuple[str, ...], setting: str
+    run_zerofit: RunZerofit, tmp_path: Path, flags: tuple[str, ...], setting: str
 ) -> None:
     _config(run_zerofit, tmp_path, "--cpu", *flags)
     text = (tmp_path / "launch.sh").read_text()
     assert [word for word in text.split() if word.startswith(("DS_", "ACCELERATE_"))] == [setting]
 
 
-def test_what_was_decided_is_said_on_stderr(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_what_was_decided_is_said_on_stderr(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     finished = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
     assert finished.stderr.splitlines()[1:] == [
         "zerofit: strategy: DeepSpeed ZeRO-3, optimizer on cpu, parameters on cpu, bf16 on 8 GPU ranks",
@@ -217,7 +217,7 @@ print(json.dumps({
 
 @pytest.mark.slow
 def test_trainer_reads_its_file_and_finds_it_at_one_with_the_deepspeed_file(
-    run_zerofit: _RunZerofit, tmp_path: Path
+    run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:
     _config(
         run_zerofit,
@@ -245,7 +245,7 @@ def test_trainer_reads_its_file_and_finds_it_at_one_with_the_deepspeed_file(
     }
 
 
-def test_files_of_accelerate_and_deepspeed_are_imported(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_files_of_accelerate_and_deepspeed_are_imported(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "acc.yaml").write_text(
         "deepspeed_config:\n  zero_stage: 3\n  offload_optimizer_device: cpu\ndistributed_type: DEEPSPEED\n"
         "mixed_precision: fp16\nnum_processes: 4\n"

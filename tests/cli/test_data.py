@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from made_datasets import LENGTHS, NUM_WORDS, make_files, make_saved, make_tokenizer
+from runs import RunZerofit
 
 from zerofit.cli.data import data
 
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Report = Callable[[str, Path], dict[str, Any]]
 
 
@@ -143,7 +143,7 @@ _FIELDS = """
 """
 
 
-def test_table_document_and_plot_of_one_report(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_table_document_and_plot_of_one_report(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     from PIL import Image
 
     rows = [{"text": "word " * (1 + number % 90), "label": 0} for number in range(3000)]
@@ -179,7 +179,7 @@ def test_table_document_and_plot_of_one_report(run_zerofit: _RunZerofit, tmp_pat
 
 
 def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
-    run_zerofit: _RunZerofit, folder: Path
+    run_zerofit: RunZerofit, folder: Path
 ) -> None:
     finished = run_zerofit("data", "a.jsonl", "--count", "words", cwd=folder)
     assert finished.stdout.startswith("a.jsonl: words (not tokens) of the column text\n")
@@ -215,7 +215,7 @@ def test_values_that_are_no_text_are_told(report: _Report, tmp_path: Path) -> No
     ]
 
 
-def test_a_later_file_without_the_column_is_told(run_zerofit: _RunZerofit, saved: Path) -> None:
+def test_a_later_file_without_the_column_is_told(run_zerofit: RunZerofit, saved: Path) -> None:
     finished = run_zerofit("data", "saved", "masked.parquet", "--count", "words", cwd=saved)
     assert finished.stderr.splitlines()[:3] == [
         "error[data-file-broken]: a file of the dataset can't be read",
@@ -307,7 +307,7 @@ def test_rows_without_ids_are_told_as_such(report: _Report, tmp_path: Path, name
 
 
 def test_one_sample_in_one_row_and_a_text_of_empty_lines(
-    run_zerofit: _RunZerofit, report: _Report, folder: Path
+    run_zerofit: RunZerofit, report: _Report, folder: Path
 ) -> None:
     (folder / "one.txt").write_text("a b\n")
     (folder / "empty.txt").write_text("\n\n")
@@ -334,7 +334,7 @@ def test_memory_does_not_grow_with_long_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--plot", "--output"])
 def test_what_can_not_be_written_is_said_before_anything_is_read(
-    run_zerofit: _RunZerofit, tmp_path: Path, flag: str
+    run_zerofit: RunZerofit, tmp_path: Path, flag: str
 ) -> None:
     """The source is not there, which would be the next thing to be said."""
     pytest.importorskip("matplotlib")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from captures import LOOP
+from runs import RunZerofit
 
 from zerofit.core.capture import Capture, CapturedLengths, capture_from_json, capture_to_json, for_plan
 
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _SCRIPT = """
 import sys
 import torch
@@ -40,7 +38,7 @@ for batch in loader:
 
 
 def test_a_script_is_reported_by_the_samples_that_it_trains_on(
-    run_zerofit: _RunZerofit, tmp_path: Path
+    run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import RunZerofit
 
 from zerofit.core.errors import UserError
 from zerofit.launching.flags_behind import check_flags_behind
@@ -40,9 +39,7 @@ def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
         check_flags_behind((str(script), "--dry-run"), before=(), flags=_FLAGS)
 
 
-def test_script_that_ignores_its_arguments_does_not_train(
-    run_zerofit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_script_that_ignores_its_arguments_does_not_train(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from accelerate import Accelerator\nopen('trained', 'w')\n")
     line = "train.py --epochs 3 --cpu --dry-run --zero_stage 3 x"
     run = run_zerofit("launch", *line.split(), cwd=tmp_path)

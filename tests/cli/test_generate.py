@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,13 @@ from dry_runs import error_of as _error
 from dry_runs import job_of as _job
 from dry_runs import leave_unfinished as _unfinished
 from dry_runs import written as _written
+from runs import RunZerofit
 
 from zerofit.cli.generate import generate
 from zerofit.core.errors import UserError
 from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines
 from zerofit.launching.generate.model import find_model
 from zerofit.launching.generate.prompts import read_prompts_file, tokenized
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def _tokens(line: str, *more: str, stdin: str | None = None) -> list[dict[str, Any]]:
@@ -316,7 +313,7 @@ def test_the_fingerprint_is_of_the_models_files(generate_folder: Path, generate_
 
 
 def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_over(
-    generate_folder: Path, run_zerofit: _RunZerofit
+    generate_folder: Path, run_zerofit: RunZerofit
 ) -> None:
     job = _job(_LINE)
     _unfinished(job)
@@ -342,7 +339,7 @@ def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_ov
 
 
 def test_two_ranks_under_zero3_read_stdin_and_write_stdout(
-    generate_folder: Path, run_zerofit: _RunZerofit, built_ops: None
+    generate_folder: Path, run_zerofit: RunZerofit, built_ops: None
 ) -> None:
     line = "--model t5 --prompts - --out - --max-new-tokens 6 --batch-size 1"
     line += " --cpu --num-processes 2 --zero-stage 3"

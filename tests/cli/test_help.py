@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+from runs import RunZerofit
 
 _DS_CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
 _SLOW = ["accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "torch", "transformers"]
@@ -80,7 +79,7 @@ def test_no_slow_library_is_imported(tmp_path: Path, line: str) -> None:
     ],
 )
 def test_text(
-    run_zerofit: _RunZerofit,
+    run_zerofit: RunZerofit,
     golden: Callable[[str, str], None],
     tmp_path: Path,
     verb: list[str],
@@ -93,7 +92,7 @@ def test_text(
 
 
 def test_the_help_of_launch_is_one_screen_of_groups_and_all_flags_are_under_another(
-    run_zerofit: _RunZerofit, golden: Callable[[str, str], None], tmp_path: Path
+    run_zerofit: RunZerofit, golden: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     narrow = {"COLUMNS": "80"}
     lines = run_zerofit("launch", "--help", cwd=tmp_path, environment=narrow).stdout.splitlines()
@@ -106,7 +105,7 @@ def test_the_help_of_launch_is_one_screen_of_groups_and_all_flags_are_under_anot
     golden(finished.stdout, "help/launch-all.txt")
 
 
-def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     finished = run_zerofit(cwd=tmp_path)
     assert (finished.returncode, finished.stdout) == (2, "")
     assert finished.stderr == run_zerofit("--help", cwd=tmp_path).stdout

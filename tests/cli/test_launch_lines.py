@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+from runs import RunZerofit
 
 SCRIPT = """\
 import sys
@@ -36,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_line_of_accelerate_trains(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_line_of_accelerate_trains(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "--cpu --engine native accelerate launch --multi_gpu --num_processes 2 train.py --lr 1"
     run = run_zerofit("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
@@ -48,7 +46,7 @@ def test_line_of_accelerate_trains(run_zerofit: _RunZerofit, folder: Path) -> No
     ]
 
 
-def test_flags_before_the_line_win(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "--cpu --dry-run --num-processes 1 torchrun --nproc_per_node=8 train.py"
     run = run_zerofit("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
@@ -75,7 +73,7 @@ def _said(run: subprocess.CompletedProcess[str]) -> list[str]:
     return [" ".join(line.split()) for line in run.stderr.splitlines()]
 
 
-def test_accelerate_file_is_followed_and_named(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_accelerate_file_is_followed_and_named(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "acc.yaml").write_text(_ZERO3)
     line = "--cpu --dry-run --config_file acc.yaml train.py"
     assert _said(run_zerofit("launch", *line.split(), cwd=folder)) == [
@@ -89,7 +87,7 @@ def test_accelerate_file_is_followed_and_named(run_zerofit: _RunZerofit, folder:
     ]
 
 
-def test_default_file_of_accelerate_is_read(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_default_file_of_accelerate_is_read(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "accelerate").mkdir()
     (folder / "accelerate" / "default_config.yaml").write_text(
         "distributed_type: MULTI_CPU\nnum_processes: 2\n"
@@ -101,7 +99,7 @@ def test_default_file_of_accelerate_is_read(run_zerofit: _RunZerofit, folder: Pa
     assert said[1] == "zerofit: strategy: PyTorch without DeepSpeed, fp32 on 2 CPU ranks"
 
 
-def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "ds.json").write_text(_DEEPSPEED)
     line = "--cpu --dry-run --num_processes 2 --zero_stage 1 --deepspeed ds.json train.py"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
@@ -112,7 +110,7 @@ def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: _RunZerofit, fold
 
 
 def test_deepspeed_file_of_the_script_is_followed_where_nothing_is_planned(
-    run_zerofit: _RunZerofit, folder: Path
+    run_zerofit: RunZerofit, folder: Path
 ) -> None:
     (folder / "ds.json").write_text(_DEEPSPEED)
     line = "--cpu --dry-run --num_processes 2 train.py --deepspeed ds.json"
@@ -122,7 +120,7 @@ def test_deepspeed_file_of_the_script_is_followed_where_nothing_is_planned(
     assert said[1] == "zerofit: strategy: DeepSpeed ZeRO-2, optimizer on cpu, fp32 on 2 CPU ranks"
 
 
-def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: RunZerofit, folder: Path) -> None:
     group = '"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": true}'
     (folder / "ds.json").write_text(f'{{"zero_optimization": {{"stage": 1}}, {group}}}')
     line = "--cpu --dry-run --num_processes 4 --deepspeed ds.json train.py"
@@ -134,7 +132,7 @@ def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: _RunZer
     assert "zerofit: strategy: DeepSpeed ZeRO-1, fp32 on 4 CPU ranks in tensor-parallel groups of 2" in said
 
 
-def test_plan_replaces_the_strategy_of_a_file(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_plan_replaces_the_strategy_of_a_file(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "acc.yaml").write_text(_ZERO3)
     line = "--cpu --gpus 2xA100-40G --wide --dry-run accelerate launch --config_file acc.yaml train.py"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
@@ -164,7 +162,7 @@ error[config-file-missing]: there is no such configuration file
         ),
     ],
 )
-def test_file_is_refused(run_zerofit: _RunZerofit, folder: Path, text: str | None, message: str) -> None:
+def test_file_is_refused(run_zerofit: RunZerofit, folder: Path, text: str | None, message: str) -> None:
     if text is not None:
         (folder / "acc.yaml").write_text(text)
     run = run_zerofit("launch", "--cpu", "--config_file", "acc.yaml", "train.py", cwd=folder)

@@ -8,17 +8,14 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import RunZerofit
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Plan, Topology, plan_to_json
 from zerofit.core.strategy import Strategy
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 _HOST = socket.gethostname()
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -103,7 +100,7 @@ def _as_written(text: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("line", _transcripts())
-def test_mistake(run_zerofit: _RunZerofit, folder: Path, line: str) -> None:
+def test_mistake(run_zerofit: RunZerofit, folder: Path, line: str) -> None:
     message = re.sub(r"\bHOST\b(?! slots=N)", _HOST, _transcripts()[line])
     before = _tree(folder)
     finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
@@ -118,7 +115,7 @@ def test_every_mistake_is_written_with_hyphens_and_some_with_underscores_too() -
     assert {"launch --zero-stage 5 train.py", "launch --zero_stage 5 train.py"} <= set(lines)
 
 
-def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: RunZerofit, folder: Path) -> None:
     before = _tree(folder)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -134,7 +131,7 @@ def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: _RunZer
     assert _tree(folder) == before
 
 
-def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_flags_behind_the_script_are_its_own(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "train.py").write_text("import sys\nprint(sys.argv)\n", encoding="utf-8")
     line = "launch --cpu --dry-run --num-processes 1 train.py --num_processes 9 --zero-stag --help -m x"
     finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
@@ -156,7 +153,7 @@ def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: P
     ],
 )
 def test_what_a_flag_changes_in_the_script_is_said(
-    run_zerofit: _RunZerofit, folder: Path, flags: str, rows: list[str]
+    run_zerofit: RunZerofit, folder: Path, flags: str, rows: list[str]
 ) -> None:
     finished = run_zerofit("launch", "--cpu", "--dry-run", *flags.split(), "train.py", cwd=folder)
     said = [re.sub(r"  +", "  ", line) for line in finished.stderr.splitlines() if "  its own  " in line]
@@ -164,7 +161,7 @@ def test_what_a_flag_changes_in_the_script_is_said(
     assert said == [*([rows[0]] if "batch" in flags else []), default, *([] if "batch" in flags else rows)]
 
 
-def test_dry_run_writes_nothing(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_dry_run_writes_nothing(run_zerofit: RunZerofit, folder: Path) -> None:
     before = _tree(folder)
     finished = run_zerofit(
         *("launch", "--dry-run", "--gpus", "8xH100", "--preset", "z3", "train.py"),
@@ -177,7 +174,7 @@ def test_dry_run_writes_nothing(run_zerofit: _RunZerofit, folder: Path) -> None:
     assert _tree(folder) == before
 
 
-def test_debug_shows_every_error(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_debug_shows_every_error(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "--debug config --zero-stage 2 --offload-optimizer nvme --offload-param cpu"
     finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
     rules = re.findall(r"error\[([a-z0-9-]+)\]", finished.stderr)
@@ -185,7 +182,7 @@ def test_debug_shows_every_error(run_zerofit: _RunZerofit, folder: Path) -> None
     assert "ExceptionGroup: combinations that do not work" in finished.stderr
 
 
-def test_debug_shows_the_traceback_of_an_error(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_debug_shows_the_traceback_of_an_error(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = run_zerofit("--debug", "launch", "trian.py", cwd=folder)
     assert finished.stderr.startswith("Traceback (most recent call last):\n")
     assert "error[script-missing]: there is no such script" in finished.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import RunZerofit
 
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Golden = Callable[[str, str], None]
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -23,7 +23,7 @@ _LARGE = ("--model", "llama-2-7b", "--seq-len", "1024", "--global-batch", "8")
 
 
 def _plan(
-    run_zerofit: _RunZerofit, folder: Path, *flags: str, columns: int | None = None
+    run_zerofit: RunZerofit, folder: Path, *flags: str, columns: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = {**_NO_GPU, "XDG_CACHE_HOME": str(folder.parent / "cache")}
     if columns is not None:
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_text(
-    run_zerofit: _RunZerofit,
+    run_zerofit: RunZerofit,
     golden: _Golden,
     folder: Path,
     name: str,
@@ -66,7 +66,7 @@ def test_text(
     ("name", "flags"), [("fits", (*_BERT, *_A100)), ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"))]
 )
 def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(
-    run_zerofit: _RunZerofit, golden: _Golden, folder: Path, name: str, flags: tuple[str, ...]
+    run_zerofit: RunZerofit, golden: _Golden, folder: Path, name: str, flags: tuple[str, ...]
 ) -> None:
     narrow = _plan(run_zerofit, folder, "--fast", *flags, columns=80).stdout
     golden(narrow, f"planned/{name}-80.txt")
@@ -74,7 +74,7 @@ def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(
     golden(_plan(run_zerofit, folder, "--fast", *flags, "--wide", columns=80).stdout, f"planned/{name}.txt")
 
 
-def test_what_is_assumed_goes_to_stderr(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_what_is_assumed_goes_to_stderr(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--nvme", "7T")
     assert finished.stderr == (
         "zerofit: assumed: 240.0 GiB of host memory on each node, 1.5 times that of its GPUs: "
@@ -93,7 +93,7 @@ def _shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def test_the_json_document_keeps_its_shape(run_zerofit: _RunZerofit, golden: _Golden, folder: Path) -> None:
+def test_the_json_document_keeps_its_shape(run_zerofit: RunZerofit, golden: _Golden, folder: Path) -> None:
     finished = _plan(run_zerofit, folder, "--fast", "--json", *_BERT, *_A100)
     golden(json.dumps(_shape(json.loads(finished.stdout)), indent=2) + "\n", "planned/shape.json")
     (plan,) = json.loads(finished.stdout)["plans"]
@@ -105,7 +105,7 @@ def test_the_json_document_keeps_its_shape(run_zerofit: _RunZerofit, golden: _Go
         assert (device["peak_bytes"] <= plan["device_bytes"]) or not judged["fits"]
 
 
-def test_the_plan_is_what_config_and_launch_take(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_the_plan_is_what_config_and_launch_take(run_zerofit: RunZerofit, folder: Path) -> None:
     fixed = ("--zero-stage", "3", "--micro-batch-size", "8")
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, *fixed, "--output", "plan.json")
     assert finished.returncode == 0
@@ -122,7 +122,7 @@ def test_the_plan_is_what_config_and_launch_take(run_zerofit: _RunZerofit, folde
     assert f"# ds_config.json\n{(folder / 'ds_config.json').read_text()}" in asked.stdout
 
 
-def test_a_plan_that_differs_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_plan_that_differs_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "plan.json").write_text("mine")
     flags = ("--fast", *_BERT, *_A100, "--output", "plan.json")
     finished = _plan(run_zerofit, folder, *flags)
@@ -137,7 +137,7 @@ def test_a_plan_that_differs_is_not_written_over(run_zerofit: _RunZerofit, folde
     assert json.loads((folder / "plan.json").read_text())["strategy"]
 
 
-def test_what_does_not_fit_is_not_written(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_what_does_not_fit_is_not_written(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _plan(run_zerofit, folder, "--fast", *_LARGE, *_SMALL, "--output", "plan.json")
     assert finished.stderr.endswith("zerofit: nothing fits, so plan.json is not written\n")
     assert (finished.returncode, list(folder.iterdir())) == (1, [])
@@ -193,7 +193,7 @@ _TINY = {
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own_is_traced_once(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_model_of_ones_own_is_traced_once(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder.parent / "tiny").mkdir()
     (folder.parent / "tiny" / "config.json").write_text(json.dumps(_TINY))
     flags = ("--model", "../tiny", "--seq-len", "64", "--global-batch", "8", *_A100)
@@ -223,26 +223,26 @@ def _written(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_a_catalog_entry_stands_for_is_said(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_what_a_catalog_entry_stands_for_is_said(run_zerofit: RunZerofit, folder: Path) -> None:
     flags = ("--model", "Qwen/Qwen-7B", "--seq-len", "512", "--global-batch", "8", *_A100)
     stderr = _plan(run_zerofit, folder, "--fast", *flags).stderr
     assert stderr.startswith("zerofit: assumed: qwen-7b: remote code on the hub; this is the Qwen2 class")
 
 
-def test_a_note_of_a_comparison_names_its_machine(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_note_of_a_comparison_names_its_machine(run_zerofit: RunZerofit, folder: Path) -> None:
     stderr = _plan(run_zerofit, folder, "--fast", *_BERT, "--compare", "4xA100-40G,1xT4").stderr
     assert "zerofit: assumed: 4 x NVIDIA A100-SXM4-40GB: 24 CPU cores on each node" in stderr
     assert "zerofit: assumed: 1 x Tesla T4: 6 CPU cores on each node" in stderr
 
 
-def test_a_target_is_held_against_the_models_positions(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_target_is_held_against_the_models_positions(run_zerofit: RunZerofit, folder: Path) -> None:
     flags = ("--model", "bart-large", "--seq-len", "512", "--target-len", "2000", "--global-batch", "8")
     finished = _plan(run_zerofit, folder, "--fast", *flags, *_A100)
     assert finished.stderr.startswith("error[sequence-too-long]")
     assert "--target-len 2000" in finished.stderr
 
 
-def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_plot_is_drawn(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
     assert finished.returncode == 0, finished.stderr
@@ -255,7 +255,7 @@ def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:
     assert forced.returncode == 0, forced.stderr
 
 
-def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
     flags = "--fast --model llama-3-8b --seq-len 512 --global-batch-size 8 --gpus 8xA100-40G --plot plan.svg"
     assert _plan(run_zerofit, folder, *flags.split()).returncode == 0
@@ -265,7 +265,7 @@ def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: _RunZe
     assert "too large" in words
 
 
-def test_without_matplotlib_a_plot_is_refused(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_without_matplotlib_a_plot_is_refused(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "matplotlib").mkdir()
     (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
@@ -278,13 +278,13 @@ def test_without_matplotlib_a_plot_is_refused(run_zerofit: _RunZerofit, folder: 
     assert finished.returncode == 2
 
 
-def test_every_number_of_the_table_has_its_uncertainty(run_zerofit: _RunZerofit, folder: Path) -> None:
+def test_every_number_of_the_table_has_its_uncertainty(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100)
     choice = next(line for line in finished.stdout.splitlines() if line.startswith(">"))
     assert len(re.findall(r"±\d+%", choice)) == 3
 
 
-def test_fast_says_that_names_were_not_looked_up(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_fast_says_that_names_were_not_looked_up(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     line = "plan --model bert-base-uncased --seq-len 128 --global-batch-size 8 --gpus 1xA100-80G --fast"
     flags = ("--freeze", "*nomatch*", "--lora", "--lora-targets", "foo")
     finished = run_zerofit(*line.split(), *flags, cwd=tmp_path)

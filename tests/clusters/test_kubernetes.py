@@ -7,16 +7,14 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 from namespaces import NamespaceNodes, can_make_nodes
 from runs import run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "kubernetes", "--image", "i:1")

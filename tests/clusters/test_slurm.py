@@ -8,15 +8,12 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from runs import run_command
 from slurm_cluster import SlurmCluster, lacks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(lacks()), reason=str(lacks()))]
 

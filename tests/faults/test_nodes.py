@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from namespaces import NamespaceNodes, can_make_nodes
@@ -24,9 +24,6 @@ from zerofit.launching.clusters.job import Job, code_digest, job_to_json
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.plan_from_flags import choose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.faults,

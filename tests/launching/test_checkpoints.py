@@ -6,11 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import ROOT, Run, run_command
+from runs import ROOT, Launch, Run, run_command
 from safetensors.torch import load_file
 
 from zerofit.core.checkpoints import find_checkpoints, inspect_checkpoint
@@ -86,7 +85,7 @@ def test_an_export_is_the_gathered_weights_bit_by_bit(saved: Path, tmp_path: Pat
 
 
 def test_a_partial_one_that_is_named_is_refused_before_the_start(
-    saved: Path, tmp_path: Path, launch: Callable[..., Run]
+    saved: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = _copy(saved, tmp_path)
     (folder / "checkpoint_2" / "scheduler.bin").unlink()

@@ -7,14 +7,10 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from runs import SCRIPTS, Run, environment, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from runs import SCRIPTS, Launch, environment, run_command
 
 END = str(SCRIPTS / "end.py")
 RANKS = {"one rank": ("--num-processes", "1"), "two ranks": ("--num-processes", "2", "--engine", "native")}
@@ -36,7 +32,7 @@ _SLOW = pytest.mark.slow
     ],
 )
 def test_the_exit_code_is_the_scripts(
-    how: str, exit_code: int, cause: str | None, ranks: str, launch: Callable[..., Run]
+    how: str, exit_code: int, cause: str | None, ranks: str, launch: Launch
 ) -> None:
     run = launch(*RANKS[ranks], END, *how.split())
     assert run.exit_code == exit_code, run.stderr
@@ -49,7 +45,7 @@ def test_the_exit_code_is_the_scripts(
 
 
 @pytest.mark.slow
-def test_a_rank_that_lost_its_peer_is_not_the_cause(launch: Callable[..., Run]) -> None:
+def test_a_rank_that_lost_its_peer_is_not_the_cause(launch: Launch) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", str(SCRIPTS / "lose_peer.py"))
     assert run.exit_code == 137, run.stderr
     assert str(run.record()["cause"]).startswith("rank 1 was killed by signal 9 (SIGKILL)")
@@ -57,20 +53,20 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause(launch: Callable[..., Run]) 
 
 
 @pytest.mark.slow
-def test_the_log_holds_what_a_rank_printed_before_it_was_killed(launch: Callable[..., Run]) -> None:
+def test_the_log_holds_what_a_rank_printed_before_it_was_killed(launch: Launch) -> None:
     run = launch(END, "kill", "0")
     assert run.stdout == "last words of rank 0\n"
     assert (run.run_folder / "logs" / "rank0.log").read_text() == "last words of rank 0\n"
 
 
-def test_a_traceback_begins_in_the_script(launch: Callable[..., Run]) -> None:
+def test_a_traceback_begins_in_the_script(launch: Launch) -> None:
     run = launch(END, "raise", "0")
     traceback = run.stderr[run.stderr.index("Traceback") :].splitlines()
     assert traceback[1] == f'  File "{END}", line 14, in <module>'
     assert traceback[3] == "RuntimeError: the script's own error"
 
 
-def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_run_folder_tells_all_but_secrets(launch: Launch, tmp_path: Path) -> None:
     (temporary := tmp_path / "tmp").mkdir()
     secrets = ("--hub_token", "secret0", "--api-key=secret1")
     run = launch(
@@ -110,14 +106,14 @@ def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run], tmp_pa
 
 
 @pytest.mark.slow
-def test_the_scripts_own_flags_stay_the_scripts(launch: Callable[..., Run], tmp_path: object) -> None:
+def test_the_scripts_own_flags_stay_the_scripts(launch: Launch, tmp_path: object) -> None:
     run = launch(
         "--num_processes", "1", str(SCRIPTS / "arguments.py"), "--num_processes", "9", "-m", "--cpu"
     ).check()
     assert json.loads(run.stdout) == ["--num_processes", "9", "-m", "--cpu"]
 
 
-def test_the_command_file_says_what_was_run_and_where(launch: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_command_file_says_what_was_run_and_where(launch: Launch, tmp_path: Path) -> None:
     run = launch("--num-processes", "1", str(SCRIPTS / "arguments.py"), "a b").check()
     command = run.run_folder / "command.sh"
     shebang, comment, folder, *rest = command.read_text().splitlines()
@@ -130,7 +126,7 @@ def test_the_command_file_says_what_was_run_and_where(launch: Callable[..., Run]
 
 
 def test_a_record_that_cannot_be_written_does_not_change_the_exit_code(
-    launch: Callable[..., Run], tmp_path: Path
+    launch: Launch, tmp_path: Path
 ) -> None:
     script = tmp_path / "take_the_place.py"
     script.write_text(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from runs import SCRIPTS, Run, run_command
+from runs import SCRIPTS, Launch, Run, run_command
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Plan, Topology, plan_to_json
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 EXPLICIT = str(SCRIPTS / "explicit.py")
 LOSSES = {1: [1.0914454, 1.1068723, 1.1075249], 2: [1.0922952, 1.0836997, 1.1320629]}
@@ -46,7 +42,7 @@ def test_plain_accelerate_launch_trains_as_the_plan_says(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_under_zerofit_launch_the_plan_is_applied_once(launch: Callable[..., Run]) -> None:
+def test_under_zerofit_launch_the_plan_is_applied_once(launch: Launch) -> None:
     run = launch(
         "--num-processes", "1", "--micro-batch-size", "2", EXPLICIT, "accelerate", "launched"
     ).check()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
-from runs import ROOT, SCRIPTS, Run, run_two_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+from runs import ROOT, SCRIPTS, Launch, run_two_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +79,7 @@ def test_losses_would_tell(few: dict[str, list[Seen]]) -> None:
     assert with_it[0]["losses"][3:] != without[0]["losses"][3:]
 
 
-def test_five_prompts_over_two_ranks_between_the_steps(launch: Callable[..., Run], data_dir: Path) -> None:
+def test_five_prompts_over_two_ranks_between_the_steps(launch: Launch, data_dir: Path) -> None:
     script = str(ROOT / "examples" / "generate.py")
     run = launch(
         "--num-processes", "2", "--zero-stage", "3", script, f"--data-dir={data_dir}", *_SMALL.split()

@@ -6,14 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from runs import SCRIPTS, Run, environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from runs import SCRIPTS, Launch, Run, environment
 
 GENERATES = SCRIPTS / "generates.py"
 TRAINER_GENERATES = SCRIPTS / "trainer_generates.py"
@@ -39,7 +35,7 @@ def _results(run: Run) -> list[list[object]]:
 
 @pytest.mark.slow
 def test_a_call_that_says_it_is_not_synced_goes_in_step_and_a_trainers_stays_as_it_is(
-    launch: Callable[..., Run],
+    launch: Launch,
 ) -> None:
     run = launch(*ZERO3, str(TRAINER_GENERATES), "done").check()
     assert _results(run) == [[[6, 20], [3, 3]], [[6, 20], [8, 8]]]
@@ -61,7 +57,7 @@ def test_a_call_that_says_it_is_not_synced_goes_in_step_and_a_trainers_stays_as_
 
 
 @pytest.mark.evidence
-def test_a_call_on_one_rank_ends_the_run_with_where_the_other_is(launch: Callable[..., Run]) -> None:
+def test_a_call_on_one_rank_ends_the_run_with_where_the_other_is(launch: Launch) -> None:
     run = launch(*WATCHED, str(GENERATES), "on_one_rank", "done")
     assert run.exit_code == 2, run.stderr
     assert run.stderr.count(HEADLINE) == 2  # the error, and the cause in zerofit's last line
@@ -77,7 +73,7 @@ def test_a_call_on_one_rank_ends_the_run_with_where_the_other_is(launch: Callabl
 
 @pytest.mark.slow
 def test_a_script_that_catches_the_error_goes_on_in_step_until_a_rank_has_ended(
-    launch: Callable[..., Run],
+    launch: Launch,
 ) -> None:
     run = launch(*WATCHED, str(GENERATES), "on_one_rank_and_caught", "done")
     assert run.exit_code == 2, run.stderr
@@ -98,7 +94,7 @@ def test_a_script_that_catches_the_error_goes_on_in_step_until_a_rank_has_ended(
 
 
 @pytest.mark.evidence
-def test_what_one_rank_generates_under_zero_2_is_its_own_matter(launch: Callable[..., Run]) -> None:
+def test_what_one_rank_generates_under_zero_2_is_its_own_matter(launch: Launch) -> None:
     flags = ("--num-processes", "2", "--zero-stage", "2", "--no-check", "--generate-limit", "3")
     run = launch(*flags, str(GENERATES), "on_one_rank", "done").check()
     assert _results(run) == ["trained", "trained"]
@@ -106,7 +102,7 @@ def test_what_one_rank_generates_under_zero_2_is_its_own_matter(launch: Callable
 
 
 @pytest.mark.evidence
-def test_a_script_that_waits_for_the_others_on_its_way_out_is_ended_too(launch: Callable[..., Run]) -> None:
+def test_a_script_that_waits_for_the_others_on_its_way_out_is_ended_too(launch: Launch) -> None:
     run = launch(*WATCHED, str(GENERATES), "in_a_last_act", "done")
     assert run.exit_code == 2, run.stderr
     assert run.record()["cause"] == f"rank 0 exited with 2: {HEADLINE}"

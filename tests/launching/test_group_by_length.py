@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
 import pytest
-from runs import SCRIPTS, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from runs import SCRIPTS, Launch
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +28,7 @@ _ON_EVIDENCE = pytest.mark.evidence
     ],
 )
 def test_samples_come_in_other_batches_and_nothing_else_changes(
-    launch: Callable[..., Run], loop: str, num_ranks: int, flags: tuple[str, ...]
+    launch: Launch, loop: str, num_ranks: int, flags: tuple[str, ...]
 ) -> None:
     script = str(SCRIPTS / "ragged_loop.py")
     run = launch("--num-processes", str(num_ranks), *flags, "--group-by-length", script, loop, "out").check()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from runs import SCRIPTS, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from runs import SCRIPTS, Launch
 
 DEEPSPEED = ("--num-processes", "1", "--preset", "z2")
 
@@ -35,7 +30,7 @@ def _numbers_of_plain_torch() -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_script_that_leaves_the_step_to_accelerate_gets_it_in_backward(launch: Callable[..., Run]) -> None:
+def test_a_script_that_leaves_the_step_to_accelerate_gets_it_in_backward(launch: Launch) -> None:
     run = launch(*DEEPSPEED, str(SCRIPTS / "leaves_the_step.py")).check()
     lines = [line.split() for line in run.stdout.splitlines()]
     numbers = [float(words[1]) for words in lines if words[0] == "number"]
@@ -43,7 +38,7 @@ def test_a_script_that_leaves_the_step_to_accelerate_gets_it_in_backward(launch:
 
 
 @pytest.mark.slow
-def test_the_plan_wins_over_the_scripts_own_plugins(launch: Callable[..., Run]) -> None:
+def test_the_plan_wins_over_the_scripts_own_plugins(launch: Launch) -> None:
     flags = ("--gradient-accumulation-steps", "2", "--gradient-clipping", "0.3")
     run = launch(*DEEPSPEED, *flags, str(SCRIPTS / "own_plugins.py")).check()
     assert "stage 2 2\nsteps 2\n" in run.stdout
@@ -55,7 +50,7 @@ def test_the_plan_wins_over_the_scripts_own_plugins(launch: Callable[..., Run]) 
 
 
 @pytest.mark.slow
-def test_a_global_batch_that_the_script_would_not_make_is_refused(launch: Callable[..., Run]) -> None:
+def test_a_global_batch_that_the_script_would_not_make_is_refused(launch: Launch) -> None:
     flags = ("--num-processes", "1", "--micro-batch-size", "2", "--global-batch-size", "8")
     run = launch(*flags, str(SCRIPTS / "shards.py"), "accelerate")
     assert run.exit_code == 2

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
-from runs import SCRIPTS, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from runs import SCRIPTS, Launch, Run
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +15,7 @@ _FLAGS = ("--num-processes", "1", "--gradient-checkpointing", "--checkpoint-ever
 
 @pytest.mark.parametrize("kind", ["accelerate", pytest.param("trainer", marks=pytest.mark.evidence)])
 def test_every_second_block_recomputes_with_the_attention_and_products_of_the_plan(
-    launch: Callable[..., Run], kind: str
+    launch: Launch, kind: str
 ) -> None:
     flags = (*_FLAGS, "--attention", "eager", "--tf32")
     run = launch(*flags, str(SCRIPTS / "model_settings.py"), kind).check()
@@ -31,7 +27,7 @@ def test_every_second_block_recomputes_with_the_attention_and_products_of_the_pl
     assert said in run.stderr
 
 
-def test_an_attention_that_is_not_installed_ends_the_run_with_what_is(launch: Callable[..., Run]) -> None:
+def test_an_attention_that_is_not_installed_ends_the_run_with_what_is(launch: Launch) -> None:
     run = launch(
         "--num-processes",
         "1",
@@ -57,7 +53,7 @@ def _graphs(run: Run) -> tuple[int, int]:
 
 
 def test_a_compiled_model_in_micro_batches_is_two_graphs_and_keeps_its_names(
-    launch: Callable[..., Run],
+    launch: Launch,
 ) -> None:
     flags = ("--num-processes", "1", "--compile", "--micro-batch-size", "2")
     run = launch(*flags, _COMPILED, "small", "out").check()
@@ -83,7 +79,7 @@ def test_a_compiled_model_in_micro_batches_is_two_graphs_and_keeps_its_names(
     ids=["one", "ddp", "zero2", "zero3"],
 )
 def test_a_transformer_trains_to_the_same_losses_compiled(
-    launch: Callable[..., Run], ranks: tuple[str, ...], more: tuple[str, ...]
+    launch: Launch, ranks: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
     plain = launch(*ranks, *more, _COMPILED, "bert").check()
     run = launch(*ranks, *more, "--compile", _COMPILED, "bert").check()

@@ -6,16 +6,12 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Run, environment, run_command
+from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Launch, environment, run_command
 
 from zerofit.machine.port import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SHARDS = str(SCRIPTS / "shards.py")
 
@@ -27,7 +23,7 @@ def shards_read(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_taken_port_is_no_failure(launch: Callable[..., Run]) -> None:
+def test_a_taken_port_is_no_failure(launch: Launch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from captured_scripts import VERSIONS, capture, captured_problem
-from runs import SCRIPTS, Run
+from runs import SCRIPTS, Launch
 
 from zerofit.core.plan import Plan
 from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
@@ -15,13 +15,9 @@ from zerofit.launching.diagnose import FailureKind, RunEnd
 from zerofit.launching.note_run import note_run
 from zerofit.machine.observations import read_observations, subject_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 def test_steps_and_memory_of_a_finished_run(
-    launch: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     launch("--engine", "native", "--num-processes", "1", str(SCRIPTS / "paced.py")).check()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from runs import SCRIPTS, Run
+from runs import SCRIPTS, Launch, Run
 
 from zerofit.core.rank_observation import Phase, read_observation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PHASES = str(SCRIPTS / "phases.py")
 _TRAINING = {
@@ -34,7 +31,7 @@ def _seen(run: Run, rank: int) -> dict[str, Any]:
         pytest.param("native", 2, marks=pytest.mark.slow),
     ],
 )
-def test_an_accelerate_loop(engine: str, ranks: int, launch: Callable[..., Run]) -> None:
+def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
     run = launch("--engine", engine, "--num-processes", str(ranks), _PHASES).check()
     for rank in range(ranks):
         seen = _seen(run, rank)
@@ -50,7 +47,7 @@ def test_an_accelerate_loop(engine: str, ranks: int, launch: Callable[..., Run])
         assert last.host_bytes > 2**20
 
 
-def test_a_trainer(launch: Callable[..., Run]) -> None:
+def test_a_trainer(launch: Launch) -> None:
     run = launch("--engine", "native", "--num-processes", "1", _PHASES, "trainer").check()
     seen = _seen(run, 0)
     assert {place: seen[place] for place in _TRAINING} == _TRAINING

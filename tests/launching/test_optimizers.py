@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from example_runs import GLOBAL_BATCH_SIZE, trainer_example
-from runs import SCRIPTS, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from runs import SCRIPTS, Launch
 
 _OFFLOAD = ("--num-processes", "1", "--preset", "z2-offload")
 _OPTIMIZERS = str(SCRIPTS / "optimizers.py")
@@ -27,7 +23,7 @@ _OTHER_ELEMENTS = 128 * 64 + 4 * 64 * 64 + 3 * 64 * 64 + 3 * 64
 """Of state_bits.py: the head, attention, the MLP, and three norms."""
 
 
-def test_sgd_is_refused_under_offload(launch: Callable[..., Run]) -> None:
+def test_sgd_is_refused_under_offload(launch: Launch) -> None:
     run = launch(*_OFFLOAD, _OPTIMIZERS, "SGD")
     assert run.exit_code == 2
     assert _REFUSED in run.stderr
@@ -35,13 +31,13 @@ def test_sgd_is_refused_under_offload(launch: Callable[..., Run]) -> None:
 
 
 @pytest.mark.evidence
-def test_sgd_trains_under_offload_where_nobody_checks(launch: Callable[..., Run]) -> None:
+def test_sgd_trains_under_offload_where_nobody_checks(launch: Launch) -> None:
     run = launch("--no-check", *_OFFLOAD, _OPTIMIZERS, "SGD").check()
     assert "error[" not in run.stderr
     assert "done" in run.stdout
 
 
-def test_trainers_sgd_is_refused_before_anything_starts(launch: Callable[..., Run], data_dir: Path) -> None:
+def test_trainers_sgd_is_refused_before_anything_starts(launch: Launch, data_dir: Path) -> None:
     target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
     run = launch(*_OFFLOAD, *target, "--optim=sgd")
     assert run.exit_code == 2
@@ -50,13 +46,13 @@ def test_trainers_sgd_is_refused_before_anything_starts(launch: Callable[..., Ru
 
 
 @pytest.mark.slow
-def test_other_numbers_under_zero_are_warned_of(launch: Callable[..., Run]) -> None:
+def test_other_numbers_under_zero_are_warned_of(launch: Launch) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", _OPTIMIZERS, "Adafactor").check()
     assert run.stderr.count("warning[zero-flattens-tensors]: this optimizer computes something else") == 1
 
 
 @pytest.mark.slow
-def test_a_parameter_group_without_parameters_is_no_failure(launch: Callable[..., Run]) -> None:
+def test_a_parameter_group_without_parameters_is_no_failure(launch: Launch) -> None:
     # One rank, as a prepared scheduler steps once a rank.
     run = launch(*_OFFLOAD, str(SCRIPTS / "empty_group.py")).check()
     rates = [tuple(map(float, line.split())) for line in run.stdout.splitlines() if line.startswith("0.")]
@@ -80,9 +76,7 @@ def test_a_parameter_group_without_parameters_is_no_failure(launch: Callable[...
         ),
     ],
 )
-def test_embeddings_keep_32_bits_under_zero(
-    optimizer: str, preset: str, route: str, launch: Callable[..., Run]
-) -> None:
+def test_embeddings_keep_32_bits_under_zero(optimizer: str, preset: str, route: str, launch: Launch) -> None:
     flags = ("--num-processes", "1", "--preset", preset, "--mixed-precision", "no", "--optimizer", optimizer)
     run = launch(*flags, str(SCRIPTS / "state_bits.py"), route).check()
     elements: Counter[str] = Counter()

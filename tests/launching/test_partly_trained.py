@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from changed_runs import facts_of
-from runs import SCRIPTS, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from runs import Run
+from runs import SCRIPTS, Launch, Run, run_command
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +43,7 @@ def check_saved(run: Run, folder: Path) -> None:
 
 
 def test_qlora_trains_adapters_beside_a_base_in_4_bit_and_the_scripts_variable_saves_them(
-    launch: Callable[..., Run], tmp_path: Path
+    launch: Launch, tmp_path: Path
 ) -> None:
     run, (facts,) = facts_of(launch, tmp_path, "own-variable", "--num-processes", "1", "--qlora")
     assert "zerofit: BertForSequenceClassification is loaded in nf4 (bitsandbytes)" in run.stderr
@@ -61,7 +55,7 @@ def test_qlora_trains_adapters_beside_a_base_in_4_bit_and_the_scripts_variable_s
 
 
 def test_under_zero_3_frozen_parameters_are_partitioned_and_have_no_state(
-    launch: Callable[..., Run], tmp_path: Path
+    launch: Launch, tmp_path: Path
 ) -> None:
     flags = ("--num-processes", "2", "--engine", "deepspeed", "--zero-stage", "3", *FREEZE)
     run, ranks = facts_of(launch, tmp_path, "accelerate", *flags)
@@ -86,7 +80,7 @@ def test_under_zero_3_frozen_parameters_are_partitioned_and_have_no_state(
     ],
 )
 def test_what_is_to_train_alone_moves(
-    stage: str | None, flags: tuple[str, ...], route: str, launch: Callable[..., Run], tmp_path: Path
+    stage: str | None, flags: tuple[str, ...], route: str, launch: Launch, tmp_path: Path
 ) -> None:
     if (route, stage) == ("late", "3"):
         pytest.skip("ZeRO-3 needs the optimizer before prepare()")

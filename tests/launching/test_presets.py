@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from example_runs import (
@@ -14,14 +14,10 @@ from example_runs import (
     trainer_example,
     trainer_losses,
 )
-from runs import ROOT, SCRIPTS, Run, run_command
+from runs import ROOT, SCRIPTS, Launch, run_command
 
 from zerofit.core.presets import PRESETS
 from zerofit.core.strategy import OffloadDevice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +29,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("route", ["accelerate", pytest.param("trainer", marks=pytest.mark.evidence)])
-def test_zero3_inference_gives_the_loss_of_one_process(route: str, launch: Callable[..., Run]) -> None:
+def test_zero3_inference_gives_the_loss_of_one_process(route: str, launch: Launch) -> None:
     script = str(SCRIPTS / "infer.py")
     one = launch("--num-processes", "1", script, route, "one.json").check()
     launch("--num-processes", "2", "--preset", "z3-inference", script, route, "two.json").check()
@@ -44,7 +40,7 @@ def test_zero3_inference_gives_the_loss_of_one_process(route: str, launch: Calla
 @pytest.mark.nvme
 @pytest.mark.parametrize("route", ["accelerate", "trainer"])
 def test_offload_to_a_folder_trains_on_two_ranks(
-    route: str, launch: Callable[..., Run], data_dir: Path, tmp_path: Path
+    route: str, launch: Launch, data_dir: Path, tmp_path: Path
 ) -> None:
     example, losses = {
         "accelerate": (accelerate_example, accelerate_losses),

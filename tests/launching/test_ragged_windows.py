@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import runpy
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from runs import SCRIPTS, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from runs import SCRIPTS, Launch
 
 pytestmark = pytest.mark.slow
 
@@ -46,9 +42,7 @@ def _big_batches(num_ranks: int) -> tuple[dict[str, torch.Tensor], dict[str, tor
         pytest.param(2, ("--preset", "z3"), id="ZeRO-3", marks=pytest.mark.evidence),
     ],
 )
-def test_a_window_is_one_batch_of_all_ranks(
-    num_ranks: int, flags: tuple[str, ...], launch: Callable[..., Run]
-) -> None:
+def test_a_window_is_one_batch_of_all_ranks(num_ranks: int, flags: tuple[str, ...], launch: Launch) -> None:
     flags = (*flags, "--num-processes", str(num_ranks), "--gradient-accumulation-steps", str(STEPS))
     run = launch(*flags, "--mixed-precision", "no", str(SCRIPT), "weights.pt").check()
     assert "zerofit: each batch of a window counts by the labels or elements" in run.stderr

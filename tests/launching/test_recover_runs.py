@@ -10,7 +10,8 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from example_runs import (
@@ -25,9 +26,6 @@ from example_runs import (
     trainer_losses,
 )
 from runs import ROOT, Run, run_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ONE, _TWO = ("--gpus=1x24GB",), ("--gpus=2x24GB", "--num-processes=2")
 _PATH = str(ROOT / "tests" / "support" / "limited_memory")

@@ -5,7 +5,8 @@ A run that stops at a checkpoint and resumes goes on as if it had not stopped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from example_runs import (
@@ -20,11 +21,7 @@ from example_runs import (
     trainer_losses,
     written_precision,
 )
-from runs import ROOT, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+from runs import ROOT, Launch, Run
 
 BF16_TOLERANCE = 2e-2
 """Relative. bf16 keeps 8 bits of mantissa; losses of about 6 differ in the third digit."""
@@ -70,7 +67,7 @@ def _cases(cases: Iterable[str], *, slow: set[str], default: str | None = None) 
     ),
 )
 def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
-    case: str, launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
+    case: str, launch: Launch, data_dir: Path, plain_accelerate: Losses
 ) -> None:
     flags, micro_batch_size = CASES[case]
     target = accelerate_example(data_dir, micro_batch_size=micro_batch_size)
@@ -86,7 +83,7 @@ def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
 
 @pytest.mark.parametrize("case", _cases(TRAINER_CASES, slow={"z3", "z2, accumulating"}))
 def test_a_trainer_script_has_the_losses_of_plain_accelerate(
-    case: str, launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
+    case: str, launch: Launch, data_dir: Path, plain_trainer: Losses
 ) -> None:
     flags, micro_batch_size = CASES[case]
     target = trainer_example(data_dir, micro_batch_size=micro_batch_size)
@@ -105,7 +102,7 @@ def test_a_trainer_script_has_the_losses_of_plain_accelerate(
 
 @pytest.mark.evidence
 def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
-    launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
+    launch: Launch, data_dir: Path, plain_accelerate: Losses
 ) -> None:
     target = accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
     run = launch(*TWO_RANKS, "--preset", "z3", "--mixed-precision", "bf16", *target).check()
@@ -116,7 +113,7 @@ def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
 
 
 def test_a_trainer_script_trains_in_bf16_and_as_the_plan_says_whatever_its_own_deepspeed_file(
-    launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
+    launch: Launch, data_dir: Path, plain_trainer: Losses
 ) -> None:
     target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
     flags = (*TWO_RANKS, "--preset", "z2", "--mixed-precision", "bf16")

@@ -12,14 +12,11 @@ import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 from runs import SCRIPTS, environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WAIT = str(SCRIPTS / "wait.py")
 SAVE = str(SCRIPTS / "save.py")

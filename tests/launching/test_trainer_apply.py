@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from runs import ROOT, SCRIPTS, Run, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from runs import ROOT, SCRIPTS, Launch, Run, run_command
 
 TOKENS = str(SCRIPTS / "token_trainer.py")
 ONE_BIG_BATCH = [
@@ -40,7 +36,7 @@ def test_stock_deepspeed_drops_the_scripts_optimizer_and_makes_the_loss_too_larg
     assert found[0][:2] == pytest.approx([2 * number for number in ONE_BIG_BATCH[0][:2]], rel=0.01)
 
 
-def test_zerofit_trains_as_one_big_batch_on_two_ranks(launch: Callable[..., Run]) -> None:
+def test_zerofit_trains_as_one_big_batch_on_two_ranks(launch: Launch) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", TOKENS, "2", "2", "own").check()
     found = steps(run)
     assert len(found) == len(ONE_BIG_BATCH)

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,9 +17,6 @@ from example_runs import accelerate_example, trainer_example
 from runs import ROOT, SCRIPTS, Run, environment, run_command
 
 from zerofit.machine.observations import read_observations
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TUNE = (
     *(sys.executable, "-m", "zerofit", "tune", "--cpu", "--gpus=2xRTX4090", "--num-processes=2"),

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import ROOT, SCRIPTS, run_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = str(SCRIPTS / "windows.py")
 Shown = dict[str, dict[str, Any]]

@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -18,9 +18,6 @@ from click.testing import CliRunner
 from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
 
 from zerofit.cli.main import main, zerofit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PROMISED = {
     "console": "a session of the shell",

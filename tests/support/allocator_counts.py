@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from zerofit.core.allocation_log import Event, TraceRequest
 from zerofit.models.trace.batches import make_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from zerofit.models.trace.raw import RawLog
+from zerofit.models.trace.raw import RawLog
 
 PLAIN = TraceRequest(sequence_length=61, is_padded=False)
 SAMPLES = 3

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from runs import ROOT, Run, run_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_STEPS = 8
 GLOBAL_BATCH_SIZE = 8

@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 from runs import RUN_TIMEOUT_S, Run, environment, run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
 NUM_POSITIONS = 96
 _LOOKS_EVERY_S = 0.005

@@ -5,10 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 LIMIT_VARIABLE = "HEART_LIMIT_S"
 LIMIT_S = float(os.environ.get(LIMIT_VARIABLE, "120"))

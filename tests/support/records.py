@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 MOST_SHOWN = 3
 """Differences of one kind that are named; the others are counted."""

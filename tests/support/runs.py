@@ -6,12 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
@@ -43,6 +40,12 @@ class Run:
         """Return this run, if it ended well."""
         assert self.exit_code == 0, f"{self.stdout}\n{self.stderr}"
         return self
+
+
+Launch = Callable[..., Run]
+"""Runs `zerofit launch --cpu` with these arguments."""
+RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs `python -m zerofit` with these arguments: the fixture of that name."""
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -7,13 +7,10 @@ import secrets
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from namespaces import NamespaceNodes, can_make_nodes
 from runs import environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "munged")
 _START_S = 30

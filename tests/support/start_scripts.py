@@ -15,11 +15,9 @@ import io
 import json
 import runpy
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Any
 
 _ROOT = Path(__file__).parents[2]
 _OK = "ok"

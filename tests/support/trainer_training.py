@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import runpy
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from accelerators import quiet, settings
 from runs import SCRIPTS
 
+from zerofit.training.changes import Changes
 from zerofit.training.script_api import planned_arguments, planned_trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from zerofit.training.changes import Changes
 
 TOKENS = runpy.run_path(str(SCRIPTS / "token_trainer.py"))
 SPLIT = {"micro_batch_size": 3, "trainer_accumulates": False}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from accelerators import hooked
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from trainer_training import TOKENS, causal_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 STEPS = 4
 """Batches in a window. Of 6 batches of 3 samples and one of 1 come windows of 12 and, in 3 batches, of 7."""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PREFETCH, PERSISTENCE, LIVE = 20_000, 200, 100_000
 """Elements: so few that a model of some hundred thousand parameters shows their effect."""

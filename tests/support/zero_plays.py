@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
+from zerofit.core.allocation_log import AllocationLog
+from zerofit.core.estimates import RunPhase
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import Setup
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from zerofit.core.allocation_log import AllocationLog
-    from zerofit.core.estimates import RunPhase
 
 VERSIONS = Versions(python="3.11", zerofit="0", deepspeed="0.19.8")
 STATE_TERMS = ("weights", "master weights", "optimizer states")

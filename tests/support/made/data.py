@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from made.text import WORDS, sentence, sentences
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 _ENTITY_TAGS = ("O", "B-PER", "I-PER", "B-LOC")
 

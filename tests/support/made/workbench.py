@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from made.data import save_data
 from made.models import KINDS, save_classifier, save_model
 from made.pictures import save_picture_models, save_pictures, save_sounds
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _GLUE_README = """---
 configs:
