@@ -7,11 +7,13 @@ from typing import Any
 
 from zerofit.cli.launch import launch
 
-_OWN = [
-    name
-    for name, parameter in inspect.signature(inspect.unwrap(launch.callback)).parameters.items()  # type: ignore[arg-type]
-    if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-]
+_OWN = {
+    *inspect.signature(inspect.unwrap(launch.callback)).parameters,
+    "quiet",
+    "verbose",
+    "wide",
+    "no_check",
+}
 """Parameters that the command keeps to itself."""
 
 

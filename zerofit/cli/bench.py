@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import GpuSpec, ModelFacts, Versions
     from zerofit.measuring.ladder import Ladder, LadderStep
+    from zerofit.measuring.predict import Predictor
     from zerofit.measuring.results import TrialPrediction
     from zerofit.models.source import ModelSource
 
@@ -208,29 +209,39 @@ def ladder(
         num_steps=num_steps or (_GPU_STEPS if here else _CPU_STEPS),
         on_cpu=not here,
     )
-    fixed = {
-        "device": here[0].name if here else CPU,
-        "is_cumulative": is_cumulative,
-        "versions": versions,
-    }
+    measured: list[tuple[LadderStep, TrialOutcome]] = []
+    predicted: list[TrialPrediction | None] = []
+    reason = "--dry-run"
+    try:
+        if not dry_run:
+            with _folder(output) as folder:
+                ended = measure_rungs(
+                    named, base, template, is_cumulative=is_cumulative, folder=folder, limit_s=limit_s
+                )
+                _measure(ended, len(steps), measured)
+            from zerofit.measuring.predict import Predictor
+
+            _predict(Predictor(model=source, gpu=gpu, versions=versions), measured, predicted)
+    except KeyboardInterrupt:
+        reason = "interrupted"
+    is_interrupted = not dry_run and len(predicted) < len(steps)
+    not_run = TrialOutcome(state=TrialState.NOT_RUN, reason=reason)
+    measured += [(step, not_run) for step in steps[len(measured) :]]
+    predicted += [None] * (len(steps) - len(predicted))
+    result = make_ladder(
+        source,
+        base,
+        measured,
+        predicted,
+        predicted_for=gpu.name if gpu and not dry_run else None,
+        device=here[0].name if here else CPU,
+        is_cumulative=is_cumulative,
+        versions=versions,
+    )
+    table = _dry_run(result, steps, template) if dry_run else ladder_table(result)
+    click.echo(ladder_to_json(result).rstrip() if as_json else table)
     if dry_run:
-        not_run = TrialOutcome(state=TrialState.NOT_RUN, reason="--dry-run")
-        measured = [(step, not_run) for step in steps]
-        nothing: list[TrialPrediction | None] = [None for _ in steps]
-        result = make_ladder(source, base, measured, nothing, predicted_for=None, **fixed)
-        click.echo(ladder_to_json(result).rstrip() if as_json else _dry_run(result, steps, template))
         return 0
-    with _folder(output) as folder:
-        measured, is_interrupted = _measure(
-            steps,
-            measure_rungs(named, base, template, is_cumulative=is_cumulative, folder=folder, limit_s=limit_s),
-        )
-    predicted: list[TrialPrediction | None] = [None for _ in measured]
-    if not is_interrupted:
-        is_interrupted = _predict(source, [step for step, _ in measured], gpu, versions, predicted)
-    predicted_for = gpu.name if gpu else None
-    result = make_ladder(source, base, measured, predicted, predicted_for=predicted_for, **fixed)
-    click.echo(ladder_to_json(result).rstrip() if as_json else ladder_table(result))
     _write(result, output=output, plot=plot)
     if is_interrupted:
         return _INTERRUPTED
@@ -256,24 +267,20 @@ def _text_model(said: str, task: Task | None) -> ModelSource:
 
 
 def _measure(
-    steps: Sequence[LadderStep], rungs: Iterator[tuple[LadderStep, TrialOutcome | None]]
-) -> tuple[list[tuple[LadderStep, TrialOutcome]], bool]:
-    """Return how each rung ended, and True if Ctrl-C ended the rest."""
-    ended: list[tuple[LadderStep, TrialOutcome]] = []
+    rungs: Iterator[tuple[LadderStep, TrialOutcome | None]],
+    num_rungs: int,
+    measured: list[tuple[LadderStep, TrialOutcome]],
+) -> None:
+    """Run the rungs, and add to `measured` how each ended."""
     start = time.monotonic()
-    try:
-        for step, outcome in rungs:
-            head = f"zerofit: rung {len(ended) + 1} of {len(steps)}, {step.label}"
-            if outcome is None:
-                click.echo(f"{head} ...", err=True)
-                start = time.monotonic()
-            else:
-                click.echo(f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in all", err=True)
-                ended.append((step, outcome))
-    except KeyboardInterrupt:
-        not_run = TrialOutcome(state=TrialState.NOT_RUN, reason="interrupted")
-        return [*ended, *((step, not_run) for step in steps[len(ended) :])], True
-    return ended, False
+    for step, outcome in rungs:
+        head = f"zerofit: rung {len(measured) + 1} of {num_rungs}, {step.label}"
+        if outcome is None:
+            click.echo(f"{head} ...", err=True)
+            start = time.monotonic()
+        else:
+            click.echo(f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in all", err=True)
+            measured.append((step, outcome))
 
 
 def _said(outcome: TrialOutcome) -> str:
@@ -284,25 +291,18 @@ def _said(outcome: TrialOutcome) -> str:
 
 
 def _predict(
-    source: ModelSource,
-    steps: Sequence[LadderStep],
-    gpu: GpuSpec | None,
-    versions: Versions,
+    predictor: Predictor,
+    measured: Sequence[tuple[LadderStep, TrialOutcome]],
     predicted: list[TrialPrediction | None],
-) -> bool:
-    """Fill in the estimator's prediction of each rung; return True if Ctrl-C ended the rest."""
-    from zerofit.measuring.predict import Predictor
-
+) -> None:
+    """Add to `predicted` the estimator's prediction of each rung; None where it has none."""
     click.echo("zerofit: predicting ...", err=True)
-    predictor = Predictor(model=source, gpu=gpu, versions=versions)
-    for index, step in enumerate(steps):
+    for step, _ in measured:
         try:
-            predicted[index] = predictor.predict(step.run)
+            predicted.append(predictor.predict(step.run))
         except UserError as error:
+            predicted.append(None)
             click.echo(f"zerofit: no prediction for {step.label}: {error.summary}: {error.found}", err=True)
-        except KeyboardInterrupt:
-            return True
-    return False
 
 
 def _one_gpu(said: str) -> GpuSpec:

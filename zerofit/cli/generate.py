@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from zerofit.cli.options import rendezvous_options, run_dir_option
+from zerofit.cli.options import gpu_ids_option, rendezvous_options, run_dir_option
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
-
-if TYPE_CHECKING:
-    pass
 
 _POSITIVE = Number(int, least=1)
 _AT_LEAST_0, _PART = Number(float, least=0), Number(float, least=0, most=1)
@@ -90,7 +87,7 @@ _MOST_SHOWN = 20
 @click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU, if left out.")
 @click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part.")
 @rendezvous_options
-@click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@gpu_ids_option
 @click.option("--cpu", is_flag=True, help="Leave GPUs alone, and generate on the CPU.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @run_dir_option

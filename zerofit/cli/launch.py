@@ -13,12 +13,11 @@ import click
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import (
-    no_check_option,
+    gpu_ids_option,
     rendezvous_options,
-    run_dir_option,
+    script_options,
     settings_from,
     strategy_options,
-    wide_option,
 )
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.explanation import short_lines
@@ -103,7 +102,7 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     "--multi-gpu", is_flag=True, help="As accelerate writes it; all GPUs of the node are used anyway."
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
-@click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@gpu_ids_option
 @machine_options(
     gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here."
 )
@@ -158,32 +157,19 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     default=0,
     help="First run the plan's best N strategies for some steps, as `zerofit tune` does; take the fastest.",
 )
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
-@run_dir_option
-@no_check_option
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Print the decision and the command, with --verbose the files too, and train nothing; to plan, "
+@script_options(
+    dry_run="Print the decision and the command, with --verbose the files too, and train nothing; to plan, "
     "SCRIPT still runs up to its training, but with --no-capture.",
+    verbose="Say all: what was captured, the plan's table, the command.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table, the command."
-)
-@wide_option
-@click.argument("script")
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def launch(
     script: str,
     script_args: tuple[str, ...],
     module: bool,
     run_dir: Path,
-    no_check: bool,
+    is_checked: bool,
     dry_run: bool,
-    quiet: bool,
-    verbose: bool,
-    wide: bool,
+    console: Console,
     generate_limit_s: int,
     hang_limit_s: int | None,
     recover: RecoverMode,
@@ -201,7 +187,6 @@ def launch(
     Flags before SCRIPT are zerofit's, all behind it the script's. SCRIPT may be a whole launch line. The
     exit code is the script's, or 128 + its signal.
     """
-    console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     for sentence in click.get_current_context().meta.get(_LINE, ()):
         console.say(sentence)
     check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
@@ -209,7 +194,7 @@ def launch(
         script,
         *script_args,
         module=module,
-        is_checked=not no_check,
+        is_checked=is_checked,
         generate_limit_s=generate_limit_s,
         hang_limit_s=hang_limit_s,
         run_dir=run_dir,
@@ -222,7 +207,7 @@ def launch(
         **asked_of(flags),
     )
     if run.exit_code is None:
-        for path, text in run.files.items() if verbose else ():
+        for path, text in run.files.items() if console.shows_details else ():
             click.echo(f"# {path}\n{text}")
         click.echo(run.command)
         return 0

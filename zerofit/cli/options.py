@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
+from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import Number, Word, typed_words
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
@@ -142,6 +144,8 @@ _RENDEZVOUS_OPTIONS = (
 no_check_option = click.option(
     "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
 )
+module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+gpu_ids_option = click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
 run_dir_option = click.option(
     "--run-dir",
@@ -151,6 +155,42 @@ run_dir_option = click.option(
     help="Folder of all run folders.",
 )
 """Where a command makes its run folder."""
+
+
+def script_options(
+    *, dry_run: str, has_quiet: bool = True, verbose: str = "Say all: what was captured, the plan's table."
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Return a decorator that gives a command SCRIPT with its arguments, and the flags of its run.
+
+    The command gets `console` for --quiet, --verbose and --wide, and `is_checked` for --no-check.
+
+    Args:
+        dry_run: the help of --dry-run.
+        has_quiet: False to leave out --quiet.
+        verbose: the help of --verbose.
+    """
+    quiet_option = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+
+    def add(command: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(command)
+        def run(*, verbose: bool, wide: bool, no_check: bool, quiet: bool = False, **flags: Any) -> int:
+            console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
+            return command(console=console, is_checked=not no_check, **flags)
+
+        return _with(
+            run,
+            module_option,
+            run_dir_option,
+            no_check_option,
+            click.option("--dry-run", is_flag=True, help=dry_run),
+            *((quiet_option,) if has_quiet else ()),
+            click.option("-v", "--verbose", is_flag=True, help=verbose),
+            wide_option,
+            click.argument("script"),
+            click.argument("script_args", nargs=-1, type=click.UNPROCESSED),
+        )
+
+    return add
 
 
 def strategy_options(command: _Command) -> _Command:

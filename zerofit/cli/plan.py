@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, settings_from, wide_option
+from zerofit.cli.options import field_options, module_option, settings_from, wide_option
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the strategies' memory into a file."
 )
 @capture_limit_option
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@module_option
 @click.argument("script", required=False)
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def plan(
@@ -119,10 +119,9 @@ def plan(
             if not all(note in other.notes for other in answers):
                 console.say(f"assumed: {machine_words(answer)}: {note}")
     if plot is not None:
-        from zerofit.cli.draw_plot import draw_plot
-        from zerofit.cli.output.plan_plot import plan_plot
+        from zerofit.cli.output.plan_plot import draw_plan
 
-        draw_plot(plan_plot(answers[0]), plot)
+        draw_plan(answers[0], plot)
     width = None if wide else terminal_width()
     is_launchable = target is not None and compare is None and answers[0].fits
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)

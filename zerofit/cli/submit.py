@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, no_check_option, run_dir_option, settings_from, wide_option
+from zerofit.cli.options import field_options, script_options, settings_from
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Parsed, Verb, Word
 from zerofit.cli.plan_options import machine_options, model_options
@@ -108,22 +108,14 @@ _WALL_TIME = Parsed(
 @model_options
 @field_options
 @capture_limit_option
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
-@run_dir_option
-@no_check_option
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
-@click.option("-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table.")
-@wide_option
-@click.argument("script")
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@script_options(dry_run="Print what would be submitted, and submit nothing.", has_quiet=False)
 def submit(
     script: str,
     script_args: tuple[str, ...],
     module: bool,
-    no_check: bool,
     dry_run: bool,
-    verbose: bool,
-    wide: bool,
+    is_checked: bool,
+    console: Console,
     job_set: bool,
     **flags: Any,
 ) -> int:
@@ -132,13 +124,12 @@ def submit(
     SCRIPT runs here up to where its training would begin; no GPU is needed. Nodes, GPUs, cores, memory and
     time are asked for as the plan needs them. Flags before SCRIPT are zerofit's, all behind it the script's.
     """
-    console = Console(shows_details=verbose, is_wide=wide)
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
     run = submit_script(
         script,
         *script_args,
         module=module,
-        is_checked=not no_check,
+        is_checked=is_checked,
         dry_run=dry_run,
         observer=console,
         cluster=ClusterFlags(**cluster, has_trainer=not job_set),

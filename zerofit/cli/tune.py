@@ -10,7 +10,7 @@ import click
 
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.options import no_check_option, one_node_options, run_dir_option, settings_from, wide_option
+from zerofit.cli.options import gpu_ids_option, one_node_options, script_options, settings_from
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
 from zerofit.cli.parameters import CONTEXT, Number, Parsed, typed_words
@@ -86,7 +86,7 @@ _BUDGET = Parsed(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @one_node_options
 @model_options
-@click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@gpu_ids_option
 @machine_options(gpus="With --cpu: the GPUs to plan for, whose strategies the CPU ranks rehearse.")
 @capture_limit_option
 @click.option(
@@ -96,15 +96,7 @@ _BUDGET = Parsed(
     type=Number(int, least=0),
     help="End a trial in which no rank moves for so long; as of zerofit launch.",
 )
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
-@run_dir_option
-@no_check_option
-@click.option("--dry-run", is_flag=True, help="Print what could be tried, try nothing; SCRIPT is captured.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
-@click.option("-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table.")
-@wide_option
-@click.argument("script")
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@script_options(dry_run="Print what could be tried, try nothing; SCRIPT is captured.")
 def tune(
     script: str,
     script_args: tuple[str, ...],
@@ -112,11 +104,9 @@ def tune(
     out: Path | None,
     force: bool,
     as_json: bool,
-    no_check: bool,
     dry_run: bool,
-    quiet: bool,
-    verbose: bool,
-    wide: bool,
+    is_checked: bool,
+    console: Console,
     **flags: Any,
 ) -> int:
     """Run the plan's best few strategies for some steps each, on this machine, and take the fastest.
@@ -125,14 +115,13 @@ def tune(
     tells trackers and the hub nothing, and leaves your files as they were. Given again, the same command
     goes on where it was. Exits 1 where nothing fits, or no trial was measured.
     """
-    console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     if out is not None and out.exists() and not force:
         raise file_exists(str(out), flag="--out FILE")
     tuning = tune_script(
         script,
         *script_args,
         module=module,
-        is_checked=not no_check,
+        is_checked=is_checked,
         dry_run=dry_run,
         observer=console,
         **settings_from(flags),

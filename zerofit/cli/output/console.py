@@ -95,7 +95,7 @@ class Console(Observer):
     """
 
     def __init__(self, *, is_quiet: bool = False, shows_details: bool = True, is_wide: bool = False) -> None:
-        self._is_quiet, self._shows_details, self._is_wide = is_quiet, shows_details, is_wide
+        self._is_quiet, self.shows_details, self._is_wide = is_quiet, shows_details, is_wide
 
     def say(self, sentence: str) -> None:
         """Print a sentence."""
@@ -108,7 +108,7 @@ class Console(Observer):
 
     def detail(self, text: str) -> None:
         """Print a text where details are wanted."""
-        if self._shows_details:
+        if self.shows_details:
             self.show(text)
 
     def progress(self, sentence: str) -> None:

@@ -1,47 +1,78 @@
-"""A plan as the content of a plot: a stacked bar for each strategy against the line of what the GPU has."""
+"""A plan as a plot: a stacked bar for each strategy against the line of what the GPU has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zerofit.cli.draw_plot import save_figure
 from zerofit.core.units import GIB
 from zerofit.planning.plan_table import GROUPS, grouped, machine_words
 from zerofit.planning.plan_words import batch, kind_label, label, workload_words
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlotBar:
-    """One strategy."""
-
-    label: str
-    gib: tuple[float, ...]
-    """One number for each of GROUPS."""
-    error_gib: float
-    """The uncertainty of the sum, each way; 0 where the sum is a lower bound."""
-    is_bound: bool = False
-    """True if no more is known than that it needs at least so much, which is too large."""
-    note: str = ""
-    """The label above the bar: the choice, or too large."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """All that is drawn."""
-
-    title: str
-    bars: tuple[PlotBar, ...]
-    card_gib: float
-    """GPU memory that a process can get."""
-    usable_gib: float
-    """The part of it that a plan may use."""
-
-
+_COLOURS = {"W": "blue", "O": "purple", "G": "red", "A": "green", "B": "orange", "C": "gray"}
+"""matplotlib's names, by the letter of the group."""
 _TOO_LARGE = "too large"
+
+
+def draw_plan(answer: Answer, path: Path) -> None:
+    """Draw the choice, the best of every other kind, and what is too large at once; write the file.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    from matplotlib.figure import Figure
+
+    problem, found = answer.problem, answer.found
+    estimated, ruled_out = (answer.head, *found.others), found.ruled_out
+    figure = Figure(figsize=(max(6.0, 1.6 * (len(estimated) + len(ruled_out))), 5.0), layout="constrained")
+    axes = figure.subplots()
+    if ruled_out:
+        _draw_bounds(axes, [one.least_bytes / GIB for one in ruled_out], first=len(estimated))
+    _draw_estimates(axes, answer, estimated)
+    axes.axhline(problem.card_bytes / GIB, color="black", label="GPU")
+    axes.axhline(problem.device_bytes / GIB, color="black", linestyle="--", label="to be used")
+    labels = [f"{label(one.strategy, problem.topology)}\n{batch(one.strategy)}" for one in estimated]
+    labels += [kind_label(one.strategy, problem.topology) for one in ruled_out]
+    axes.set_xticks(range(len(labels)), [one.replace(", ", "\n") for one in labels], fontsize=8)
+    axes.set_ylabel("GiB on each GPU at its peak")
+    title = f"{problem.model.name}, {workload_words(problem.workload)}\n{machine_words(answer)}"
+    axes.set_title(title, fontsize=10)
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside right center", fontsize=8)
+    save_figure(figure, path, dpi=150)
+
+
+def _draw_bounds(axes: Any, sizes: list[float], *, first: int) -> None:
+    """Draw what strategies need at least that are too large by that alone."""
+    places = range(first, first + len(sizes))
+    axes.bar(places, sizes, label="at least", color="white", edgecolor="gray", hatch="//")
+    for place, size in zip(places, sizes, strict=True):
+        _write_above(axes, place, size, _TOO_LARGE)
+
+
+def _draw_estimates(axes: Any, answer: Answer, estimated: tuple[EstimatedStrategy, ...]) -> None:
+    devices = [one.estimate.device for one in estimated]
+    sizes = [dict(grouped(device.peak)) for device in devices]
+    tops = [0.0] * len(estimated)
+    for group in GROUPS:
+        heights = [one.get(group, 0) / GIB for one in sizes]
+        colour = f"tab:{_COLOURS[group.letter]}"
+        axes.bar(range(len(tops)), heights, bottom=tops, label=group.name, color=colour)
+        tops = [top + height for top, height in zip(tops, heights, strict=True)]
+    errors = [device.peak_bytes * device.uncertainty / GIB for device in devices]
+    axes.errorbar(range(len(tops)), tops, yerr=errors, fmt="none", ecolor="black", capsize=4)
+    for place, judged in enumerate(estimated):
+        _write_above(axes, place, tops[place] + errors[place], _note(answer, judged))
+
+
+def _write_above(axes: Any, place: int, height: float, note: str) -> None:
+    axes.annotate(note, (place, height), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
 
 
 def _note(answer: Answer, judged: EstimatedStrategy) -> str:
@@ -49,36 +80,3 @@ def _note(answer: Answer, judged: EstimatedStrategy) -> str:
         return "chosen" if judged is answer.head else ""
     is_on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
     return _TOO_LARGE if is_on_gpu else f"{_TOO_LARGE}\nfor the host"
-
-
-def plan_plot(answer: Answer) -> Plot:
-    """Return the bars of the choice, of the best of every other kind, and of what is too large at once."""
-    problem = answer.problem
-    bars = []
-    for judged in (answer.head, *answer.found.others):
-        device = judged.estimate.device
-        sizes = dict(grouped(device.peak))
-        bars.append(
-            PlotBar(
-                label=f"{label(judged.strategy, problem.topology)}\n{batch(judged.strategy)}",
-                gib=tuple(sizes.get(group, 0) / GIB for group in GROUPS),
-                error_gib=device.peak_bytes * device.uncertainty / GIB,
-                note=_note(answer, judged),
-            )
-        )
-    for one in answer.found.ruled_out:
-        bars.append(
-            PlotBar(
-                label=kind_label(one.strategy, problem.topology),
-                gib=(one.least_bytes / GIB,),
-                error_gib=0.0,
-                is_bound=True,
-                note=_TOO_LARGE,
-            )
-        )
-    return Plot(
-        title=f"{problem.model.name}, {workload_words(problem.workload)}\n{machine_words(answer)}",
-        bars=tuple(bars),
-        card_gib=problem.card_bytes / GIB,
-        usable_gib=problem.device_bytes / GIB,
-    )

@@ -61,9 +61,9 @@ def check_nodes(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[s
     """
     for name, one in zip(names, said, strict=True):
         _check_gpus(plan, name, one["gpus"])
-        for what, rule in (("versions", _versions), ("plan", _plan), ("code", _code)):
+        for what in _ALIKE:
             if one[what] != said[0][what]:
-                raise rule(name, one[what], names[0], said[0][what])
+                raise _differ(what, name, one[what], names[0], said[0][what])
 
 
 def warnings_of(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[str, Any], ...]) -> list[str]:
@@ -124,7 +124,29 @@ def _check_gpus(plan: Plan, name: str, gpus: list[tuple[str, int]]) -> None:
     )
 
 
-def _differ(rule: str, what: str, found: str, fix: str) -> UserError:
+_ALIKE = {
+    "versions": (
+        "nodes-differ-in-versions",
+        "install the same versions, or use one environment on a shared disk",
+    ),
+    "plan": ("nodes-differ-in-plan", "give all nodes the run folder that `zerofit submit` has made"),
+    "code": (
+        "nodes-differ-in-code",
+        "give all nodes the same copy of the script and of the files beside it",
+    ),
+}
+"""The facts in which all nodes must be alike: the error of one that is not, and its fix."""
+
+
+def _differ(what: str, name: str, mine: Any, first: str, others: Any) -> UserError:
+    """Return the error of a node that differs from node 0 in one of these facts."""
+    if what != "versions":
+        found = f"{name}: {mine[:12] or 'none'}, {first}: {others[:12] or 'none'}"
+    else:
+        names = [one for one in sorted({*mine, *others}) if mine.get(one) != others.get(one)]
+        pairs = (f"{one} {mine.get(one, 'missing')} and {others.get(one, 'missing')}" for one in names)
+        found = f"{name} and {first}: {', '.join(pairs)}"
+    rule, fix = _ALIKE[what]
     return UserError(
         rule,
         f"the nodes do not have the same {what}",
@@ -132,28 +154,6 @@ def _differ(rule: str, what: str, found: str, fix: str) -> UserError:
         why="ranks that differ hang, or train something else than the plan says",
         fix=fix,
         exit_code=EXIT_UNREACHABLE,
-    )
-
-
-def _versions(name: str, mine: dict[str, str], first: str, others: dict[str, str]) -> UserError:
-    names = [one for one in sorted({*mine, *others}) if mine.get(one) != others.get(one)]
-    shown = ", ".join(f"{one} {mine.get(one, 'missing')} and {others.get(one, 'missing')}" for one in names)
-    fix = "install the same versions, or use one environment on a shared disk"
-    return _differ("nodes-differ-in-versions", "versions", f"{name} and {first}: {shown}", fix)
-
-
-def _plan(name: str, mine: str, first: str, others: str) -> UserError:
-    fix = "give all nodes the run folder that `zerofit submit` has made"
-    return _differ("nodes-differ-in-plan", "plan", f"{name}: {mine[:12]}, {first}: {others[:12]}", fix)
-
-
-def _code(name: str, mine: str, first: str, others: str) -> UserError:
-    fix = "give all nodes the same copy of the script and of the files beside it"
-    return _differ(
-        "nodes-differ-in-code",
-        "code",
-        f"{name}: {mine[:12] or 'none'}, {first}: {others[:12] or 'none'}",
-        fix,
     )
 
 
