@@ -12,8 +12,7 @@ from zerofit.core.presets import find_preset
 from zerofit.core.units import GIB
 from zerofit.core.version import VERSION
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
-from zerofit.launching.clusters.job import Job, Resources
-from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+from zerofit.launching.clusters.job import ClusterFlags, Job, Resources, ToSubmit
 
 _RUN = "2026-01-01_00-00-00-train"
 _HEAD = """\

@@ -25,8 +25,8 @@ from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launching import follow_plan, prepare
 from zerofit.launching import launch as launching
+from zerofit.launching import prepare
 from zerofit.launching.launch import _tell, check_rules, launch_request
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import run_folder
@@ -62,8 +62,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
             yield SimpleNamespace(capture=capture, is_kept=False)
 
         monkeypatch.setattr(launching, "probe_machine", lambda **_: machine)
-        for module in (prepare, follow_plan):
-            monkeypatch.setattr(module, "captured", captured)
+        monkeypatch.setattr(prepare, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
         asked = asked_of(launch_flags(*is_fast, *flags, "train.py"))

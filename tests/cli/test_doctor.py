@@ -14,17 +14,12 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from runs import RunZerofit
+from small_runs import NO_GPU
 
-from zerofit.cli.doctor import (
-    check_nvme_path,
-    doctor,
-    doctor_json,
-    doctor_text,
-    is_usable,
-    with_unreadable_gpus,
-)
+from zerofit.cli.doctor import doctor, doctor_json, doctor_text, is_usable, with_unreadable_gpus
 from zerofit.core.errors import UserError
-from zerofit.core.facts import Machine, Versions
+from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.rank_observation import Phase
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
@@ -131,22 +126,19 @@ def test_gpus_that_can_not_be_read_are_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "calibrate", "rule"),
+    ("line", "said"),
     [
-        (None, False, None),
-        (None, True, None),
-        (".", True, None),
-        (".", False, "nvme-path-without-calibrate"),
-        ("no/such/folder", True, "nvme-path-unusable"),
+        ("--nvme-path .", "--nvme-path names a disk for --calibrate to measure: add that"),
+        ("--observations --calibrate", "--observations lists what runs needed, and measures nothing"),
+        ("--calibrate --nvme-path no/such/folder", "error[nvme-path-unusable]: nothing can be written to"),
     ],
 )
-def test_the_disk_to_measure_must_be_there(folder: str | None, calibrate: bool, rule: str | None) -> None:
-    if rule is None:
-        check_nvme_path(folder, calibrate=calibrate)
-        return
-    with pytest.raises(UserError) as caught:
-        check_nvme_path(folder, calibrate=calibrate)
-    assert caught.value.rule == rule
+def test_flags_that_can_not_be_followed(
+    run_zerofit: RunZerofit, tmp_path: Path, line: str, said: str
+) -> None:
+    finished = run_zerofit("doctor", *line.split(), cwd=tmp_path)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert said in finished.stderr
 
 
 @pytest.mark.parametrize(
@@ -190,10 +182,9 @@ def test_what_was_measured_is_printed_even_where_it_can_not_be_kept(
     monkeypatch.setattr(
         "zerofit.cli.doctor.measure", lambda *_, **__: Calibration(rates=(_RATE,), left_out=())
     )
-    machine = Machine(gpus=(), num_cpu_cores=1, host_memory_bytes=1, host_memory_available_bytes=1)
     versions = Versions(python="3.11", zerofit="1")
     toolchain = SimpleNamespace(ops=(), build_locks=())
-    monkeypatch.setattr("zerofit.cli.doctor._examine", lambda: (machine, versions, toolchain, _LINES))
+    monkeypatch.setattr("zerofit.cli.doctor._examine", lambda: (NO_GPU, versions, toolchain, _LINES))
     result = CliRunner().invoke(doctor, ["--calibrate"])
     assert result.exit_code == 0
     assert result.stdout.endswith("host memory: 20 GB/s (copy)\n")
@@ -205,9 +196,8 @@ def test_what_was_measured_is_printed_even_where_it_can_not_be_kept(
 
 
 def test_a_calibration_stands_in_the_json() -> None:
-    machine = Machine(gpus=(), num_cpu_cores=1, host_memory_bytes=1, host_memory_available_bytes=1)
     calibration = Calibration(rates=(), left_out=("disk: no --nvme-path",))
-    text = doctor_json(machine, Versions(python="3.11", zerofit="1"), (), calibration)
+    text = doctor_json(NO_GPU, Versions(python="3.11", zerofit="1"), (), calibration)
     assert json.loads(text)["calibration"] == {"rates": [], "left_out": ["disk: no --nvme-path"]}
 
 
@@ -243,9 +233,3 @@ def test_observations_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert document["observations"][0]["peaks"] == [
         {"phase": "backward", "allocated_bytes": 2**30, "reserved_bytes": 2**31}
     ]
-
-
-def test_observations_are_not_listed_while_rates_are_measured() -> None:
-    result = CliRunner().invoke(doctor, ["--observations", "--calibrate"])
-    assert isinstance(result.exception, UserError)
-    assert result.exception.found == "--observations with --calibrate"

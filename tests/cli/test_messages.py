@@ -12,21 +12,13 @@ from pathlib import Path
 
 import pytest
 from runs import RunZerofit
+from small_runs import PLAN
 
-from zerofit.core.facts import Machine, Versions
-from zerofit.core.plan import Plan, Topology, plan_to_json
-from zerofit.core.strategy import Strategy
+from zerofit.core.plan import plan_to_json
 
 _HOST = socket.gethostname()
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-_PLAN = plan_to_json(
-    Plan(
-        strategy=Strategy(),
-        topology=Topology(on_cpu=True),
-        machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
-        versions=Versions(python="3.12.4", zerofit="0.1.0"),
-    )
-)
+_PLAN = plan_to_json(PLAN)
 _FILES = {
     # Whoever runs or imports the script leaves a trace, which these tests find.
     "train.py": "from pathlib import Path\nPath('trained').touch()\n",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from small_runs import observation
 
 from zerofit.core.rank_observation import Phase, RankObservation
 from zerofit.core.rank_record import RankRecord
@@ -34,22 +35,6 @@ def _record(
 
 def _peer_lost(rank: int) -> RankRecord:
     return _record(rank, error="RuntimeError", message="[gloo] Connection closed by peer [127.0.0.1]:4242")
-
-
-def _observation(phase: Phase, step: int) -> RankObservation:
-    return RankObservation(
-        pid=1,
-        phase=phase,
-        step=step,
-        num_steps=0,
-        changed_at=0,
-        longest_phase_s=0,
-        dump_signal=0,
-        host_bytes=0,
-        checkpoint_step=0,
-        checkpoint="",
-        peaks={},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +72,7 @@ CASES = {
         _Case(
             {0: 1},
             (_peer_lost(0), _record(1, code=0, ended_at=3)),
-            observations=(_observation(Phase.BACKWARD, 9), _observation(Phase.ENDED, 8)),
+            observations=(observation(Phase.BACKWARD, step=9), observation(Phase.ENDED, step=8)),
             kind=FailureKind.SCRIPT_ERROR,
         ),
         1,
@@ -120,7 +105,7 @@ CASES = {
         _Case(
             {0: 1},
             (_record(0, error="RuntimeError", message="DefaultCPUAllocator: can't allocate memory: you"),),
-            observations=(_observation(Phase.FORWARD, 0),),
+            observations=(observation(Phase.FORWARD, step=0),),
             kind=FailureKind.HOST_OUT_OF_MEMORY,
         ),
         1,
@@ -137,7 +122,7 @@ CASES = {
         "rank 0 exited with 1: ValueError",
     ),
     "the launcher died in the training": (
-        _Case({}, observations=(_observation(Phase.FORWARD, 3),), kind=FailureKind.LAUNCHER),
+        _Case({}, observations=(observation(Phase.FORWARD, step=3),), kind=FailureKind.LAUNCHER),
         1,
         "accelerate launch failed while the ranks trained, and told nothing of how they ended",
     ),
@@ -277,7 +262,7 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
             1: _record(1, error="OutOfMemoryError", message=_OUT_OF_MEMORY.format(allowed="")),
         },
         oom_kills=0,
-        observations={1: _observation(Phase.BACKWARD, 12)},
+        observations={1: observation(Phase.BACKWARD, step=12)},
         num_ranks=2,
     )
     assert verdict == RunEnd(
@@ -289,5 +274,5 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
         phase=Phase.BACKWARD,
         missing_bytes=round(1.5 * GIB),
         peak_bytes=72 * GIB,
-        observed=_observation(Phase.BACKWARD, 12),
+        observed=observation(Phase.BACKWARD, step=12),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from runs import SCRIPTS, Launch, Run, run_command
+from small_runs import PLAN
 
-from zerofit.core.facts import Machine, Versions
-from zerofit.core.plan import Plan, Topology, plan_to_json
+from zerofit.core.plan import Topology, plan_to_json
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 
 EXPLICIT = str(SCRIPTS / "explicit.py")
@@ -24,12 +25,8 @@ def losses(run: Run) -> list[float]:
 
 @pytest.mark.slow
 def test_plain_accelerate_launch_trains_as_the_plan_says(tmp_path: Path) -> None:
-    plan = Plan(
-        strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, micro_batch_size=2),
-        topology=Topology(world_size=2, on_cpu=True),
-        machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
-        versions=Versions(python="3.11", zerofit="0.1.0"),
-    )
+    strategy = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, micro_batch_size=2)
+    plan = replace(PLAN, strategy=strategy, topology=Topology(world_size=2, on_cpu=True))
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
     flags = "--num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no --multi_gpu"
     command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split()]

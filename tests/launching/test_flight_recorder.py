@@ -6,19 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_runs import PLAN
 
-from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Plan, Topology
-from zerofit.core.strategy import Strategy
 from zerofit.launching.run_folder import RunFolder
 from zerofit.launching.start import flight_recorder
 
-_PLAN = Plan(
-    strategy=Strategy(),
-    topology=Topology(world_size=2),
-    machine=Machine(gpus=(), num_cpu_cores=4, host_memory_bytes=1, host_memory_available_bytes=1),
-    versions=Versions(python="3.12.4", zerofit="0.1.0", torch="2.13.0+cu130"),
-)
+_PLAN = replace(PLAN, topology=Topology(world_size=2), versions=replace(PLAN.versions, torch="2.13.0+cu130"))
 _FOLDER = RunFolder(path=Path("/runs/one"))
 _NEW = {
     "TORCH_FR_BUFFER_SIZE": "2000",

@@ -182,5 +182,5 @@ def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:
 def test_a_prune_without_a_limit_is_refused(kept: Path) -> None:
     done = _runs(kept, "prune")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "error[prune-without-limit]: runs prune needs a limit" in done.stderr
+    assert "without a limit all runs would go: give --older-than DAYS" in done.stderr
     assert len(_names(kept)) == 7

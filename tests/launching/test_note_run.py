@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from captured_scripts import VERSIONS, capture, captured_problem
 from runs import SCRIPTS, Launch
+from small_runs import observation
 
 from zerofit.core.plan import Plan
 from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
@@ -32,20 +33,9 @@ def test_steps_and_memory_of_a_finished_run(
     assert one.step_time_s == pytest.approx(0.1, rel=0.25)
 
 
-def _rank(reserved_bytes: int, *, step: int = 5) -> RankObservation:
-    return RankObservation(
-        pid=1,
-        phase=Phase.BACKWARD,
-        step=step,
-        num_steps=0,
-        changed_at=0.0,
-        longest_phase_s=0.0,
-        dump_signal=0,
-        host_bytes=7,
-        checkpoint_step=0,
-        checkpoint="",
-        peaks={Phase.BACKWARD: PhasePeak(allocated_bytes=10, reserved_bytes=reserved_bytes)},
-    )
+def _rank(reserved_bytes: int, *, step: int) -> RankObservation:
+    peaks = {Phase.BACKWARD: PhasePeak(allocated_bytes=10, reserved_bytes=reserved_bytes)}
+    return observation(Phase.BACKWARD, step=step, host_bytes=7, peaks=peaks)
 
 
 @pytest.mark.parametrize(

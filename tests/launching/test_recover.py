@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accelerators import PLAN
+from small_runs import PLAN, observation
 
 from zerofit.core.checkpoints import Manifest, SavedCheckpoint, SavedLayout
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Topology
-from zerofit.core.rank_observation import Phase, RankObservation
+from zerofit.core.rank_observation import Phase
 from zerofit.core.request import Request
 from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
@@ -62,19 +62,6 @@ def _end(
     peak: int | None = 10 * GIB,
     missing: int | None = None,
 ) -> RunEnd:
-    observed = RankObservation(
-        pid=1,
-        phase=phase,
-        step=step,
-        num_steps=0,
-        changed_at=0,
-        longest_phase_s=0,
-        dump_signal=0,
-        host_bytes=0,
-        checkpoint_step=saved,
-        checkpoint="",
-        peaks={},
-    )
     return RunEnd(
         exit_code=1,
         cause="out of memory",
@@ -83,7 +70,7 @@ def _end(
         phase=phase,
         peak_bytes=peak,
         missing_bytes=missing,
-        observed=observed,
+        observed=observation(phase, step=step, checkpoint_step=saved),
     )
 
 

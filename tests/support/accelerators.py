@@ -8,22 +8,14 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from captures import LOOP
+from small_runs import PLAN as PLAN
 
 from zerofit.core.capture import CapturedModel
-from zerofit.core.facts import Machine, Versions
-from zerofit.core.plan import Origin, Plan, Reason, Topology
+from zerofit.core.plan import Origin, Reason
 from zerofit.core.strategy import Engine, Strategy
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import ACCELERATOR_HOOKS, install_all
 from zerofit.training.settings import AppliedSettings
-
-PLAN = Plan(
-    strategy=Strategy(),
-    topology=Topology(on_cpu=True),
-    machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
-    versions=Versions(python="3.11", zerofit="0"),
-)
-"""A plan that leaves everything to the script."""
 
 
 def settings(

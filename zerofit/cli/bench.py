@@ -17,7 +17,7 @@ from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.output.console import Console
 from zerofit.cli.output.ladder_table import head_words, ladder_table
-from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word
+from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word, number_option
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
@@ -96,21 +96,12 @@ def bench() -> None:
 @click.option("--task", type=TASK, help=TASK.listed("What the model's head is for."))
 @click.option("--rungs", default=DEFAULT_RUNGS, show_default=True, help="Rungs, in the order of the ladder.")
 @click.option("--alone", is_flag=True, help="Each rung alone on the baseline, not on top of those before it.")
-@click.option(
+@number_option(
     "--batch-size",
-    type=_POSITIVE,
     default=PUBLISHED_BATCH,
-    show_default=True,
     help="Samples of an optimizer step, on the rank that is measured.",
 )
-@click.option(
-    "--seq-len",
-    "sequence_length",
-    type=_POSITIVE,
-    default=PUBLISHED_LENGTH,
-    show_default=True,
-    help="Tokens a sample.",
-)
+@number_option("--seq-len", "sequence_length", default=PUBLISHED_LENGTH, help="Tokens a sample.")
 @click.option(
     "--attention",
     type=Word("attention", {name: name for name in ("eager", "sdpa")}),
@@ -118,31 +109,27 @@ def bench() -> None:
     show_default=True,
     help="transformers' attention of the baseline; eager as in the published ladder.",
 )
-@click.option(
+@number_option(
     "--ranks",
     "num_ranks",
-    type=_POSITIVE,
     default=1,
-    show_default=True,
     help="Under ZeRO, be rank 0 of so many, among collectives that exchange nothing.",
 )
-@click.option(
+@number_option(
     "--steps",
     "num_steps",
-    type=_POSITIVE,
     help=f"Steps that are timed, after the warm-up; by default {_GPU_STEPS}, on the CPU {_CPU_STEPS}.",
 )
 @click.option("--cpu", "on_cpu", is_flag=True, help="Measure on the CPU, GPUs or not.")
 @click.option(
     "--gpus", metavar="SPEC", help="Predict for this GPU, such as A100-80G, in place of the one here."
 )
-@click.option(
+@number_option(
     "--rung-limit",
     "limit_s",
     metavar="SECONDS",
-    type=Number(float, least=1),
+    kind=float,
     default=_LIMIT_S,
-    show_default=True,
     help="How long one rung may take.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")

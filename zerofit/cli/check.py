@@ -11,7 +11,7 @@ import click
 
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
-from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.options import capture_limit_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.command import Route

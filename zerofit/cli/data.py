@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.options import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
-from zerofit.cli.parameters import CONTEXT, TASK, Number, Parsed, Verb, Word
+from zerofit.cli.parameters import CONTEXT, TASK, Number, Parsed, Verb, Word, number_option
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
@@ -87,10 +87,8 @@ class _DataVerb(Verb):
     help="What a length is; words and characters need no tokenizer.",
 )
 @click.option("--max-length", type=_POSITIVE, help="Where samples are cut; recommended if left out.")
-@click.option(
-    "--batch-size",
-    type=_POSITIVE,
-    help=f"Samples of one forward pass on one rank; the script's, or {DEFAULT_BATCH_SIZE}.",
+@number_option(
+    "--batch-size", help=f"Samples of one forward pass on one rank; the script's, or {DEFAULT_BATCH_SIZE}."
 )
 @click.option("--task", type=TASK, help=TASK.listed("What is trained: causal-lm can pack its samples."))
 @click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")

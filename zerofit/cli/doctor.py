@@ -51,9 +51,14 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
     Prints one line a check: ok, or warning with the reason and the fix below. Exits 0 either way: a warning
     names what some runs need, and yours may not be one of them.
     """
-    check_nvme_path(nvme_path, calibrate=calibrate)
+    context = click.get_current_context()
+    if nvme_path is not None and not calibrate:
+        raise click.UsageError("--nvme-path names a disk for --calibrate to measure: add that", context)
+    if lists_observations and calibrate:
+        raise click.UsageError("--observations lists what runs needed, and measures nothing", context)
+    if nvme_path is not None:
+        _check_writable(nvme_path)
     if lists_observations:
-        check_lists_alone(calibrate=calibrate)
         found = read_observations()
         click.echo(observations_json(found) if as_json else observations_table(found))
         return
@@ -85,22 +90,8 @@ def keep(machine: Machine, calibration: Calibration) -> str:
         )
 
 
-def check_nvme_path(nvme_path: str | None, *, calibrate: bool) -> None:
-    """Check that the disk to be measured is there, and that it is measured at all.
-
-    Raises:
-        UserError: it is no folder that can be written to, or --calibrate is not given.
-    """
-    if nvme_path is None:
-        return
-    if not calibrate:
-        raise UserError(
-            "nvme-path-without-calibrate",
-            "--nvme-path is for --calibrate",
-            found=f"--nvme-path {nvme_path}",
-            why="nothing is measured without --calibrate",
-            fix="add --calibrate, or leave out --nvme-path",
-        )
+def _check_writable(nvme_path: str) -> None:
+    """Check that the disk to be measured is there and can be written to."""
     if not (os.path.isdir(nvme_path) and os.access(nvme_path, os.W_OK)):
         raise UserError(
             "nvme-path-unusable",
@@ -108,22 +99,6 @@ def check_nvme_path(nvme_path: str | None, *, calibrate: bool) -> None:
             found=f"--nvme-path {nvme_path}",
             why="1 GiB is written to a file in it, read again and removed",
             fix="name a folder that is there and that you may write to",
-        )
-
-
-def check_lists_alone(*, calibrate: bool) -> None:
-    """Check that nothing is to be measured where observations are listed.
-
-    Raises:
-        UserError: --calibrate is given too.
-    """
-    if calibrate:
-        raise UserError(
-            "observations-and-calibrate",
-            "--observations lists what runs needed, and measures nothing",
-            found="--observations with --calibrate",
-            why="one prints a table of runs, the other checks the machine",
-            fix="give one of them, then the other",
         )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import (
+    capture_limit_option,
     gpu_ids_option,
     rendezvous_options,
     script_options,
@@ -21,7 +21,7 @@ from zerofit.cli.options import (
 )
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.explanation import short_lines
-from zerofit.cli.parameters import CONTEXT, Number, Word, remember_typed, typed_words
+from zerofit.cli.parameters import CONTEXT, Number, Word, number_option, remember_typed, typed_words
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
@@ -110,20 +110,19 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."
 )
 @capture_limit_option
-@click.option(
+@number_option(
     "--generate-limit",
     "generate_limit_s",
     metavar="SECONDS",
-    type=Number(int, least=0),
+    least=0,
     default=GENERATE_LIMIT_S,
-    show_default=True,
     help="How long a rank may wait in model.generate until all call it, under ZeRO-3; 0 is for ever.",
 )
-@click.option(
+@number_option(
     "--hang-limit",
     "hang_limit_s",
     metavar="SECONDS",
-    type=Number(int, least=0),
+    least=0,
     help="End a run in which no rank moves for so long, with the stacks of all; 0 is never. Default: 5 min, "
     "20 times the longest phase so far where that is more, and 30 min in the first step.",
 )
@@ -134,20 +133,12 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     show_default=True,
     help="When memory runs out: go on under another plan from the last checkpoint, ask first, or end.",
 )
-@click.option(
-    "--max-recoveries",
-    metavar="N",
-    type=Number(int, least=0),
-    default=3,
-    show_default=True,
-    help="How often a run may go on so.",
-)
-@click.option(
+@number_option("--max-recoveries", metavar="N", least=0, default=3, help="How often a run may go on so.")
+@number_option(
     "--max-lost-steps",
     metavar="N",
-    type=Number(int, least=0),
+    least=0,
     default=100,
-    show_default=True,
     help="Steps that may be done again where SCRIPT can't resume and starts anew.",
 )
 @click.option(

@@ -10,10 +10,11 @@ import click
 
 from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import Number, Word, typed_words
+from zerofit.cli.parameters import Number, Word, number_option, typed_words
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.planning.inputs import CAPTURE_LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,21 +74,15 @@ _FIELD_OPTIONS = (
     click.option(
         "--gradient-accumulation-steps", type=_POSITIVE, help="Forward passes per rank in an optimizer step."
     ),
-    click.option(
-        "--global-batch-size",
-        "--global-batch",
-        type=_POSITIVE,
-        help="Samples per optimizer step over all ranks.",
-    ),
+    number_option("--global-batch-size", "--global-batch", help="Samples per optimizer step over all ranks."),
     click.option(
         "--gradient-clipping", type=Number(float, least=0), help="Largest norm of the gradients; 0 is off."
     ),
     click.option(
         "--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Recompute activations."
     ),
-    click.option(
+    number_option(
         "--checkpoint-every",
-        type=_POSITIVE,
         help="Recompute the activations of one block in so many: 1 is each, 2 each second.",
     ),
     click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
@@ -103,10 +98,9 @@ _FIELD_OPTIONS = (
     click.option(
         "--group-by-length", is_flag=True, default=None, help="Make batches of samples of like length."
     ),
-    click.option(
+    number_option(
         "--tensor-parallel-size",
         "--tp-size",
-        type=_POSITIVE,
         help="Ranks that share each layer of one copy of the model and take the same samples.",
     ),
     click.option(
@@ -146,6 +140,14 @@ no_check_option = click.option(
 )
 module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 gpu_ids_option = click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+capture_limit_option = number_option(
+    "--capture-limit",
+    "capture_limit_s",
+    metavar="SECONDS",
+    kind=float,
+    default=CAPTURE_LIMIT_S,
+    help="How long SCRIPT may take to come to its training.",
+)
 wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
 run_dir_option = click.option(
     "--run-dir",

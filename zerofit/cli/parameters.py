@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,6 +17,7 @@ CONTEXT = {
 }
 """click's context settings of every verb."""
 
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
 _TYPED = "zerofit: typed words"
 """Where a context keeps the words of its command line."""
 
@@ -185,3 +186,16 @@ class Number(ParamType[float | str]):
             fix = f"see {ctx.command_path if ctx else 'zerofit'} --help"
             raise bad_value(flag, value, why=f"it is {self.meaning}", fix=fix)
         return number
+
+
+def number_option(
+    *names: str,
+    help: str,  # noqa: A002 - as click calls it
+    kind: type[int] | type[float] = int,
+    least: int = 1,
+    default: float | None = None,
+    metavar: str | None = None,
+) -> Callable[[_Command], _Command]:
+    """Return an option for a number, whose default, if it has one, stands in the help."""
+    number, shows = Number(kind, least=least), default is not None
+    return click.option(*names, type=number, default=default, show_default=shows, metavar=metavar, help=help)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, module_option, settings_from, wide_option
+from zerofit.cli.options import capture_limit_option, field_options, module_option, settings_from, wide_option
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.parameters import TASK, Number, ParamType, Parsed, Verb, Word, remember_typed
+from zerofit.cli.parameters import (
+    TASK,
+    Number,
+    ParamType,
+    Parsed,
+    Verb,
+    Word,
+    number_option,
+    remember_typed,
+)
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, Precision
@@ -64,19 +73,17 @@ _MODEL_OPTIONS = (
     click.option(
         "--model", metavar="MODEL", help="A folder, a config.json, a hub id or a name of the catalog."
     ),
-    click.option(
+    number_option(
         "--seq-len",
         "--sequence-length",
         "--max-seq-length",
         "sequence_length",
-        type=_POSITIVE,
         help="Tokens of the longest sample; of a speech model, of its text.",
     ),
-    click.option(
+    number_option(
         "--target-len",
         "--target-length",
         "target_length",
-        type=_POSITIVE,
         help="Tokens of an encoder-decoder's longest target; as many as the sample's if left out.",
     ),
     click.option("--task", type=TASK, help=TASK.listed("What the model's head is for.")),

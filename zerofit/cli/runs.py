@@ -9,7 +9,6 @@ import click
 
 from zerofit.cli.options import run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb
-from zerofit.core.errors import UserError
 from zerofit.core.units import format_bytes
 from zerofit.launching.clusters.follow import cancel, find_run, print_log, status_lines
 from zerofit.launching.kept_runs import kept_runs, remove_run, runs_to_prune
@@ -74,13 +73,8 @@ def prune(
     no records of the run. Of two limits both must allow the removal.
     """
     if older_than is None and keep_last is None:
-        raise UserError(
-            "prune-without-limit",
-            "runs prune needs a limit",
-            found="zerofit runs prune, without --older-than and --keep-last",
-            why="it would remove the records of all runs",
-            fix="give --older-than DAYS, --keep-last N, or both",
-        )
+        message = "without a limit all runs would go: give --older-than DAYS, --keep-last N, or both"
+        raise click.UsageError(message, click.get_current_context())
     pruning = runs_to_prune(
         kept_runs(run_dir),
         now=datetime.now(),

@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, script_options, settings_from
+from zerofit.cli.options import capture_limit_option, field_options, script_options, settings_from
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number, Parsed, Verb, Word
+from zerofit.cli.parameters import CONTEXT, Parsed, Verb, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
-from zerofit.launching.clusters.request import ClusterFlags
+from zerofit.launching.clusters.job import ClusterFlags
 from zerofit.launching.clusters.submit import ClusterEngine
 from zerofit.launching.clusters.submit import submit as submit_script
 
@@ -47,12 +46,11 @@ _WALL_TIME = Parsed(
     type=Word("scheduler", {one.value: one for one in ClusterEngine}),
     help="The scheduler.",
 )
-@click.option(
+@number_option(
     "--nodes",
     "--num-machines",
     "--nnodes",
     "num_nodes",
-    type=Number(int, least=1),
     help="Nodes; 1, or those of the plan, where it is left out.",
 )
 @machine_options(gpus="GPUs of each node, such as 8xH100.")
@@ -68,28 +66,24 @@ _WALL_TIME = Parsed(
     metavar="MINUTES|HH:MM:SS|D-HH:MM",
     help="Time limit; what the plan predicts where it is left out.",
 )
-@click.option(
+@number_option(
     "--save-time",
     "save_time_s",
     metavar="SECONDS",
-    type=Number(int, least=1),
     default=300,
-    show_default=True,
     help="How long before the limit the ranks save a checkpoint and end.",
 )
-@click.option(
+@number_option(
     "--max-requeues",
     metavar="N",
-    type=Number(int, least=0),
+    least=0,
     default=3,
-    show_default=True,
     help="How often the run may be started again, after a limit or a lost node.",
 )
-@click.option(
+@number_option(
     "--join-limit",
     "join_limit_s",
     metavar="SECONDS",
-    type=Number(int, least=1),
     help="How long nodes wait for each other; 40 on Slurm, 900 elsewhere, where images are pulled first.",
 )
 @click.option("--image", metavar="IMAGE", help="Container with zerofit and SCRIPT.")

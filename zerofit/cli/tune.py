@@ -8,12 +8,17 @@ from typing import Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.options import gpu_ids_option, one_node_options, script_options, settings_from
+from zerofit.cli.options import (
+    capture_limit_option,
+    gpu_ids_option,
+    one_node_options,
+    script_options,
+    settings_from,
+)
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
-from zerofit.cli.parameters import CONTEXT, Number, Parsed, typed_words
+from zerofit.cli.parameters import CONTEXT, Parsed, number_option, typed_words
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.plan import plan_to_json
@@ -46,31 +51,25 @@ _BUDGET = Parsed(
 
 
 @click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
-@click.option(
+@number_option(
     "--trials",
     "num_trials",
     metavar="N",
-    type=Number(int, least=1),
     default=_DEFAULT.num_trials,
-    show_default=True,
     help="Strategies to try at most; those of an earlier start count.",
 )
-@click.option(
+@number_option(
     "--steps",
     "num_timed",
     metavar="N",
-    type=Number(int, least=1),
     default=_DEFAULT.num_timed,
-    show_default=True,
     help="Optimizer steps of each trial that are timed.",
 )
-@click.option(
+@number_option(
     "--warm-up",
     "num_warm_up",
     metavar="N",
-    type=Number(int, least=1),
     default=_DEFAULT.num_warm_up,
-    show_default=True,
     help="Optimizer steps before those.",
 )
 @click.option(
@@ -89,11 +88,11 @@ _BUDGET = Parsed(
 @gpu_ids_option
 @machine_options(gpus="With --cpu: the GPUs to plan for, whose strategies the CPU ranks rehearse.")
 @capture_limit_option
-@click.option(
+@number_option(
     "--hang-limit",
     "hang_limit_s",
     metavar="SECONDS",
-    type=Number(int, least=0),
+    least=0,
     help="End a trial in which no rank moves for so long; as of zerofit launch.",
 )
 @script_options(dry_run="Print what could be tried, try nothing; SCRIPT is captured.")

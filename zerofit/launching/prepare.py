@@ -1,13 +1,17 @@
-"""From a launch request to a plan: capture, plan, and refuse what can't run."""
+"""From a launch request to a plan: capture, plan or follow a plan file, and refuse what can't run."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.write.command import first_gpu, is_on_one_of_many_gpus
 from zerofit.core.capture import for_plan
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Origin
+from zerofit.core.secrets import masked
 from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
 from zerofit.launching.nodes import find_rendezvous
 from zerofit.launching.start import Launch
@@ -23,13 +27,20 @@ from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from zerofit.core.capture import Capture
+    from zerofit.core.facts import Machine
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
     from zerofit.core.request import Request
     from zerofit.launching.nodes import Nodes
     from zerofit.launching.request import LaunchRequest
     from zerofit.planning.subject import Subject
+    from zerofit.scripts.capture.capture import CapturedScript
+
+_OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
+"""Who spoke of the script that a plan was made from."""
 
 
 def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
@@ -73,9 +84,7 @@ def _plans(launch: LaunchRequest, observer: Observer) -> tuple[tuple[Plan, ...],
         return _plans_for_script(launch, specified, observer)
     request, capture = launch.request, None
     if request.plan is not None and request.plan.capture is not None:
-        from zerofit.launching.follow_plan import follow_plan  # only where there is one: it brings much code
-
-        request, capture = follow_plan(launch, observer)
+        request, capture = _follow_plan(launch, observer)
     elif launch.lacks_micro_batch:
         request, capture = _with_micro_batch(launch, observer)
     return (choose(machine=launch.machine, versions=probe_versions(), request=request),), capture
@@ -101,17 +110,24 @@ def _plans_for_script(
 
     check_model_flags(launch.model)
     without = f"{INSTEAD}, or let the flags alone say how it runs: `--no-capture`"
-    with captured(
-        launch.target,
-        limit_s=launch.capture_limit_s,
-        gpus=specified.machine.gpus,
-        instead=without,
-        observer=observer,
-    ) as run:
+    with _captured(launch, specified.machine, observer, instead=without) as run:
         engine = "" if launch.config_files is None else launch.config_files.engine
         subject = CapturedRun(flags=launch.model, script=run, engine=engine)
         observer.detail("\n".join(subject.lines))
         return _plans_for(subject, launch, specified, observer), subject.capture
+
+
+def _captured(
+    launch: LaunchRequest, machine: Machine, observer: Observer, *, instead: str
+) -> AbstractContextManager[CapturedScript]:
+    """Run the script up to its training, as on a machine with these GPUs."""
+    return captured(
+        launch.target,
+        limit_s=launch.capture_limit_s,
+        gpus=machine.gpus,
+        instead=instead,
+        observer=observer,
+    )
 
 
 def _plans_for(
@@ -163,26 +179,95 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
     if not launch.captures:
         raise no_micro_batch(launch, found="--no-capture")
     without = "give --micro-batch-size, for which nothing has to be looked at"
-    with captured(
-        launch.target,
-        limit_s=launch.capture_limit_s,
-        gpus=launch.machine.gpus,
-        instead=without,
-        observer=observer,
-    ) as run:
+    with _captured(launch, launch.machine, observer, instead=without) as run:
         capture = run.capture
         observer.detail("\n".join(capture_lines(capture, is_kept=run.is_kept)))
-    bare = replace(launch.request, global_batch_size=None)
-    topology = choose(machine=launch.machine, versions=probe_versions(), request=bare).topology
     problem = problem_from_capture(  # refuses what can't be applied to the script
         capture,
         launch.model,
         request=launch.request,
         machine=launch.machine,
         versions=probe_versions(),
-        topology=topology,
+        topology=_chosen(launch).topology,
     )
     size = problem.script.micro_batch_size if problem.script is not None else None
     if size is None:
         raise no_micro_batch(launch, found=f"{script_of(capture.target)} shows no batch size")
     return replace(launch.request, micro_batch_size=size), capture
+
+
+def _follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
+    """Return the request with a plan file that was made from a capture, and its capture; None without one.
+
+    A plan for the target with other arguments is followed where the script is seen to make the same batches
+    of the same model.
+    """
+    plan = launch.request.plan
+    assert plan is not None
+    assert plan.capture is not None
+    from zerofit.planning.from_capture import problem_from_capture  # estimates are much code
+
+    capture = plan.capture
+    if launch.has_plan_of_other_run:
+        was, runs = (shlex.join(masked(target)) for target in (capture.target, launch.target))
+        observer.say(f"{launch.plan_file} was made for `{was}`, and `{runs}` is to run")
+        if not launch.captures:
+            return replace(launch.request, plan=_without_script(plan)), None
+        without = "give --no-capture, to follow the plan file as it is"
+        with _captured(launch, plan.machine, observer, instead=without) as run:
+            _check_same(launch, capture, run.capture)
+            capture = run.capture
+    request = replace(launch.request, plan=_on_these_ranks(launch, plan, capture))
+    problem_from_capture(  # refuses what can't be applied to the script
+        capture,
+        launch.model,
+        request=request,
+        machine=launch.machine,
+        versions=plan.versions,
+        topology=_chosen(launch).topology,
+    )
+    return request, capture
+
+
+def _chosen(launch: LaunchRequest) -> Plan:
+    request = replace(launch.request, global_batch_size=None, plan=None)
+    plan = launch.request.plan
+    if plan is not None:
+        bare = replace(plan, workload=replace(plan.workload, global_batch_size=None))
+        request = replace(request, plan=bare)
+    return choose(machine=launch.machine, versions=probe_versions(), request=request)
+
+
+def _on_these_ranks(launch: LaunchRequest, plan: Plan, capture: Capture) -> Plan:
+    """Return the plan with the global batch that the script makes on as many ranks as there are now."""
+    ranks = _chosen(launch).topology.data_parallel_size
+    if plan.workload.global_batch_size != capture.global_batch_size(plan.topology.data_parallel_size):
+        return plan  # it was asked for
+    workload = replace(plan.workload, global_batch_size=capture.global_batch_size(ranks))
+    return replace(plan, workload=workload)
+
+
+def _without_script(plan: Plan) -> Plan:
+    """Return the plan without what it says of the script that it was made from."""
+    reasons = tuple(reason for reason in plan.reasons if reason.origin not in _OF_SCRIPT)
+    return replace(plan, capture=None, reasons=reasons)
+
+
+def _check_same(launch: LaunchRequest, planned: Capture, seen: Capture) -> None:
+    was, now = _shown(planned), _shown(seen)
+    if was == now:
+        return
+    raise UserError(
+        "plan-of-another-run",
+        "the plan file is for what the script does not train",
+        found=f"{launch.plan_file} is for {was}, and the script trains {now}",
+        why="the micro-batch and the memory of a plan are those of one model and its batches",
+        fix=f"plan anew, `zerofit plan --gpus SPEC --output {launch.plan_file}` with the same arguments; or "
+        "give --no-capture, to follow the plan file as it is",
+    )
+
+
+def _shown(capture: Capture) -> str:
+    model = capture.model
+    name = f"{model.class_path.rpartition('.')[2]} of {model.facts.num_parameters:,} parameters"
+    return f"{name} in batches of {capture.micro_batch_size} x {capture.passes_per_step}"

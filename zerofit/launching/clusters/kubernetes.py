@@ -11,14 +11,21 @@ from zerofit.core.errors import UserError, bad_value
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB, MIB, format_bytes
-from zerofit.launching.clusters.job import JOB_FILE, NODE_MODULE, STOP_FILE, job_to_json, launcher_lines
-from zerofit.launching.clusters.request import Rendered, yaml_text
+from zerofit.launching.clusters.job import (
+    JOB_FILE,
+    NODE_MODULE,
+    STOP_FILE,
+    Rendered,
+    job_to_json,
+    launcher_lines,
+    yaml_text,
+)
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+    from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
 
 JOIN_LIMIT_S = 900.0
 """Pods start minutes apart, as each node pulls the image. ASSUMPTION: a quarter of an hour is enough."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB
-from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
-from zerofit.launching.clusters.request import Rendered, yaml_text
+from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, Rendered, launcher_lines, yaml_text
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+    from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
 
 JOIN_LIMIT_S = 900.0
 """Nodes set themselves up at their own pace. ASSUMPTION, as for pods."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.errors import bad_value
 from zerofit.core.units import GIB, MIB
-from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
-from zerofit.launching.clusters.request import Rendered
+from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, Rendered, launcher_lines
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+    from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
 
 JOIN_LIMIT_S = 40.0
 """Slurm starts all nodes of a job together. With the checks an error is said within a minute."""

@@ -24,7 +24,10 @@ from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
 from zerofit.launching.clusters.job import (
     JOB_FILE,
+    ClusterFlags,
     Job,
+    Rendered,
+    ToSubmit,
     check_no_deepspeed_env,
     code_digest,
     job_to_json,
@@ -32,7 +35,6 @@ from zerofit.launching.clusters.job import (
     passed_on,
     resources_of,
 )
-from zerofit.launching.clusters.request import ClusterFlags, Rendered, ToSubmit
 from zerofit.launching.launch import RUNS, check_rules
 from zerofit.launching.nodes import Nodes
 from zerofit.launching.prepare import specified_machine
