@@ -138,21 +138,6 @@ def test_a_plot_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> No
     assert (finished.returncode, finished.stdout) == (2, "")
 
 
-def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
-    run_zerofit: RunZerofit, folder: Path
-) -> None:
-    (folder / "matplotlib").mkdir()
-    (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")
-    finished = run_zerofit("bench", "ladder", *_SIZES, "--plot", "ladder.png", cwd=folder)
-    assert finished.stderr == (
-        "error[plots-missing]: plots need matplotlib\n"
-        "  found: --plot ladder.png, and no matplotlib in this environment\n"
-        "  why:   zerofit does not bring it, as only plots need it\n"
-        "  fix:   pip install 'zerofit[plots]', or leave out --plot\n"
-    )
-    assert finished.returncode == 2
-
-
 @pytest.mark.parametrize(
     ("said", "rule", "found"),
     [

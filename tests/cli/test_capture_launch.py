@@ -136,47 +136,33 @@ def test_on_a_machine_without_gpus_nothing_is_launched_without_cpu(
     assert capsys.readouterr().err == ""
 
 
+_PLANNING, _CAPTURE = "planning-flag-without-planning", "capture-limit-without-capture"
+
+
 @pytest.mark.parametrize(
-    ("flags", "machine", "rule", "found"),
+    ("flags", "rule", "found"),
     [
-        (("--cpu", "--reserve", "9%"), _NODE, "planning-flag-without-planning", "--reserve with --cpu"),
+        ("--cpu --reserve 9%", _PLANNING, "--reserve with --cpu"),
+        ("--preset z2 --allow adafactor", _PLANNING, "--allow with --preset z2"),
+        ("--no-capture --seq-len 9", _PLANNING, "--seq-len with --no-capture"),
+        ("--cpu --capture-limit 9", _CAPTURE, "--capture-limit 9 with --cpu"),
         (
-            ("--preset", "z2", "--allow", "adafactor"),
-            _NODE,
-            "planning-flag-without-planning",
-            "--allow with --preset z2",
-        ),
-        (
-            ("--no-capture", "--seq-len", "9"),
-            _NODE,
-            "planning-flag-without-planning",
-            "--seq-len with --no-capture",
-        ),
-        (
-            ("--cpu", "--capture-limit", "9"),
-            _NODE,
-            "capture-limit-without-capture",
-            "--capture-limit 9 with --cpu",
-        ),
-        (
-            ("--model", "gpt2", "--seq-len", "8", "--global-batch", "8", "--capture-limit", "9"),
-            _NODE,
-            "capture-limit-without-capture",
+            "--model gpt2 --seq-len 8 --global-batch 8 --capture-limit 9",
+            _CAPTURE,
             "--capture-limit 9 with --model",
         ),
         (
-            ("--gradient-accumulation-steps", "4"),
-            _NODE,
+            "--gradient-accumulation-steps 4",
             "accumulation-is-the-scripts",
             "--gradient-accumulation-steps 4, and its loop steps after 2 forward passes",
         ),
     ],
 )
 def test_a_flag_that_would_be_ignored_or_mean_two_things_is_refused(
-    plan_launch: Any, flags: tuple[str, ...], machine: Machine, rule: str, found: str
+    plan_launch: Any, flags: str, rule: str, found: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        plan_launch(*flags, machine=machine)
+        plan_launch(*flags.split())
     assert (error.value.rule, error.value.found) == (rule, found)
 
 

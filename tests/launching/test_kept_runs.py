@@ -110,7 +110,16 @@ def test_a_submitted_run_that_has_not_begun_stays(kept: Path) -> None:
     assert "2026-01-06_00-00-00-queued" in _names(kept)
 
 
-_SUBMITTED = json.dumps({"engine": "slurm", "job_id": "7", "namespace": None})
+_JOB = "2026-01-06_00-00-00-job"
+_PRUNE = (sys.executable, "-m", "zerofit", "runs", "prune", "--keep-last", "0")
+
+
+def _make_job(kept: Path, *files: str) -> Path:
+    """Make the folder of a run that Slurm has as job 7."""
+    _make(kept, _JOB, None, *files)
+    folder = kept / "zerofit-runs" / _JOB
+    (folder / "submitted.json").write_text(json.dumps({"engine": "slurm", "job_id": "7", "namespace": None}))
+    return folder
 
 
 def _slurm_says(folder: Path, script: str) -> str:
@@ -132,24 +141,19 @@ def _slurm_says(folder: Path, script: str) -> str:
     ],
 )
 def test_the_scheduler_says_whether_a_job_without_a_record_may_run(kept: Path, says: str, state: str) -> None:
-    name = "2026-01-06_00-00-00-job"
-    _make(kept, name, None)
-    (kept / "zerofit-runs" / name / "submitted.json").write_text(_SUBMITTED)
+    _make_job(kept)
     path = _slurm_says(kept, says)
     listed = run_command((sys.executable, "-m", "zerofit", "runs", "list"), kept, PATH=path).check().stdout
-    (line,) = (line for line in listed.splitlines() if name in line)
+    (line,) = (line for line in listed.splitlines() if _JOB in line)
     assert f" {state} " in line
-    prune = (sys.executable, "-m", "zerofit", "runs", "prune", "--keep-last", "0")
-    run_command(prune, kept, PATH=path).check()
-    assert (name in _names(kept)) == (state == "running")
+    run_command(_PRUNE, kept, PATH=path).check()
+    assert (_JOB in _names(kept)) == (state == "running")
 
 
 def test_a_forgotten_job_is_not_refused_but_over(kept: Path) -> None:
-    name = "2026-01-06_00-00-00-job"
-    _make(kept, name, None)
-    (kept / "zerofit-runs" / name / "submitted.json").write_text(_SUBMITTED)
+    _make_job(kept)
     says = "echo 'scancel: error: Kill job error on job id 7: Invalid job id specified' >&2; exit 1"
-    cancel = (sys.executable, "-m", "zerofit", "runs", "cancel", name)
+    cancel = (sys.executable, "-m", "zerofit", "runs", "cancel", _JOB)
     run = run_command(cancel, kept, PATH=_slurm_says(kept, says))
     assert run.exit_code == 1
     assert "error[run-not-running]: the run does not run here" in run.stderr
@@ -157,19 +161,15 @@ def test_a_forgotten_job_is_not_refused_but_over(kept: Path) -> None:
 
 
 def test_a_saved_run_goes_once_no_scheduler_starts_it_again(kept: Path) -> None:
-    name = "2026-01-06_00-00-00-job"
-    _make(kept, name, None, "stop")
-    folder = kept / "zerofit-runs" / name
-    (folder / "submitted.json").write_text(_SUBMITTED)
+    folder = _make_job(kept, "stop")
     (folder / "run.json").write_text(json.dumps({"exit_code": 75, "kind": "stopped"}))
-    prune = (sys.executable, "-m", "zerofit", "runs", "prune", "--keep-last", "0")
     path = _slurm_says(kept, f"cat {kept}/says")
     (kept / "says").write_text("JobState=PENDING Reason=BeginTime")
-    run_command(prune, kept, PATH=path).check()
-    assert name in _names(kept)
+    run_command(_PRUNE, kept, PATH=path).check()
+    assert _JOB in _names(kept)
     (kept / "says").write_text("JobState=FAILED Reason=NonZeroExitCode")
-    run_command(prune, kept, PATH=path).check()
-    assert name not in _names(kept)
+    run_command(_PRUNE, kept, PATH=path).check()
+    assert _JOB not in _names(kept)
 
 
 def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from running_launches import assert_all_gone
 from runs import SCRIPTS, environment
 
 WAIT = str(SCRIPTS / "wait.py")
@@ -62,11 +63,6 @@ def wait_for_ranks(folder: Path, process: subprocess.Popen[str], num_ranks: int)
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def assert_all_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert alive == []
 
 
 @pytest.mark.parametrize("num_ranks", EACH_NUMBER_OF_RANKS)
