@@ -12,7 +12,7 @@ from small_runs import observation
 from zerofit.core.rank_observation import Phase, RankObservation
 from zerofit.core.rank_record import RankRecord
 from zerofit.core.units import GIB
-from zerofit.launching.diagnose import FailureKind, RankFailure, RunEnd, judge, missing_memory
+from zerofit.launching.diagnose import EndKind, RankFailure, RunEnd, judge, missing_memory
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -46,7 +46,7 @@ class _Case:
     oom_kills: int | None = None
     observations: tuple[RankObservation, ...] = ()
     is_one_of_nodes: bool = False
-    kind: FailureKind | None = None
+    kind: EndKind | None = None
     """Not looked at where this says nothing."""
     seen_at: dict[int, int] = field(default_factory=dict)
     """When a rank's failure was seen; all at once where this says nothing."""
@@ -63,7 +63,7 @@ CASES = {
                 _record(0, error="KeyError", message="'a'", ended_at=7.9),
                 _record(1, error="ValueError", message="x", ended_at=7.2),
             ),
-            kind=FailureKind.SCRIPT_ERROR,
+            kind=EndKind.SCRIPT_ERROR,
         ),
         1,
         "rank 1 exited with 1: ValueError",
@@ -73,13 +73,13 @@ CASES = {
             {0: 1},
             (_peer_lost(0), _record(1, code=0, ended_at=3)),
             observations=(observation(Phase.BACKWARD, step=9), observation(Phase.ENDED, step=8)),
-            kind=FailureKind.SCRIPT_ERROR,
+            kind=EndKind.SCRIPT_ERROR,
         ),
         1,
         "rank 1 ended with exit code 0 after 8 steps, and rank 0, still training, lost it",
     ),
     "another node": (
-        _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1)), is_one_of_nodes=True, kind=FailureKind.LOST_NODE),
+        _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1)), is_one_of_nodes=True, kind=EndKind.LOST_NODE),
         1,
         "rank 0 exited with 1: RuntimeError: the ranks of this node lost their peers, so the cause is on "
         "another node",
@@ -91,7 +91,7 @@ CASES = {
                 _peer_lost(0),
                 _record(1, error="DistBackendError", message="NCCL error: Cuda failure 2 'out of memory'"),
             ),
-            kind=FailureKind.GPU_OUT_OF_MEMORY,
+            kind=EndKind.GPU_OUT_OF_MEMORY,
         ),
         1,
         "rank 1 ran out of GPU memory",
@@ -106,7 +106,7 @@ CASES = {
             {0: 1},
             (_record(0, error="RuntimeError", message="DefaultCPUAllocator: can't allocate memory: you"),),
             observations=(observation(Phase.FORWARD, step=0),),
-            kind=FailureKind.HOST_OUT_OF_MEMORY,
+            kind=EndKind.HOST_OUT_OF_MEMORY,
         ),
         1,
         "rank 0 ran out of host memory, in forward of step 1",
@@ -117,17 +117,17 @@ CASES = {
         None,
     ),
     "the launcher died, and a rank tells": (
-        _Case({}, (_record(0, error="ValueError", message="x"),), kind=FailureKind.SCRIPT_ERROR),
+        _Case({}, (_record(0, error="ValueError", message="x"),), kind=EndKind.SCRIPT_ERROR),
         1,
         "rank 0 exited with 1: ValueError",
     ),
     "the launcher died in the training": (
-        _Case({}, observations=(observation(Phase.FORWARD, step=3),), kind=FailureKind.LAUNCHER),
+        _Case({}, observations=(observation(Phase.FORWARD, step=3),), kind=EndKind.LAUNCHER),
         1,
         "accelerate launch failed while the ranks trained, and told nothing of how they ended",
     ),
     "the launcher killed for want of memory": (
-        _Case({}, launcher_code=_KILL, oom_kills=1, kind=FailureKind.HOST_OUT_OF_MEMORY),
+        _Case({}, launcher_code=_KILL, oom_kills=1, kind=EndKind.HOST_OUT_OF_MEMORY),
         137,
         "accelerate launch was killed by signal 9 (SIGKILL): probably because the host ran out of memory",
     ),
@@ -269,7 +269,7 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
         exit_code=1,
         cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than was free, 72.0 GiB in "
         "all",
-        kind=FailureKind.GPU_OUT_OF_MEMORY,
+        kind=EndKind.GPU_OUT_OF_MEMORY,
         rank=1,
         phase=Phase.BACKWARD,
         missing_bytes=round(1.5 * GIB),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zerofit.core.secrets import masked_text
-from zerofit.launching.explain import Confidence, Explanation, explain_bytes, explain_logs
+from zerofit.launching.explain import CauseConfidence, Explanation, explain_bytes, explain_logs
 from zerofit.launching.failures import failures
 from zerofit.launching.log_lines import LogLine, moment_of
 
@@ -85,7 +85,7 @@ def test_vague_root_loses_to_any_other(vague: str, specific: str, cause: str) ->
     assert _cause(f"{vague}\nLast error:\n{specific}\n") == cause
     alone = _explained(vague).cause
     assert alone is not None
-    assert alone.confidence is Confidence.MEDIUM
+    assert alone.confidence is CauseConfidence.MEDIUM
 
 
 def test_logs_of_ranks_are_ordered_by_their_times(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_unknown_exception_is_the_scripts() -> None:
         'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nmy.Odd: no\n'
     ).cause
     assert found is not None
-    assert (found.failure.cause, found.confidence) == ("the script raised Odd", Confidence.MEDIUM)
+    assert (found.failure.cause, found.confidence) == ("the script raised Odd", CauseConfidence.MEDIUM)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from small_runs import observation
 from zerofit.core.plan import Plan
 from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
 from zerofit.core.strategy import Strategy
-from zerofit.launching.diagnose import FailureKind, RunEnd
+from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.note_run import note_run
 from zerofit.machine.observations import read_observations, subject_of
 
@@ -43,13 +43,13 @@ def _rank(reserved_bytes: int, *, step: int) -> RankObservation:
     [
         (None, 5, True),
         (None, 0, False),
-        (FailureKind.GPU_OUT_OF_MEMORY, 0, True),
-        (FailureKind.SCRIPT_ERROR, 5, False),
-        (FailureKind.SIGNAL, 5, False),
+        (EndKind.GPU_OUT_OF_MEMORY, 0, True),
+        (EndKind.SCRIPT_ERROR, 5, False),
+        (EndKind.SIGNAL, 5, False),
     ],
 )
 def test_runs_that_are_noted(
-    kind: FailureKind | None, step: int, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: EndKind | None, step: int, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

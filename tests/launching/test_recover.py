@@ -16,7 +16,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.request import Request
 from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launching.diagnose import FailureKind, RunEnd
+from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.recover import (
     Recovery,
     gets_on,
@@ -65,7 +65,7 @@ def _end(
     return RunEnd(
         exit_code=1,
         cause="out of memory",
-        kind=FailureKind.GPU_OUT_OF_MEMORY,
+        kind=EndKind.GPU_OUT_OF_MEMORY,
         rank=0,
         phase=phase,
         peak_bytes=peak,
@@ -104,7 +104,7 @@ def test_limits_of_earlier_attempts_stay() -> None:
 
 
 def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
-    end = RunEnd(exit_code=137, cause="", kind=FailureKind.HOST_OUT_OF_MEMORY)
+    end = RunEnd(exit_code=137, cause="", kind=EndKind.HOST_OUT_OF_MEMORY)
     limits = limits_after(MemoryLimits(), _estimate(host=100 * GIB, forward=GIB), end)
     assert limits == MemoryLimits(host_bytes=95 * GIB)
 
@@ -120,7 +120,7 @@ def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
         (_end(peak=10), _end(Phase.BACKWARD, peak=11), True),
         (_end(Phase.BACKWARD, peak=10), _end(peak=11), False),
         (_end(peak=None), _end(peak=10), True),
-        (_end(peak=10), replace(_end(peak=99), kind=FailureKind.HOST_OUT_OF_MEMORY), True),  # of the host
+        (_end(peak=10), replace(_end(peak=99), kind=EndKind.HOST_OUT_OF_MEMORY), True),  # of the host
     ],
 )
 def test_an_attempt_gets_on_by_steps_phases_or_less_memory(
@@ -145,7 +145,7 @@ def test_lost_steps_are_those_after_the_checkpoint() -> None:
     assert lost_steps(_end(step=7, saved=5), None) == 7
     assert lost_steps(_end(step=7, saved=5), _checkpoint(None)) == 2
     assert lost_steps(_end(step=7, saved=5), _checkpoint(4)) == 3
-    assert lost_steps(RunEnd(exit_code=137, cause="", kind=FailureKind.HOST_OUT_OF_MEMORY), None) is None
+    assert lost_steps(RunEnd(exit_code=137, cause="", kind=EndKind.HOST_OUT_OF_MEMORY), None) is None
 
 
 def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:

@@ -45,7 +45,7 @@ class RankFailure:
     """When the launcher saw it, in whole seconds since 1970."""
 
 
-class FailureKind(enum.StrEnum):
+class EndKind(enum.StrEnum):
     """Why a run failed."""
 
     GPU_OUT_OF_MEMORY = "gpu-out-of-memory"
@@ -64,7 +64,7 @@ class FailureKind(enum.StrEnum):
     """The launch failed before the script began."""
 
 
-GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
+GOES_ON_AFTER = (EndKind.STOPPED, EndKind.LOST_NODE)
 """Ends after which the scheduler is to start the run again."""
 
 
@@ -76,7 +76,7 @@ class RunEnd:
     """For zerofit to exit with: the script's own, or 128 + the signal's number."""
     cause: str | None
     """One sentence; None where all went well."""
-    kind: FailureKind | None = None
+    kind: EndKind | None = None
     """None where all went well."""
     rank: int | None = None
     """The rank that ended the run; None where that is not known, or no single one did."""
@@ -124,12 +124,10 @@ def judge(
         is_one_of_nodes: True if other nodes take part, whose ranks tell nothing here.
     """
     if hang is not None:
-        return RunEnd(
-            exit_code=1, cause=hang.sentence, kind=FailureKind.HANG, rank=hang.rank, phase=hang.phase
-        )
+        return RunEnd(exit_code=1, cause=hang.sentence, kind=EndKind.HANG, rank=hang.rank, phase=hang.phase)
     if stopped_by is not None:
         cause = f"stopped by {stopped_by.name}"
-        return RunEnd(exit_code=128 + stopped_by, cause=cause, kind=FailureKind.SIGNAL)
+        return RunEnd(exit_code=128 + stopped_by, cause=cause, kind=EndKind.SIGNAL)
     if launcher_code == 0:
         return _went_well(records)
     told = failures or {
@@ -156,7 +154,7 @@ def judge(
         return _left_early(min(left, key=lambda one: one.ended_at or 0), end, observations)
     if is_one_of_nodes:
         cause = f"{end.cause}: the ranks of this node lost their peers, so the cause is on another node"
-        return replace(end, cause=cause, kind=FailureKind.LOST_NODE)
+        return replace(end, cause=cause, kind=EndKind.LOST_NODE)
     return end
 
 
@@ -165,7 +163,7 @@ def _went_well(records: Mapping[int, RankRecord]) -> RunEnd:
     if saved is None:
         return RunEnd(exit_code=0, cause=None)
     cause = f"stopped before its end, and saved in {saved}"
-    return RunEnd(exit_code=EXIT_STOPPED, cause=cause, kind=FailureKind.STOPPED)
+    return RunEnd(exit_code=EXIT_STOPPED, cause=cause, kind=EndKind.STOPPED)
 
 
 def _ended_at(failure: RankFailure, record: RankRecord | None) -> float:
@@ -198,7 +196,7 @@ def _end_of(
         return RunEnd(
             exit_code=128 - code,
             cause=_killed(rank, -code, oom_kills),
-            kind=FailureKind.HOST_OUT_OF_MEMORY if is_full else FailureKind.SIGNAL,
+            kind=EndKind.HOST_OUT_OF_MEMORY if is_full else EndKind.SIGNAL,
             rank=rank,
             phase=phase,
             peak_bytes=observed.host_bytes or None if is_full and observed is not None else None,
@@ -206,11 +204,11 @@ def _end_of(
         )
     kind = _kind_of(record)
     cause, missing, peak = f"rank {rank} exited with {code}{_error_said(record)}", None, None
-    if kind is FailureKind.GPU_OUT_OF_MEMORY and record is not None:
+    if kind is EndKind.GPU_OUT_OF_MEMORY and record is not None:
         missing, peak = missing_memory(record.error_message or "")
         peak = peak or record.peak_gpu_allocated_bytes
         cause = f"rank {rank} ran out of GPU memory{_where(observed)}{_how_much(missing, peak)}"
-    elif kind is FailureKind.HOST_OUT_OF_MEMORY and record is not None:
+    elif kind is EndKind.HOST_OUT_OF_MEMORY and record is not None:
         peak = record.peak_host_bytes
         cause = f"rank {rank} ran out of host memory{_where(observed)}{_how_much(None, peak)}"
     return RunEnd(
@@ -225,16 +223,16 @@ def _end_of(
     )
 
 
-def _kind_of(record: RankRecord | None) -> FailureKind:
+def _kind_of(record: RankRecord | None) -> EndKind:
     """Return why a rank failed that raised an error; the catalog of failures knows full memory."""
     if record is None:
-        return FailureKind.SCRIPT_ERROR
+        return EndKind.SCRIPT_ERROR
     if record.error_type == UserError.__name__:
-        return FailureKind.REFUSED
+        return EndKind.REFUSED
     text = f"{record.error_type}: {record.error_message or ''}"
     if shows(GPU_IS_FULL, text):
-        return FailureKind.GPU_OUT_OF_MEMORY
-    return FailureKind.HOST_OUT_OF_MEMORY if shows(HOST_IS_FULL, text) else FailureKind.SCRIPT_ERROR
+        return EndKind.GPU_OUT_OF_MEMORY
+    return EndKind.HOST_OUT_OF_MEMORY if shows(HOST_IS_FULL, text) else EndKind.SCRIPT_ERROR
 
 
 def missing_memory(text: str) -> tuple[int | None, int | None]:
@@ -288,7 +286,7 @@ def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankOb
     return replace(
         end,
         cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost it",
-        kind=FailureKind.SCRIPT_ERROR,
+        kind=EndKind.SCRIPT_ERROR,
         rank=left.rank,
         phase=None if observed is None else observed.phase,
     )
@@ -319,12 +317,12 @@ def _launcher_failed(code: int, oom_kills: int | None, *, has_begun: bool) -> Ru
         return RunEnd(
             exit_code=128 - code,
             cause=f"{cause}: probably because the host ran out of memory" if is_full else cause,
-            kind=FailureKind.HOST_OUT_OF_MEMORY if is_full else FailureKind.SIGNAL,
+            kind=EndKind.HOST_OUT_OF_MEMORY if is_full else EndKind.SIGNAL,
         )
     cause = "accelerate launch failed before it started the script"
     if has_begun:
         cause = "accelerate launch failed while the ranks trained, and told nothing of how they ended"
-    return RunEnd(exit_code=code, cause=cause, kind=FailureKind.LAUNCHER)
+    return RunEnd(exit_code=code, cause=cause, kind=EndKind.LAUNCHER)
 
 
 def _signal_name(number: int) -> str:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked_text
-from zerofit.launching.failures import Failure, Role, failure_of, shows_nothing
+from zerofit.launching.failures import KnownFailure, Role, failure_of, shows_nothing
 from zerofit.launching.log_lines import read_lines
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _UNKNOWN = "unknown-exception"
 _LONGEST_SHOWN = 240
 
 
-class Confidence(enum.StrEnum):
+class CauseConfidence(enum.StrEnum):
     """How sure a cause is."""
 
     HIGH = "high"
@@ -60,7 +60,7 @@ class Confidence(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class EvidenceLine:
     """A line of a log that shows a failure."""
 
     file: str
@@ -76,17 +76,17 @@ class Evidence:
 class Found:
     """A failure that a log shows."""
 
-    failure: Failure
-    at: Evidence
+    failure: KnownFailure
+    at: EvidenceLine
     frame: str | None = None
     """The innermost frame of its traceback that is no library's, as file:line."""
 
     @property
-    def confidence(self) -> Confidence:
+    def confidence(self) -> CauseConfidence:
         """How sure it is that this is the cause."""
         if self.failure.role is not Role.ROOT:
-            return Confidence.LOW
-        return Confidence.MEDIUM if self.failure.is_vague else Confidence.HIGH
+            return CauseConfidence.LOW
+        return CauseConfidence.MEDIUM if self.failure.is_vague else CauseConfidence.HIGH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class LogReader:
                 failure = _unknown(said)
             if failure is None:
                 continue
-            at = Evidence(
+            at = EvidenceLine(
                 file=name,
                 line=line.number,
                 text=masked_text(said)[:_LONGEST_SHOWN],
@@ -245,9 +245,9 @@ class LogReader:
             yield f"rank {rank} never came to collective number {last[0]}, {last[1]}, where {those}: it {own}"
 
 
-def _unknown(said: str) -> Failure:
+def _unknown(said: str) -> KnownFailure:
     """Return the failure of an exception that the catalog does not know."""
-    return Failure(
+    return KnownFailure(
         id=_UNKNOWN,
         role=Role.ROOT,
         cause=f"the script raised {said.partition(':')[0].rpartition('.')[2]}",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from zerofit.launching.diagnose import FailureKind
-from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, logs_in
+from zerofit.launching.diagnose import EndKind
+from zerofit.launching.explain import EvidenceLine, Explanation, Found, explain_logs, logs_in
 from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, Role, failure_of, failures
-from zerofit.launching.run_folder import attempts, was_killed
+from zerofit.launching.run_folder import attempts, document_in, was_killed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 TRACE_PREFIX = "nccl_trace_rank_"
 """Name of a rank's dump of NCCL's flight recorder in the run's ranks/ folder, but for the rank."""
 _OF_KIND = {
-    FailureKind.GPU_OUT_OF_MEMORY: GPU_IS_FULL,
-    FailureKind.HOST_OUT_OF_MEMORY: HOST_IS_FULL,
-    FailureKind.HANG: "hang",
-    FailureKind.REFUSED: "zerofit-refused",
-    FailureKind.SIGNAL: "cancelled",
+    EndKind.GPU_OUT_OF_MEMORY: GPU_IS_FULL,
+    EndKind.HOST_OUT_OF_MEMORY: HOST_IS_FULL,
+    EndKind.HANG: "hang",
+    EndKind.REFUSED: "zerofit-refused",
+    EndKind.SIGNAL: "cancelled",
 }
 """The catalog's failure for a verdict of `zerofit launch` whose sentence shows none itself."""
 _COMPARED = ("strategy", "workload", "topology", "machine", "versions")
@@ -57,7 +56,7 @@ def explain_run(folder: Path) -> RunExplanation:
     """Return why a run failed; of one that went on after running out of memory, its last attempt."""
     recoveries = [one for one in attempts(folder)[1:] if one.name.startswith("recovery")]
     last = [folder, *filter(is_run_folder, recoveries)][-1]
-    run = _document(last / "run.json")
+    run = document_in(last / "run.json")
     if run.get("exit_code") == 0:
         return RunExplanation(
             explanation=Explanation(cause=None, others=(), num_lines=0, files=("run.json",))
@@ -79,12 +78,12 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
     kind, sentence = run.get("kind"), str(run.get("cause"))
     failure = failure_of(sentence, ends_traceback=False)
     if failure is None or failure.role is Role.CASCADE:
-        name = _OF_KIND.get(FailureKind(kind)) if kind in list(FailureKind) else None
+        name = _OF_KIND.get(EndKind(kind)) if kind in list(EndKind) else None
         failure = failures()[name] if name else None
     cause = explanation.cause
     if failure is None or (cause is not None and cause.failure.role is Role.ROOT):
         return explanation
-    at = Evidence(file="run.json", line=1, text=sentence, rank=run.get("rank"))
+    at = EvidenceLine(file="run.json", line=1, text=sentence, rank=run.get("rank"))
     others = (*((cause,) if cause else ()), *explanation.others)
     return Explanation(
         cause=Found(failure=failure, at=at),
@@ -92,14 +91,6 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
         num_lines=explanation.num_lines,
         files=explanation.files,
     )
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _last_good_run(folder: Path) -> Path | None:
@@ -113,7 +104,7 @@ def _last_good_run(folder: Path) -> Path | None:
             name is not None
             and name[1] == own[1]
             and other.name < folder.name
-            and _document(other / "run.json").get("exit_code") == 0
+            and document_in(other / "run.json").get("exit_code") == 0
         ):
             return other
     return None
@@ -121,7 +112,7 @@ def _last_good_run(folder: Path) -> Path | None:
 
 def _differences(good: Path, bad: Path) -> Iterator[str]:
     """Yield what differs between the plans of two runs, and their commands, in words."""
-    before, now = _document(good / "plan.json"), _document(bad / "plan.json")
+    before, now = document_in(good / "plan.json"), document_in(bad / "plan.json")
     for part in _COMPARED:
         old, new = dict(_leaves(before.get(part), part)), dict(_leaves(now.get(part), part))
         for name in dict.fromkeys((*old, *new)):

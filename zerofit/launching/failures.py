@@ -49,7 +49,7 @@ class Role(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class KnownFailure:
     """A failure as logs show it."""
 
     id: str
@@ -73,7 +73,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sign:
-    failure: Failure
+    failure: KnownFailure
     literal: str
     """The longest part."""
     pattern: re.Pattern[str]
@@ -81,12 +81,12 @@ class _Sign:
 
 
 @functools.cache
-def failures() -> Mapping[str, Failure]:
+def failures() -> Mapping[str, KnownFailure]:
     """Return all known failures by id."""
     with open(_FILE, "rb") as file:
         tables = tomllib.load(file)
     return {
-        name: Failure(id=name, **{**table, "role": Role(table["role"]), "signs": tuple(table["signs"])})
+        name: KnownFailure(id=name, **{**table, "role": Role(table["role"]), "signs": tuple(table["signs"])})
         for name, table in tables.items()
     }
 
@@ -97,7 +97,7 @@ def _signs() -> tuple[_Sign, ...]:
     return tuple(_sign(failure, sign) for failure in failures().values() for sign in failure.signs)
 
 
-def _sign(failure: Failure, sign: str) -> _Sign:
+def _sign(failure: KnownFailure, sign: str) -> _Sign:
     parts = [part.strip() for part in sign.removeprefix("^").removesuffix("$").split("...")]
     if len(parts) == 1:
         parts = [sign.removeprefix("^").removesuffix("$")]
@@ -128,7 +128,7 @@ def shows_nothing(text: str) -> bool:
     return _signs_by_word().keys().isdisjoint(_WORD.findall(text))
 
 
-def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
+def failure_of(text: str, *, ends_traceback: bool) -> KnownFailure | None:
     """Return the failure that a line shows, by its longest sign, a vague one last; None where it shows none.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
 from zerofit.launching.clusters.job import STOP_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
-from zerofit.launching.run_folder import ATTEMPT, attempts, launchers
+from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +83,7 @@ def _words_of_processes() -> tuple[str, ...]:
 
 
 def _kept_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> KeptRun:
-    record = _record(folder)
+    record = document_in(attempts(folder)[-1] / "run.json")  # of the last start
     exit_code = record.get("exit_code")
     files = [os.lstat(path) for path in _files(folder)]
     newest = max(one.st_mtime for one in (*files, folder.lstat()))
@@ -128,15 +127,6 @@ def _foreign(folder: Path) -> Iterator[str]:
             yield from (f"{entry.name}/{name}" for name in _foreign(entry))
         elif not any(fnmatch(entry.name, pattern) for pattern in _WRITTEN):
             yield entry.name
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    """Return run.json of the last start; empty where that one has left none."""
-    try:
-        found = json.loads((attempts(folder)[-1] / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from zerofit.launching.diagnose import FailureKind
+from zerofit.launching.diagnose import EndKind
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def note_run(
         peak_host_bytes: largest resident memory of any rank.
         step_time_s: median of an optimizer step; None where too few were seen.
     """
-    is_out_of_memory = verdict.kind is FailureKind.GPU_OUT_OF_MEMORY
+    is_out_of_memory = verdict.kind is EndKind.GPU_OUT_OF_MEMORY
     num_steps = min((one.step for one in ranks.values()), default=0)
     if not is_out_of_memory and (verdict.kind is not None or not num_steps):
         return
@@ -78,7 +78,7 @@ def _peaks(ranks: Mapping[int, RankObservation], verdict: RunEnd) -> tuple[Obser
                 allocated_bytes=max(peak.allocated_bytes, before.allocated_bytes if before else 0),
                 reserved_bytes=max(peak.reserved_bytes, before.reserved_bytes if before else 0),
             )
-    if verdict.kind is FailureKind.GPU_OUT_OF_MEMORY and verdict.peak_bytes and verdict.phase:
+    if verdict.kind is EndKind.GPU_OUT_OF_MEMORY and verdict.peak_bytes and verdict.phase:
         before = largest.get(verdict.phase.name)
         largest[verdict.phase.name] = ObservedPeak(
             phase=verdict.phase,

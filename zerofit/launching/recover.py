@@ -17,7 +17,7 @@ from zerofit.core.observer import SILENT
 from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
-from zerofit.launching.diagnose import FailureKind
+from zerofit.launching.diagnose import EndKind
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoint, write_file
 from zerofit.launching.start import fields_of_end
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from zerofit.launching.request import LaunchRequest
     from zerofit.launching.start import Launch
 
-_OUT_OF_MEMORY = (FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY)
+_OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _TRAINED = ("optimizer", "lora", "quantization", "freeze")
 """Fields of Strategy in which a plan must be like another's to read its checkpoints."""
 _LEAST_LESS = 0.95
@@ -334,7 +334,7 @@ def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -
     """
     if estimate is None:
         return limits
-    if end.kind is FailureKind.HOST_OUT_OF_MEMORY:
+    if end.kind is EndKind.HOST_OUT_OF_MEMORY:
         return replace(limits, host_bytes=int(_HOST_LESS * estimate.host.peak_bytes))
     phase = None if end.phase is None else _PHASES.get(end.phase)
     found = None if phase is None else estimate.device.of(phase)

@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -132,6 +132,15 @@ def attempts(folder: Path) -> tuple[Path, ...]:
     return (folder, *sorted(later, key=lambda one: int(one.name.rpartition("-")[2])))
 
 
+def document_in(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file of a run folder holds; empty where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def newest_checkpoint(*folders: Path) -> SavedCheckpoint | None:
     """Return the newest complete checkpoint that starts of a run have noted; the last start comes first."""
     noted = (path for folder in folders for path in noted_checkpoints(folder) if path.is_dir())
@@ -146,7 +155,7 @@ def note_launcher(folder: RunFolder) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class LauncherProcess:
     """The process that runs, or ran, a run on one node."""
 
     host: str
@@ -155,15 +164,15 @@ class Launcher:
     """None where it is, or was, a process of another machine."""
 
 
-def launchers(folder: Path) -> tuple[Launcher, ...]:
+def launchers(folder: Path) -> tuple[LauncherProcess, ...]:
     """Return the launchers that a run folder names, of node 0 first."""
     found = []
     for file in sorted(folder.glob("launcher*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            document = json.loads(file.read_text(encoding="utf-8"))
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            document = document_in(file)
             host, pid, started_at = str(document["host"]), int(document["pid"]), float(document["started_at"])
             lives = _lives(pid, started_at) if host == os.uname().nodename else None
-            found.append(Launcher(host=host, pid=pid, lives=lives))
+            found.append(LauncherProcess(host=host, pid=pid, lives=lives))
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ from zerofit.core.secrets import masked
 from zerofit.core.strategy import Buckets, Engine, show
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import check_at_least
-from zerofit.launching.diagnose import FailureKind
+from zerofit.launching.diagnose import EndKind
 from zerofit.launching.prepare import prepare_launches
 from zerofit.launching.recover import wait_for_free_gpus
 from zerofit.launching.run_folder import TRIALS_PREFIX, RunFolder, fill_run_folder, make_folder
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _CANDIDATES_A_TRIAL = 4
 """Strategies that are planned for each trial: what was measured of the first decides which of them follow."""
-_OUT_OF_MEMORY = (FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY)
+_OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _RESULT = "result.json"
 
 
@@ -389,7 +389,7 @@ class _Trial:
         finally:
             for sentence in guard.clear(ended_ns=time.time_ns()):
                 self._observer.say(sentence)
-        if end.kind is FailureKind.SIGNAL and end.rank is None:
+        if end.kind is EndKind.SIGNAL and end.rank is None:
             return signal.Signals(end.exit_code - 128)
         return self._written(self._result(end, refused))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from zerofit.launching.explain import Evidence, Found
+    from zerofit.launching.explain import EvidenceLine, Found
     from zerofit.launching.explain_run import RunExplanation
 
 EXPLAIN_VERSION = 1
@@ -92,7 +92,7 @@ def _found(one: Found) -> dict[str, Any]:
     }
 
 
-def _place(at: Evidence) -> str:
+def _place(at: EvidenceLine) -> str:
     return f"{at.file}:{at.line}"
 
 

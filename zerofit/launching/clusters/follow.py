@@ -19,7 +19,7 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import RankObservation, read_observation
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
-from zerofit.launching.run_folder import TRIALS_PREFIX, attempts, launchers, was_killed
+from zerofit.launching.run_folder import TRIALS_PREFIX, attempts, document_in, launchers, was_killed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +48,7 @@ class FollowedRun:
     @property
     def record(self) -> dict[str, Any] | None:
         """run.json of the last start; None while it runs."""
-        with contextlib.suppress(OSError, ValueError):
-            document: dict[str, Any] = json.loads((self.attempt / "run.json").read_text(encoding="utf-8"))
-            return document
-        return None
+        return document_in(self.attempt / "run.json") or None
 
     def scheduler_state(self) -> str | None:
         """Return what the scheduler says; None of a run of this machine, and where its client can't say.

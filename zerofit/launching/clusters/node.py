@@ -20,7 +20,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json
 from zerofit.launching.clusters.job import JOB_FILE, STOP_FILE, Job, check_no_deepspeed_env, job_from_json
-from zerofit.launching.clusters.peers import Meeting, Peers, Place, meet, name_of
+from zerofit.launching.clusters.peers import Meeting, NodePlace, Peers, meet, name_of
 from zerofit.launching.clusters.preflight import (
     check_all_reduce,
     check_nodes,
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         if job.work_dir is not None:
             os.chdir(job.work_dir)
         check_no_deepspeed_env(Path.cwd(), Path.home())
-        place = Place(
+        place = NodePlace(
             node=flags.node,
             num_nodes=job.num_nodes,
             address=_checked_host(flags.address),
@@ -106,7 +106,7 @@ def _checked_host(host: str) -> str:
     )
 
 
-def _run(job: Job, plan: Plan, place: Place, observer: Observer) -> RunEnd:
+def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
     for name in [name for name in os.environ if name.startswith("PET_")]:
         del os.environ[name]  # an operator's; torchrun would take them for flags of its own
     # With it torchrun's agent and the ranks share a store that a restart breaks (pytorch issue 135712).

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from zerofit.core.errors import UserError
-from zerofit.launching.diagnose import FailureKind, RunEnd
+from zerofit.launching.diagnose import EndKind, RunEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ _CONNECT_S = 5.0
 _ROUND_S = 0.2
 _FAREWELL_S = 10.0
 """How long node 0, on which they all meet, waits until the others have heard how the run ended."""
-_NO_CAUSES = (FailureKind.LOST_NODE, FailureKind.LAUNCHER, None)
+_NO_CAUSES = (EndKind.LOST_NODE, EndKind.LAUNCHER, None)
 """Ends that another node's may have led to, or that are none; a launcher loses the others' like a rank."""
 EXIT_UNREACHABLE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodePlace:
     """Which node this is, and where the nodes meet."""
 
     node: int
@@ -65,7 +65,7 @@ class Meeting:
 
     store: Any
     """A torch.distributed.TCPStore on node 0."""
-    place: Place
+    place: NodePlace
     said: tuple[dict[str, Any], ...]
     """By node: what it told, with its "host" and its "address" as the others reach it."""
 
@@ -141,7 +141,7 @@ class Meeting:
         )
 
 
-def meet(place: Place, run: str, facts: dict[str, Any]) -> Meeting:
+def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
     """Wait until all nodes have come, and return what each said of itself.
 
     Args:
@@ -186,7 +186,7 @@ def meet(place: Place, run: str, facts: dict[str, Any]) -> Meeting:
     return Meeting(store=store, place=place, said=tuple(said))
 
 
-def connect(place: Place, master_address: str) -> Any:
+def connect(place: NodePlace, master_address: str) -> Any:
     """Return a new connection to the store on node 0."""
     from torch.distributed import TCPStore
 
@@ -199,7 +199,7 @@ def connect(place: Place, master_address: str) -> Any:
     )
 
 
-def _reach(place: Place, until: float) -> tuple[str, str]:
+def _reach(place: NodePlace, until: float) -> tuple[str, str]:
     """Return the address of node 0, and this node's own on the way there."""
     while True:
         try:
@@ -214,7 +214,7 @@ def _reach(place: Place, until: float) -> tuple[str, str]:
             return connection.getpeername()[0], connection.getsockname()[0]
 
 
-def _check_same_run(store: Any, place: Place, run: str) -> None:
+def _check_same_run(store: Any, place: NodePlace, run: str) -> None:
     until = time.monotonic() + _CONNECT_S
     while not store.check(["run"]) and time.monotonic() < until:
         time.sleep(_ROUND_S)
@@ -230,7 +230,7 @@ def _check_same_run(store: Any, place: Place, run: str) -> None:
         )
 
 
-def _port_taken(place: Place, error: Exception) -> UserError:
+def _port_taken(place: NodePlace, error: Exception) -> UserError:
     return UserError(
         "port-taken",
         "the port on which the nodes meet can't be used",
@@ -241,7 +241,7 @@ def _port_taken(place: Place, error: Exception) -> UserError:
     )
 
 
-def _not_reached(place: Place, problem: str) -> UserError:
+def _not_reached(place: NodePlace, problem: str) -> UserError:
     return UserError(
         "node-unreachable",
         "node 0 does not answer",
@@ -253,7 +253,7 @@ def _not_reached(place: Place, problem: str) -> UserError:
     )
 
 
-def _not_come(place: Place, missing: Sequence[int]) -> UserError:
+def _not_come(place: NodePlace, missing: Sequence[int]) -> UserError:
     nodes = f"node{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {place.num_nodes}"
     return UserError(
         "node-missing",
@@ -316,9 +316,7 @@ class Peers:
         if self._is_asked_to_stop and not self._was_told_to_stop and has_begun():
             self._was_told_to_stop = True
             os.kill(os.getpid(), signal.SIGUSR1)  # which goes on to the ranks (launching/watch.py)
-        failed = [
-            end for _, end in self._ends.values() if end.exit_code and end.kind is not FailureKind.STOPPED
-        ]
+        failed = [end for _, end in self._ends.values() if end.exit_code and end.kind is not EndKind.STOPPED]
         self._is_ended_by_others |= self._lost() is not None or bool(failed)
         return self._is_ended_by_others
 
@@ -343,7 +341,7 @@ class Peers:
         if self._meeting is None:
             return end
         if self._is_ended_by_others:
-            end = replace(end, kind=FailureKind.LOST_NODE)
+            end = replace(end, kind=EndKind.LOST_NODE)
         self._own_end = time.time(), end
         while len(self._ends) < self._num_nodes and self._lost() is None:
             time.sleep(_ROUND_S)
@@ -365,12 +363,12 @@ class Peers:
         if causes and self._meeting is not None:
             _, node = min(causes)
             _, end = self._ends[node]
-            if end.kind is FailureKind.STOPPED:
+            if end.kind is EndKind.STOPPED:
                 return end  # all nodes have
             return replace(end, cause=f"{end.cause}, on {self._meeting.names[node]}")
         if lost is not None and self._meeting is not None:
             cause = f"{self._meeting.names[lost]} was lost: nothing was heard of it for {LOST_S:.0f} s"
-            return RunEnd(exit_code=EXIT_UNREACHABLE, cause=cause, kind=FailureKind.LOST_NODE)
+            return RunEnd(exit_code=EXIT_UNREACHABLE, cause=cause, kind=EndKind.LOST_NODE)
         return own
 
     def _lost(self) -> int | None:
@@ -435,4 +433,4 @@ def _to_text(at: float, end: RunEnd) -> str:
 def _from_text(text: bytes) -> tuple[float, RunEnd]:
     document = json.loads(text)
     at, kind = document.pop("at"), document.pop("kind")
-    return at, RunEnd(kind=None if kind is None else FailureKind(kind), **document)
+    return at, RunEnd(kind=None if kind is None else EndKind(kind), **document)
