@@ -155,11 +155,8 @@ def submit(
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
     to_launch = Launch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)
-    if not way.is_known and flags.max_requeues:
-        observer.say(f"{script} shows no way to resume from a checkpoint, so its run is not started again")
-        flags = replace(flags, max_requeues=0)
-    if not shares_disks and flags.volume is None and flags.max_requeues:
-        observer.say("no --volume keeps checkpoints beyond a pod, so the run is not started again")
+    if flags.max_requeues and (why_once := _why_once(engine, flags, script, can_resume=way.is_known)):
+        observer.say(f"{why_once} is not started again")
         flags = replace(flags, max_requeues=0)
     if (lost := _lost_output_folder(plan, engine, flags)) is not None:
         observer.say(lost)
@@ -200,6 +197,15 @@ def submit(
     }
     run = SubmittedRun(plan=plan, folder=folder.path, files=files, command=rendered.command_line, job_id=None)
     return run if dry_run else _hand_over(run, folder, rendered, engine, flags, observer)
+
+
+def _why_once(engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_resume: bool) -> str | None:
+    """Return why a run can't go on where it ended, as the begin of a sentence; None where it can."""
+    if not can_resume:
+        return f"{script} shows no way to resume from a checkpoint, so its run"
+    if engine is not ClusterEngine.SLURM and flags.volume is None:
+        return "no --volume keeps checkpoints beyond a pod, so the run"
+    return None
 
 
 def _hand_over(
