@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from runs import RunZerofit
 
 from zerofit.checking.engine import Finding, Verdict
 from zerofit.checking.fix_files import Fix, diff_of, find_fixes, write_fixes
@@ -21,8 +22,6 @@ from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetVa
 from zerofit.configs.text.read import read_document
 from zerofit.core.errors import UserError
 from zerofit.core.setting import Confidence
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 # The key below the misspelt one is misspelt too, which shows only when the first is mended.
 _BEFORE = (
@@ -55,7 +54,7 @@ def _write(path: Path, text: str = _BEFORE) -> Path:
     return path
 
 
-def _fix(run: _RunZerofit, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _fix(run: RunZerofit, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run("check", "--route", "accelerate", "--fix", *words, cwd=folder)
 
 
@@ -63,7 +62,7 @@ def _texts(folder: Path) -> dict[str, str]:
     return {path.name: path.read_bytes().decode() for path in folder.iterdir()}
 
 
-def test_what_is_mended_keeps_all_else_and_a_backup(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_what_is_mended_keeps_all_else_and_a_backup(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json").chmod(0o640)
     finished = _fix(run_zerofit, tmp_path, "ds.json")
     assert _texts(tmp_path) == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
@@ -73,7 +72,7 @@ def test_what_is_mended_keeps_all_else_and_a_backup(run_zerofit: _RunZerofit, tm
     assert "deepspeed-key-misspelt" not in finished.stdout
 
 
-def test_dry_run_prints_the_diff_and_writes_nothing(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_dry_run_prints_the_diff_and_writes_nothing(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json")
     finished = _fix(run_zerofit, tmp_path, "--dry-run", "ds.json")
     assert (finished.stdout, finished.stderr) == (_DIFF.format(name="ds.json").replace("\r\n", "\n"), "")
@@ -81,7 +80,7 @@ def test_dry_run_prints_the_diff_and_writes_nothing(run_zerofit: _RunZerofit, tm
     assert _texts(tmp_path) == {"ds.json": _BEFORE}
 
 
-def test_the_diff_is_one_that_patch_takes(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_the_diff_is_one_that_patch_takes(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     text = _BEFORE.replace("\r\n", "\n")
     _write(tmp_path / "ds.json", text)
     diff = _fix(run_zerofit, tmp_path, "--dry-run", "ds.json").stdout
@@ -91,7 +90,7 @@ def test_the_diff_is_one_that_patch_takes(run_zerofit: _RunZerofit, tmp_path: Pa
 
 @pytest.mark.parametrize(("enabled", "is_left"), [("true", False), ('"auto"', True), ("false", True)])
 def test_a_precision_is_taken_out_where_the_deepspeed_file_has_it(
-    run_zerofit: _RunZerofit, tmp_path: Path, enabled: str, is_left: bool
+    run_zerofit: RunZerofit, tmp_path: Path, enabled: str, is_left: bool
 ) -> None:
     ranks = "distributed_type: DEEPSPEED\nnum_processes: 2\n"
     file = f"{ranks}deepspeed_config:\n  deepspeed_config_file: ds.json  # ours\n  zero_stage: 2\n"
@@ -102,14 +101,14 @@ def test_a_precision_is_taken_out_where_the_deepspeed_file_has_it(
     assert (tmp_path / "acc.yaml").read_text() == file.replace("  zero_stage: 2\n", "") + left
 
 
-def test_nothing_to_mend(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_nothing_to_mend(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json", _AFTER)
     finished = _fix(run_zerofit, tmp_path, "ds.json")
     assert finished.stderr == "zerofit: nothing to mend: no finding has exactly one right answer\n"
     assert _texts(tmp_path) == {"ds.json": _AFTER}
 
 
-def test_no_backup_is_ever_overwritten(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_no_backup_is_ever_overwritten(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     for name in ("ds.json.bak", "ds.json.bak1"):
         _write(tmp_path / name, "mine")
     _write(tmp_path / "ds.json")
@@ -122,7 +121,7 @@ def test_no_backup_is_ever_overwritten(run_zerofit: _RunZerofit, tmp_path: Path)
     }
 
 
-def test_a_link_stays_a_link_and_its_target_is_mended(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_a_link_stays_a_link_and_its_target_is_mended(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     _write(tmp_path / "real/ds.json")
     (tmp_path / "link.json").symlink_to("real/ds.json")
@@ -132,9 +131,7 @@ def test_a_link_stays_a_link_and_its_target_is_mended(run_zerofit: _RunZerofit, 
     assert _texts(tmp_path / "real") == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
 
 
-def test_a_read_only_file_is_refused_and_no_other_is_written(
-    run_zerofit: _RunZerofit, tmp_path: Path
-) -> None:
+def test_a_read_only_file_is_refused_and_no_other_is_written(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "a.json")
     _write(tmp_path / "b.json").chmod(0o440)
     finished = _fix(run_zerofit, tmp_path, "a.json", "b.json")
@@ -222,7 +219,7 @@ def test_edits_of_several_kinds_make_one_diff(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_only_another_one_names_is_left_alone(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_a_file_that_only_another_one_names_is_left_alone(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     wrong = '{"train_batch_size": 8, "zero_optimisation": {"stage": 2}}\n'
     shared = _write(tmp_path / "ds.json", wrong)
     _write(

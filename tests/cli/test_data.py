@@ -190,9 +190,7 @@ def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
     )
 
 
-def test_tables_leave_columns_out_where_the_terminal_is_narrow(
-    run_zerofit: _RunZerofit, folder: Path
-) -> None:
+def test_tables_leave_columns_out_where_the_terminal_is_narrow(run_zerofit: RunZerofit, folder: Path) -> None:
     def shown(columns: int) -> list[str]:
         line = ("data", "a.jsonl", "--tokenizer", "tok")
         return run_zerofit(*line, cwd=folder, environment={"COLUMNS": str(columns)}).stdout.splitlines()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +14,13 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from refusals import refusal
+from runs import RunZerofit
 from small_specs import spec_in
 
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 from zerofit.measuring.deepspeed_rank import RankTrainee, import_ahead, rank_config
 from zerofit.measuring.ladder import Ladder
 from zerofit.measuring.results import TrialSpec, TrialState, spec_to_json
-
-_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 _TINY = {
     "model_type": "bert",
@@ -186,7 +184,7 @@ def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("built_ops")
-def test_the_ladder_of_rank_0(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+def test_the_ladder_of_rank_0(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(_TINY))
     line = "bench ladder --cpu --model tiny --batch-size 4 --seq-len 8 --steps 1 --ranks 8 --rungs zero-3"
