@@ -115,6 +115,14 @@ _LAZY = {"hjson", "packaging", "pydantic", "yaml"}
 _IO_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 _HEAVY = {"accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "torch", "transformers"}
 
+_INSIDE_TRAINING = (
+    "training/pipeline/make_pipeline.py",
+    "training/pipeline/pipeline.py",
+    "training/pipeline/stages.py",
+    "training/pipeline/whole_state.py",
+)
+"""Files that only ever run in a training process: they import torch at once, and are imported lazily."""
+
 
 def _is_typing_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
@@ -156,11 +164,15 @@ def _is_pure(place: str) -> bool:
     return lies_in(_PURE) and not lies_in(_NOT_PURE)
 
 
+def _runs_inside(module: str) -> bool:
+    return f"{module.removeprefix('zerofit.').replace('.', '/')}.py" in _INSIDE_TRAINING
+
+
 def _complaints(place: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, what is wrong) for each import and call that a file must not have."""
     wing = place.parts[0].removesuffix(".py")
     below = {**_WINGS, **_LOOSE}[wing]
-    is_pure = _is_pure(place.as_posix())
+    is_pure, is_inside = _is_pure(place.as_posix()), place.as_posix() in _INSIDE_TRAINING
     for node, lazy, typing_only in _statements(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Call):
@@ -176,9 +188,11 @@ def _complaints(place: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
                 other = _wing_of(module, name)
                 if other != wing and other not in below:
                     yield line, f"{wing} must not import {other or 'zerofit itself'}"
+                elif _runs_inside(module) and not (lazy or typing_only or is_inside):
+                    yield line, f"import {module} inside the function that needs it: it imports torch"
             elif typing_only:
                 continue
-            elif root in _HEAVY and not lazy:
+            elif root in _HEAVY and not lazy and not is_inside:
                 yield line, f"import {root} inside the function that needs it: it takes seconds"
             elif is_pure and root not in _STDLIB and name not in _STDLIB_NAMES.get(module, ()):
                 if root not in _LAZY:
@@ -316,6 +330,15 @@ _PLANTED = [
         ["cli/plan.py:1: import torch inside the function that needs it: it takes seconds"],
     ),
     ("cli/plan.py", "def f():\n    import torch.cuda\n", []),
+    ("training/pipeline/stages.py", "import torch\n", []),
+    (
+        "training/hooks.py",
+        "from zerofit.training.pipeline.stages import cut\n",
+        [
+            "training/hooks.py:1: import zerofit.training.pipeline.stages inside the function that needs it: "
+            "it imports torch"
+        ],
+    ),
     ("utils.py", "", ["utils.py: it stands in no wing; the wings are in tests/test_architecture.py"]),
     (
         "tuning/run.py",

@@ -26,6 +26,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
     "qwen3": {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
     "mistral": {"model_type": "mistral", "num_key_value_heads": 2},
+    "qwen3, four blocks": {
+        "model_type": "qwen3",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+    },
     "gemma2": {"model_type": "gemma2", "num_key_value_heads": 2, "head_dim": 16},
     "gpt_neox": {"model_type": "gpt_neox"},
     "phi3": {"model_type": "phi3"},

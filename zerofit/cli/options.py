@@ -110,6 +110,12 @@ _FIELD_OPTIONS = (
         type=_POSITIVE,
         help="Ranks that share the tokens of each sample, for long sequences (Ulysses).",
     ),
+    click.option(
+        "--pipeline-parallel-size",
+        "--pp-size",
+        type=_POSITIVE,
+        help="Ranks that each hold consecutive blocks of the model, and pass activations on.",
+    ),
 )
 _OF_ANY_NODE = (
     click.option(

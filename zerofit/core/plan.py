@@ -76,9 +76,11 @@ class Topology:
     """Consecutive ranks that share the layers of one copy of the model, and take the same samples."""
     sequence_parallel_size: int = 1
     """Consecutive ranks that share the tokens of the same samples, each with whole layers."""
+    pipeline_parallel_size: int = 1
+    """Consecutive ranks that each hold one stage of a copy of the model, and take the same samples."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_nodes", "world_size", "tensor_parallel_size", "sequence_parallel_size")
+        check_at_least(self, 1, *(one.name for one in dataclasses.fields(self) if one.type == "int"))
         if self.world_size % self.num_nodes:
             raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
         if self.world_size % self.sample_group_size:
@@ -89,7 +91,7 @@ class Topology:
     @property
     def sample_group_size(self) -> int:
         """Consecutive ranks that take the same samples: 1 under data parallelism alone."""
-        return self.tensor_parallel_size * self.sequence_parallel_size
+        return self.tensor_parallel_size * self.sequence_parallel_size * self.pipeline_parallel_size
 
     @property
     def data_parallel_size(self) -> int:
@@ -179,7 +181,7 @@ def plan_to_json(plan: Plan) -> str:
 def topology_fields(topology: Topology) -> dict[str, int]:
     """Return the topology for a file; it says nothing of a parallelism that is not used."""
     document = dataclasses.asdict(topology)
-    for name in ("tensor_parallel_size", "sequence_parallel_size"):
+    for name in ("tensor_parallel_size", "sequence_parallel_size", "pipeline_parallel_size"):
         if document[name] == 1:
             del document[name]
     return document
@@ -270,4 +272,6 @@ def _ranks(plan: Plan) -> str:
         ranks += f" in tensor-parallel groups of {topology.tensor_parallel_size}"
     if topology.sequence_parallel_size > 1:
         ranks += f" in sequence-parallel groups of {topology.sequence_parallel_size}"
+    if topology.pipeline_parallel_size > 1:
+        ranks += f" in pipelines of {topology.pipeline_parallel_size} stages"
     return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

@@ -90,6 +90,8 @@ class Request:
     """Ranks that share each matrix product of one copy of the model."""
     sequence_parallel_size: int | None = None
     """Ranks that share the tokens of the same samples."""
+    pipeline_parallel_size: int | None = None
+    """Ranks that each hold one stage of a copy of the model."""
     on_cpu: bool = False
     """True if to leave GPUs alone."""
     elsewhere: bool = False

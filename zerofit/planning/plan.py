@@ -252,6 +252,7 @@ def plan_to_run(
         num_nodes=request.num_nodes,
         tensor_parallel_size=request.tensor_parallel_size,
         sequence_parallel_size=request.sequence_parallel_size,
+        pipeline_parallel_size=request.pipeline_parallel_size,
     )
     topology = topology_of(machine, ranks)
     problem = subject.problem(

@@ -154,13 +154,15 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
     tensor = request.tensor_parallel_size or base.tensor_parallel_size
     sequence = request.sequence_parallel_size or base.sequence_parallel_size
-    check_groups(world_size, tensor_parallel_size=tensor, sequence_parallel_size=sequence, said=said)
+    pipeline = request.pipeline_parallel_size or base.pipeline_parallel_size
+    check_groups(world_size, {"tensor": tensor, "sequence": sequence, "pipeline": pipeline}, said=said)
     return Topology(
         num_nodes=num_nodes,
         world_size=world_size,
         on_cpu=on_cpu,
         tensor_parallel_size=tensor,
         sequence_parallel_size=sequence,
+        pipeline_parallel_size=pipeline,
     )
 
 
@@ -213,6 +215,9 @@ def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Rea
     if request.engine is Engine.NATIVE or (topology.world_size == 1 and not needs_deepspeed):
         strategy = Strategy()
         why = "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and faster"
+        return strategy, _reason(strategy, "engine", Origin.DEFAULT, why)
+    if topology.pipeline_parallel_size > 1 and not needs_deepspeed:
+        strategy, why = Strategy(), "PyTorch runs the stages of a pipeline"
         return strategy, _reason(strategy, "engine", Origin.DEFAULT, why)
     if OffloadDevice.NVME in offloads or request.param_offload in offloads:
         stage, why = ZeroStage.PARAMETERS, "this offload needs the parameters sharded"

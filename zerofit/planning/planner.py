@@ -138,6 +138,8 @@ def _check_estimable(problem: Problem) -> None:
         kind, size, whole = "tensor", request.tensor_parallel_size, "layers"
     elif (request.sequence_parallel_size or 1) > 1:
         kind, size, whole = "sequence", request.sequence_parallel_size, "samples"
+    elif (request.pipeline_parallel_size or 1) > 1:
+        kind, size, whole = "pipeline", request.pipeline_parallel_size, "models"
     else:
         return
     raise UserError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zerofit.core.facts import Machine
     from zerofit.core.request import Request
 
@@ -45,36 +48,32 @@ def check_ranks(
         )
 
 
-def check_groups(
-    world_size: int, *, tensor_parallel_size: int, sequence_parallel_size: int, said: str
-) -> None:
+def check_groups(world_size: int, sizes: Mapping[str, int], *, said: str) -> None:
     """Check that ranks make whole groups that share samples.
 
     Args:
         world_size: ranks of all nodes together.
-        tensor_parallel_size: ranks that share the layers of a copy of the model.
-        sequence_parallel_size: ranks that share the tokens of a sample.
+        sizes: ranks of a group by the kind of parallelism: "tensor", "sequence", "pipeline".
         said: what tells the number of ranks, for the message.
 
     Raises:
         UserError: they do not.
     """
-    group_size = tensor_parallel_size * sequence_parallel_size
+    group_size = math.prod(sizes.values())
     if world_size % group_size == 0:
         return
-    sizes = {"tensor": tensor_parallel_size, "sequence": sequence_parallel_size}
-    flags = [f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size > 1]
-    kind = "sequence" if sequence_parallel_size > 1 else "tensor"
+    flags = {kind: f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size > 1}
+    kind = list(flags)[-1]
     below = world_size // group_size * group_size
     fits = [size for size in range(2, world_size + 1) if world_size % size == 0]
     fixes = [f"set --num-processes to {' or '.join(str(n) for n in (below, below + group_size) if n)}"]
     if fits:
         fixes.append(f"--{kind}-parallel-size to {' or '.join(map(str, fits))}")
-    share = "holds one copy of the model" if kind == "tensor" else "shares its samples"
+    share = "shares its samples" if kind == "sequence" else "holds one copy of the model"
     raise UserError(
         f"{kind}-groups-not-whole",
         f"the ranks make no whole {kind}-parallel groups",
-        found=f"{said} with {' and '.join(flags)}",
+        found=f"{said} with {' and '.join(flags.values())}",
         why=f"each group {share}, and every rank is in one",
         fix=", or ".join(fixes),
     )

@@ -21,6 +21,7 @@ from zerofit.training import (
     observe,
     optimizer_swap,
     quantized_loading,
+    sample_groups,
     told_to_stop,
     tracked_memory,
     trial,
@@ -31,13 +32,13 @@ from zerofit.training.deepspeed import (
     expert_modules,
     join_prepare,
     partitioned_models,
-    sample_groups,
     scalars,
     sequence_shards,
     skipped_steps,
     tensor_groups,
 )
 from zerofit.training.micro_batches import hooks as micro_batches
+from zerofit.training.pipeline import hooks as pipeline
 from zerofit.training.settings import settings_of
 from zerofit.training.trainer import trainer_arguments, trainer_checkpoints, trainer_loss, trainer_optimizer
 from zerofit.training.wrapping import wrap
@@ -89,6 +90,7 @@ ACCELERATOR_HOOKS = (
     Hook("sample groups", sample_groups.install, "right around accelerate, behind the micro-batches"),
     Hook("tensor groups", tensor_groups.install, "right around accelerate's prepare()"),
     Hook("sequence shards", sequence_shards.install, "on the constructor alone"),
+    Hook("pipeline stages", pipeline.install, "right around accelerate, which must not wrap a stage"),
     Hook("arguments", accelerate_hooks.install_arguments, "right around accelerate's constructor"),
 )
 """Hooks of Accelerator. Of a method that several wrap, the first in the list is the outermost: it is called
@@ -103,6 +105,7 @@ TRAINER_HOOKS = (
     Hook("memory in trackers", tracked_memory.install_in_trainer, "before train() logs anything"),
     Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
     Hook("sample groups", sample_groups.install_in_trainer, "on get_tp_size() alone"),
+    Hook("pipeline stages", pipeline.install_in_trainer, "before Trainer puts the model on its device"),
 )
 """Hooks of transformers' Trainer, the outermost first."""
 
@@ -164,6 +167,7 @@ MODULE_HOOKS = (
     Hook("deepspeed.runtime.engine", expert_modules.install, "before an engine partitions a model"),
     Hook("deepspeed", sequence_shards.install_in_deepspeed, "before an engine is made"),
     Hook("deepspeed.runtime.engine", sequence_shards.install_in_engine, "around the engine's forward pass"),
+    Hook("torch.nn.utils", pipeline.install_in_clipping, "behind the clipping that the plan says"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
     Hook("transformers.integrations.deepspeed", tensor_groups.install_in_loading, "before a model is loaded"),
@@ -171,6 +175,7 @@ MODULE_HOOKS = (
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
     Hook("accelerate.accelerator", sample_groups.install_in_accelerate, "before an Accelerator gathers"),
+    Hook("accelerate.accelerator", pipeline.install_in_accelerate, "before a DataLoader is prepared"),
     Hook("accelerate.scheduler", sample_groups.install_in_scheduler, "before a scheduler is prepared"),
     Hook("accelerate.utils.memory", accelerate_hooks.install_batch_search, "before a batch size is searched"),
     Hook(

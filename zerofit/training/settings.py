@@ -51,7 +51,12 @@ class AppliedSettings:
     @property
     def sample_group_size(self) -> int:
         """Ranks that take the same samples."""
-        return self.plan.topology.sample_group_size if self.uses_deepspeed else 1
+        return self.plan.topology.sample_group_size if self.uses_deepspeed else self.pipeline_parallel_size
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Ranks that each hold one stage of a copy of the model; PyTorch alone runs them."""
+        return 1 if self.uses_deepspeed else self.plan.topology.pipeline_parallel_size
 
     @property
     def on_cpu(self) -> bool:

@@ -9,8 +9,8 @@ import torch
 from refusals import refusal
 
 from zerofit.core.checkpoints import tensor_parallel_size_of
-from zerofit.training.deepspeed.sample_groups import _tie
 from zerofit.training.deepspeed.tensor_groups import check_model
+from zerofit.training.sample_groups import _tie
 
 
 def _model(model_type: str, **fields: Any) -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """Compatibility rules: what fails or silently goes wrong, and why."""
 
 from zerofit.checking.rule import Rule
-from zerofit.checking.rules import precision
+from zerofit.checking.rules import pipeline, precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
 from zerofit.checking.rules.deepspeed import keys, offload, readers, switches, tensor_parallel, values
@@ -27,6 +27,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *offload.RULES,
     *tensor_parallel.RULES,
     *optimizers.RULES,
+    *pipeline.RULES,
     *precision.RULES,
     *script_arguments.RULES,
     *script_generation.RULES,

@@ -277,7 +277,7 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
     assert plan is not None
     check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
     said = [flag for name, flag in FLAGS.items() if getattr(request, name) is not None]
-    for kind in ("tensor", "sequence"):
+    for kind in ("tensor", "sequence", "pipeline"):
         if getattr(request, f"{kind}_parallel_size") is not None:
             said.append(f"--{kind}-parallel-size")
     if said:

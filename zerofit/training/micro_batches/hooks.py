@@ -33,7 +33,7 @@ _PARTITIONED_PARAMETERS = 3
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Hook prepare() and its parts so that the models that they return run in micro-batches."""
     most_rows = settings.most_rows
-    if most_rows is None:
+    if most_rows is None or settings.pipeline_parallel_size > 1:  # a pipeline splits its batches itself
         return
 
     def split(accelerator: Any, prepared: Any) -> None:

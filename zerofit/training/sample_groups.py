@@ -1,10 +1,10 @@
 """Groups of ranks that train on the same samples, which accelerate counts once per rank.
 
 Ranks of a tensor-parallel group share the layers of a copy of the model, those of a sequence-parallel group
-the tokens of a sample. accelerate gives them the same batches (accelerate 1.15, data_loader.py,
-prepare_data_loader), and everywhere else takes each rank for one with samples of its own: the scheduler steps
-once per rank, gather_for_metrics() returns each sample once per rank, and a script that multiplies by
-num_processes counts too many samples.
+the tokens of a sample, those of a pipeline the blocks of a model. accelerate gives them the same batches
+(accelerate 1.15, data_loader.py, prepare_data_loader; to pipelines with zerofit's help), and everywhere else
+takes each rank for one with samples of its own: the scheduler steps once per rank, gather_for_metrics()
+returns each sample once per rank, and a script that multiplies by num_processes counts too many samples.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return state_dict
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        for loader in args:
-            _check_stream(loader, self, settings)
+        if settings.uses_deepspeed:  # a pipeline reads streams on every rank
+            for loader in args:
+                _check_stream(loader, self, settings)
         return original(self, *args, **kwargs)
 
     accelerator_class.num_processes = property(num_processes, doc=own.__doc__)

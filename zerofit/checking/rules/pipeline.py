@@ -1,0 +1,108 @@
+"""Rules of pipeline parallelism: what it excludes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rules.examples import LANGUAGE
+from zerofit.checking.situation import known, stage_of
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+
+_DOCS = "https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
+_PIPELINE = Topology(world_size=2, pipeline_parallel_size=2)
+_WITHOUT = Topology(world_size=2)
+
+
+def _stages(situation: Situation) -> str | None:
+    """Return the flag that asks for a pipeline; None without one."""
+    topology = situation.topology
+    if topology is None or topology.pipeline_parallel_size == 1:
+        return None
+    return f"--pipeline-parallel-size {topology.pipeline_parallel_size}"
+
+
+@Rule(
+    id="pipeline-needs-pytorch",
+    severity=Severity.ERROR,
+    summary="DeepSpeed does not run the stages of a pipeline",
+    why="it would average gradients of ranks that hold different parameters",
+    fix="leave out --pipeline-parallel-size, or what asks for DeepSpeed: {engine}, {zero_stage}, offload",
+    see=_DOCS,
+    bad=Example(
+        strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS),
+        topology=_PIPELINE,
+        script=LANGUAGE,
+    ),
+    good=Example(strategy=Strategy(), topology=_PIPELINE, script=LANGUAGE),
+    evidence=ignored(("zero_stage", 2)),
+)
+def _under_deepspeed(situation: Situation) -> Iterator[Hit]:
+    stages = _stages(situation)
+    if stages is not None:
+        engine = known(situation.settings.engine, "what runs the training step")
+        if engine.value is Engine.DEEPSPEED:
+            stage = stage_of(situation)
+            yield Hit(found=f"{stages} with {stage.text}", place=stage.place)
+
+
+@Rule(
+    id="pipeline-with-adapters",
+    severity=Severity.ERROR,
+    summary="a model with adapters can't be cut into the stages of a pipeline",
+    why="peft saves and loads adapters of a whole model, and a stage has those of its own blocks alone",
+    fix="leave out --pipeline-parallel-size or --lora",
+    see=_DOCS,
+    bad=Example(strategy=Strategy(lora=Lora()), topology=_PIPELINE, script=LANGUAGE),
+    good=Example(strategy=Strategy(), topology=_PIPELINE, script=LANGUAGE),
+    evidence=fails("pipeline-adapters"),
+)
+def _with_adapters(situation: Situation) -> Iterator[Hit]:
+    stages, strategy = _stages(situation), situation.strategy
+    if stages is not None and strategy is not None and strategy.lora is not None:
+        yield Hit(found=f"{stages} with --lora")
+
+
+@Rule(
+    id="pipeline-in-fp16",
+    severity=Severity.ERROR,
+    summary="a pipeline does not train in fp16",
+    why="its backward pass runs before the loss is scaled, so that small gradients are lost",
+    fix="set {precision} to bf16 or no",
+    see=_DOCS,
+    bad=Example(strategy=Strategy(precision=Precision.FP16), topology=_PIPELINE, script=LANGUAGE),
+    good=Example(strategy=Strategy(precision=Precision.FP16), topology=_WITHOUT, script=LANGUAGE),
+    evidence=fails(not_reproduced="needs a GPU"),
+)
+def _in_fp16(situation: Situation) -> Iterator[Hit]:
+    stages = _stages(situation)
+    if stages is not None:
+        precision = known(situation.settings.precision, "the precision")
+        if precision.value is Precision.FP16:
+            yield Hit(found=f"{stages} with {precision.text}", place=precision.place)
+
+
+@Rule(
+    id="pipeline-with-compile",
+    severity=Severity.ERROR,
+    summary="a pipeline does not run compiled",
+    why="torch.compile would have to compile a forward pass that sends to and waits for other ranks",
+    fix="leave out --pipeline-parallel-size or --compile",
+    see=_DOCS,
+    bad=Example(strategy=Strategy(compile=True), topology=_PIPELINE, script=LANGUAGE),
+    good=Example(strategy=Strategy(compile=True), topology=_WITHOUT, script=LANGUAGE),
+    evidence=fails("pipeline-compiled"),
+)
+def _compiled(situation: Situation) -> Iterator[Hit]:
+    stages, strategy = _stages(situation), situation.strategy
+    if stages is not None and strategy is not None and strategy.compile:
+        yield Hit(found=f"{stages} with --compile")
+
+
+RULES = declared(vars())

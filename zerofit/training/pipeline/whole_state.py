@@ -1,0 +1,218 @@
+"""Whole states: weights and optimizer states of all stages, as one process would save and load them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from zerofit.training.pipeline.pipeline import Pipeline
+
+_Name = tuple[int, str]
+"""A parameter's place in the whole model, and its name."""
+
+
+class WholeStates:
+    """Gathers the states of a pipeline on rank 0 while ranks save, and takes a stage's part of loaded ones.
+
+    A checkpoint is therefore that of one process: it resumes on any number of stages.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        """Take over how the model and, later, optimizers save and load."""
+        self.pipeline = pipeline
+        self._weights: OrderedDict[str, Any] | None = None
+        self._optimizers: list[tuple[Any, list[list[_Name]]]] = []
+        self._optimizer_states: dict[int, dict[str, Any]] = {}
+        self._take_over_model(pipeline.model)
+
+    def cut_optimizer(self, optimizer: Any) -> None:
+        """Let an optimizer hold this stage's parameters alone.
+
+        Args:
+            optimizer: torch's; made of the whole model or of the stage.
+        """
+        if any(one is optimizer for one, _ in self._optimizers):
+            return
+        own = {id(one) for one in self.pipeline.model.parameters()}
+        names = []
+        for group in optimizer.param_groups:
+            names.append([_name_of(one) for one in group["params"]])
+            group["params"][:] = [one for one in group["params"] if id(one) in own]
+        self._optimizers.append((optimizer, names))
+
+    def take_over_optimizers(self) -> None:
+        """Let optimizers save and load the states of all stages.
+
+        After accelerate has prepared them, which reads a state and loads it again to move it to the device.
+        """
+        for key, (optimizer, _) in enumerate(self._optimizers):
+            if "load_state_dict" not in vars(optimizer):
+                self._take_over_optimizer(key, optimizer)
+
+    def _take_over_optimizer(self, key: int, optimizer: Any) -> None:
+        plain = optimizer.state_dict
+
+        def state_dict(_: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._optimizer_states.get(key) or plain(*args, **kwargs)
+
+        def load_state_dict(_: Any, state_dict: Any) -> Any:
+            return type(optimizer).load_state_dict(optimizer, self._own_part(key, state_dict))
+
+        optimizer.state_dict = MethodType(state_dict, optimizer)
+        optimizer.load_state_dict = MethodType(load_state_dict, optimizer)
+
+    def has(self, parameter: Any) -> bool:
+        """Return True for a parameter of the model, of whatever stage."""
+        return hasattr(parameter, "_zerofit_name")
+
+    def weights(self) -> OrderedDict[str, Any]:
+        """Return the weights of all stages on rank 0, and nothing on the others; all ranks call it."""
+        model = self.pipeline.model
+        own = {name: value.cpu() for name, value in type(model).state_dict(model).items()}
+        found: OrderedDict[str, Any] = OrderedDict()  # of which accelerate drops tied names as it saves
+        for part in self._gather(own):
+            found.update({name: value for name, value in part.items() if name not in found})
+        for name, first in self._tied_names(found):
+            found[name] = found[first]
+        return found
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Let state_dict() of model and optimizers be whole on rank 0; all ranks enter it together."""
+        if self._weights is not None:
+            yield
+            return
+        self._weights = self.weights()
+        for key in range(len(self._optimizers)):
+            if whole := self._whole_optimizer(key):
+                self._optimizer_states[key] = whole
+        try:
+            yield
+        finally:
+            self._weights = None
+            self._optimizer_states.clear()
+
+    def _take_over_model(self, model: Any) -> None:
+        kind = type(model)
+
+        def state_dict(_: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = self._weights
+            return whole.copy() if whole else kind.state_dict(model, *args, **kwargs)
+
+        def load_state_dict(_: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            own = kind.state_dict(model).keys()
+            part = {name: value for name, value in state_dict.items() if name in own}
+            return kind.load_state_dict(model, part, *args, **kwargs)
+
+        def save_pretrained(_: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._weights is None and kwargs.get("state_dict") is None:
+                raise UserError(
+                    "pipeline-saves-a-part",
+                    "this would save the weights of one stage",
+                    found=f"{kind.__name__}.save_pretrained() in {self.pipeline.groups.num_stages} stages",
+                    why="each rank holds the weights of its own stage alone",
+                    fix="call state_dict = accelerator.get_state_dict(model) on all ranks and pass it, "
+                    "or trainer.save_model()",
+                )
+            if self._weights is not None:
+                kwargs["state_dict"] = kwargs.get("state_dict") or self._weights
+            return kind.save_pretrained(model, *args, **kwargs)
+
+        for name, method in (
+            ("state_dict", state_dict),
+            ("load_state_dict", load_state_dict),
+            ("save_pretrained", save_pretrained),
+        ):
+            vars(model)[name] = MethodType(method, model)
+
+    def _tied_names(self, found: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return tied names that one process would save too, each with the one that it is tied to."""
+        model = self.pipeline.model
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        return [(name, first) for name, first in dict(tied).items() if first in found]
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Return what each stage of the first copy of the model holds, on rank 0; nothing on other ranks."""
+        groups = self.pipeline.groups
+        if groups.first_rank != 0:
+            return []
+        found: list[Any] | None = [None] * groups.num_stages if groups.stage == 0 else None
+        dist.gather_object(value, found, dst=0, group=groups.pipeline)
+        return found or []
+
+    def _whole_optimizer(self, key: int) -> dict[str, Any] | None:
+        optimizer, _ = self._optimizers[key]
+        own = (one for group in optimizer.param_groups for one in group["params"])
+        states = {_name_of(one): _on_host(optimizer.state.get(one, {})) for one in own}
+        parts = self._gather((states, self._names_by_group(key)))
+        if not parts:
+            return None
+        groups = self._whole_groups([names for _, names in parts])
+        numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
+        merged = {}
+        for part, _ in parts:
+            merged.update({numbers[name]: state for name, state in part.items() if state})
+        whole = [
+            {**group, "params": [numbers[name] for name in names]}
+            for group, names in zip(optimizer.param_groups, groups, strict=True)
+        ]
+        return {"state": dict(sorted(merged.items())), "param_groups": whole}
+
+    def _names_by_group(self, key: int) -> list[list[_Name]]:
+        return self._optimizers[key][1]
+
+    def _whole_groups(self, parts: list[list[list[_Name]]]) -> list[list[_Name]]:
+        """Return the parameters of each group over all stages, in the model's order, tied ones once.
+
+        An optimizer that was made of the whole model keeps its own order: all stages then name the same.
+        """
+        if all(part == parts[0] for part in parts):
+            return parts[0]
+        return [sorted({name for part in parts for name in part[place]}) for place in range(len(parts[0]))]
+
+    def _own_part(self, key: int, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a stage's part of an optimizer's whole state, numbered as its own parameters are."""
+        optimizer, _ = self._optimizers[key]
+        parts: list[Any] = [None] * self.pipeline.groups.num_stages
+        dist.all_gather_object(parts, self._names_by_group(key), group=self.pipeline.groups.pipeline)
+        groups = self._whole_groups(parts)
+        saved = {
+            name: number
+            for names, group in zip(groups, whole["param_groups"], strict=True)
+            for name, number in zip(names, group["params"], strict=True)
+        }
+        state, settings, place = {}, [], 0
+        for own, group in zip(optimizer.param_groups, whole["param_groups"], strict=True):
+            numbers = []
+            for one in own["params"]:
+                number = saved[_name_of(one)]
+                if number in whole["state"]:
+                    state[place] = whole["state"][number]
+                numbers.append(place)
+                place += 1
+            settings.append({**group, "params": numbers})
+        return {"state": state, "param_groups": settings}
+
+
+def name_parameters(model: Any) -> None:
+    """Note on each parameter of a whole model its place and its name; of tied ones the first."""
+    for place, (name, one) in enumerate(model.named_parameters()):
+        one._zerofit_name = (place, name)
+
+
+def _name_of(parameter: Any) -> _Name:
+    name: _Name = parameter._zerofit_name
+    return name
+
+
+def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.cpu() if hasattr(value, "cpu") else value for name, value in state.items()}
