@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
 from zerofit.models.trace.raw import OperatorCall, leaves
+from zerofit.models.trace.sparse import is_sparse
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Pass
@@ -95,6 +96,8 @@ def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
 
 
 def _touched(tensor: Any) -> int:
+    if is_sparse(tensor):
+        return _touched(tensor._indices()) + _touched(tensor._values())
     return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Where torch.nn.Module keeps the hooks that its __call__ runs."""
 
+_MAX_SIZES = 8
+"""Whole numbers in a tensor at most for their values to be kept. ASSUMPTION: they are sizes of something."""
+
 
 def trace_live(
     model: Any,
@@ -182,9 +185,14 @@ def _dtype_of(dtype: Any, own: Any, request: TraceRequest, *, is_adapter: bool) 
 
 
 def _fake(tensor: Any, dtype: Any) -> Any:
+    """Return a tensor without values; a few whole numbers keep theirs, which may be sizes."""
     import torch
 
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
+    is_known = type(tensor) is torch.Tensor and not tensor.is_meta and not dtype.is_floating_point
+    if is_known and tensor.numel() <= _MAX_SIZES:
+        made.constant = tensor
+    return made
 
 
 def _fake_parameter(parameter: Any, dtype: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, Pass, TensorKind
 from zerofit.models.trace.costs import CostBook
 from zerofit.models.trace.raw import CALL, RawLog, leaves, sort_frees
+from zerofit.models.trace.sparse import is_sparse, on_parts
 from zerofit.models.trace.workspaces import scratch_bytes, stored_bytes
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Recorder:
 
     def index_of(self, tensor: Any) -> int | None:
         """Return the index of the storage under a tensor, or None where it was not born here."""
+        if is_sparse(tensor):
+            return None
         found = self._live.get(tensor.untyped_storage()._cdata)
         return found[1] if found else None
 
@@ -212,11 +215,14 @@ class Recorder:
         """Run an operator and note what it does."""
         if self.is_in_engine and function.__name__ in _INTO_ZEROS and self._is_newborn(args[0]):
             function = getattr(self._torch.ops.aten, _INTO_ZEROS[function.__name__]).default
+        from_parts = on_parts(function, args, self.call)
+        if from_parts is not None:
+            return from_parts
         operator = self._operators.get(function)
         if operator is None:
             operator = self._operators[function] = len(self._operators)
             self.log.operator_names.append(str(function))
-        if operator_is_item(function) and self._is_fake(args[0]):
+        if operator_is_item(function) and self._is_fake(args[0]) and args[0].constant is None:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
         if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
@@ -233,6 +239,8 @@ class Recorder:
         self._count(operator, function, args, kwargs, out, outputs)
         born = None
         for position, tensor in enumerate(outputs):
+            if is_sparse(tensor):  # its parts were born before it
+                continue
             storage = tensor.untyped_storage()
             num_bytes = stored_bytes(function, position, tensor) if self._as_on_cuda else storage.nbytes()
             index = self._adopt(storage, num_bytes, operator, place)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.transformers import checkpointing_function, set_checkpointing_function
 from zerofit.models.changes.quantization import torch_dtype
@@ -13,7 +14,6 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
-from zerofit.models.trace.raw import leaves
 from zerofit.models.trace.recorder import Recorder, watching
 from zerofit.models.trace.triton_kernels import silent_kernels
 
@@ -105,11 +105,8 @@ def forward_and_backward(
 
 
 def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
-    import torch
-
-    for tensor in leaves(outputs):
-        if isinstance(tensor, torch.Tensor):
-            recorder.retag(tensor, TensorKind.OUTPUT)
+    for _, tensor in named_tensors(outputs):
+        recorder.retag(tensor, TensorKind.OUTPUT)
 
 
 def _backward(loss: Any) -> None:
@@ -135,13 +132,19 @@ def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
 
 def _loss(outputs: Any) -> Any:
     """Return the model's own loss; where the script computes it, the mean of the first output stands in."""
-    import torch
-
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if loss is not None:
         return loss
-    tensors = [one for one in leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
-    return tensors[0] if not tensors[0].dim() else tensors[0].float().mean()
+    tensor = next((one for _, one in named_tensors(outputs) if one.requires_grad), None)
+    if tensor is None:
+        raise UserError(
+            "trace-failed",
+            "the model returns no tensor that a loss could be made of",
+            found=f"outputs of {type(outputs).__name__}, none with a gradient",
+            why="memory is read off a forward and a backward pass",
+            fix="plan with --fast, which goes by the model's dimensions alone",
+        )
+    return tensor.float().mean() if tensor.dim() else tensor
 
 
 @contextmanager
@@ -218,7 +221,7 @@ def _watch_outputs(output: Any, number: int, recorder: Recorder) -> None:
             is_reached = True
             recorder.log.note(Event.BACKWARD_ENTER, number)
 
-    for tensor in leaves(output):
+    for _, tensor in named_tensors(output):
         if needs_gradient(tensor):
             tensor.register_hook(reached)
 

@@ -1,0 +1,55 @@
+"""Sparse tensors without values: operators whose kernels for such tensors lose the number of elements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def is_sparse(tensor: Any) -> bool:
+    """Return True if a tensor has no storage of its own, but the places and values of its elements (COO)."""
+    import torch
+
+    return isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
+
+
+def on_parts(function: Any, args: tuple[Any, ...], call: Callable[..., Any]) -> Any:
+    """Return what an operator makes of a sparse tensor, by its places and values.
+
+    Kernels for tensors without values return one without elements (torch/_meta_registrations.py); CUDA's
+    keep their number.
+
+    Args:
+        function: the operator.
+        args: its arguments.
+        call: runs and notes an operator on the dense parts, given its arguments.
+
+    Returns:
+        None for an operator that needs no such help.
+    """
+    import torch
+
+    name, aten = function.__name__, torch.ops.aten
+    if name == "_coalesce.default":
+        (tensor,) = args
+        places, values = (
+            call(aten.clone.default, (one,), {}) for one in (tensor._indices(), tensor._values())
+        )
+        return _sparse(places, values, tensor.shape)
+    if name == "sparse_mask.default":
+        given, mask = args
+        values = call(aten.empty_like.default, (mask._values(),), {"dtype": given.dtype})
+        return _sparse(mask._indices(), values, mask.shape)
+    if name == "t.default" and is_sparse(args[0]):
+        (tensor,) = args
+        places = call(aten.clone.default, (tensor._indices(),), {})
+        return _sparse(places, tensor._values(), tensor.shape[::-1])
+    return None
+
+
+def _sparse(places: Any, values: Any, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    return torch.sparse_coo_tensor(places, values, shape, is_coalesced=True, check_invariants=False)
