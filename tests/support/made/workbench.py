@@ -160,7 +160,8 @@ def _write_columns(source: Path, target: Path, columns: dict[str, str]) -> None:
     with target.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(kept.values()))
         writer.writeheader()
-        writer.writerows({new: row[old] for old, new in kept.items()} for row in rows)
+        for _ in range(4):  # more than a batch of 64 on two ranks
+            writer.writerows({new: row[old] for old, new in kept.items()} for row in rows)
 
 
 def _write_sentence_data(folder: Path) -> None:
