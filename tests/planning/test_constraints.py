@@ -139,8 +139,14 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(unprepared_models=("LlamaForCausalLM",)),
             "zero_stage",
             _NOT_PARTITIONED,
-            "at stage 3 from_pretrained() takes the weights of LlamaForCausalLM apart; nothing prepares one"
+            "at stage 3 transformers takes the weights of LlamaForCausalLM apart; nothing prepares one"
             " of them, and another is what trains",
+        ),
+        (
+            capture(averages="EMA"),
+            "zero_stage",
+            _NOT_PARTITIONED,
+            "EMA averages the weights of the model, which stage 3 takes apart",
         ),
         (
             capture(made_by_engine=("scheduler",)),

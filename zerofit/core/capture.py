@@ -218,8 +218,10 @@ class Capture:
     num_models: int = 1
     """Models that went through prepare() on one Accelerator."""
     unprepared_models: tuple[str, ...] = ()
-    """Classes of the models that from_pretrained() made after the Accelerator, beside the trained one, and
-    that nothing prepares."""
+    """Classes of the models that from_pretrained() or from_config() made after the Accelerator, beside the
+    trained one, and that nothing prepares."""
+    averages: str = ""
+    """Class that keeps a moving average of the trained model's weights: "EMA"; empty without one."""
     uses_local_sgd: bool = False
     """ACCELERATE: whether the script trains inside accelerate's LocalSGD."""
     other_weight_bytes: int = 0
@@ -265,7 +267,7 @@ class Capture:
     def models_left_whole(self) -> tuple[str, ...]:
         """Classes of models beside the trained one that stage 3 may not partition: nothing prepares them.
 
-        Empty where the trained model is of such a class: from_pretrained() would take one for the other.
+        Empty where the trained model is of such a class: one would be taken for the other.
         """
         trained = self.model.class_path.rpartition(".")[2]
         return () if trained in self.unprepared_models else self.unprepared_models

@@ -353,7 +353,7 @@ def check_rules(to_launch: Launch, observer: Observer) -> None:
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
     if plan.capture is not None:
-        situation = with_capture(situation, plan.capture)
+        situation = with_capture(situation, plan.capture, is_launched=True)
     stop_at_errors(situation, no_check=not plan.is_checked, say=partial(_tell_finding, observer))
 
 

@@ -305,10 +305,12 @@ def _why_not_partitioned(capture: Capture) -> str:
     model = capture.model
     if model.is_quantized:
         return "of a quantized base at stage 3 nothing was measured on GPUs"
+    if capture.averages:
+        return f"{capture.averages} averages the weights of the model, which stage 3 takes apart"
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (
-            f"at stage 3 from_pretrained() takes the weights of {names} apart; nothing prepares one of"
+            f"at stage 3 transformers takes the weights of {names} apart; nothing prepares one of"
             " them, and another is what trains"
         )
     return ""

@@ -179,3 +179,31 @@ def test_rules_find_what_the_source_does_not_show(
     before = _situation(script, deepspeed)
     assert rule not in _rules(before)
     assert rule in _rules(with_capture(before, capture))
+
+
+_WITH_TEACHER = """\
+from accelerate import Accelerator
+from transformers import AutoModel
+accelerator = Accelerator()
+teacher = AutoModel.from_pretrained("bert")
+model, optimizer = accelerator.prepare(make_model(), make_optimizer())
+teacher(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("unprepared", "is_launched", "is_found"),
+    [
+        (("BertModel",), True, False),  # the ranks keep it whole
+        (("BertModel",), False, True),
+        ((LOOP.model.class_path.rpartition(".")[2],), True, True),  # of the trained model's class
+        ((), True, True),  # made behind what the capture saw
+    ],
+)
+def test_a_launch_warns_of_a_model_left_alone_only_where_it_stays_so(
+    unprepared: tuple[str, ...], is_launched: bool, is_found: bool
+) -> None:
+    before = _situation(_WITH_TEACHER, {"zero_optimization": {"stage": 3}})
+    after = with_capture(before, replace(LOOP, unprepared_models=unprepared), is_launched=is_launched)
+    rules = [finding.rule for finding in check(after, rules=ALL_RULES).findings]
+    assert ("zero3-model-needs-engine" in rules) == is_found

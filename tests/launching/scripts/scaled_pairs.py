@@ -1,6 +1,7 @@
-"""A user's loop over pairs: a model with a learnt scale without dimensions, and a frozen encoder beside it.
+"""A user's loop over pairs: a model with a learnt scale without dimensions, and frozen encoders beside it.
 
-Call: scaled_pairs.py FOLDER ROWS: the folder has both models, a batch so many rows.
+Call: scaled_pairs.py FOLDER ROWS [copies]: the folder has two of the models, a batch so many rows. With
+"copies" the trained one looks at its weights while it is made, as DETR's class does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 
 import torch
 from accelerate import Accelerator
-from transformers import BertConfig, BertModel, BertPreTrainedModel
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, BertPreTrainedModel
 
 
 class Scaled(BertPreTrainedModel):  # type: ignore[misc]
@@ -19,6 +20,9 @@ class Scaled(BertPreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.bert = BertModel(config)
         self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        if "copies" in sys.argv:
+            with torch.no_grad():
+                torch.empty(config.hidden_size, config.hidden_size).copy_(self.bert.pooler.dense.weight)
         self.post_init()
 
     def forward(self, input_ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -31,6 +35,8 @@ if __name__ == "__main__":
     accelerator = Accelerator()
     model = Scaled.from_pretrained(f"{sys.argv[1]}/scaled")
     teacher = BertModel.from_pretrained(f"{sys.argv[1]}/teacher").eval().requires_grad_(False)
+    torch.manual_seed(1)
+    judge = AutoModelForSequenceClassification.from_config(teacher.config).eval().requires_grad_(False)
     assert teacher.embeddings.word_embeddings.weight.shape[0] == teacher.config.vocab_size
     model.eval()  # no dropout: ranks would draw other masks than one process
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -39,7 +45,7 @@ if __name__ == "__main__":
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for batch in loader:
         with torch.no_grad():
-            wanted = teacher(batch).pooler_output
+            wanted = teacher(batch).pooler_output * judge(batch).logits.mean(1, keepdim=True)
         loss = model(batch, wanted)
         accelerator.backward(loss)
         optimizer.step()

@@ -31,6 +31,8 @@ def _resized(
         @classmethod
         def from_pretrained(cls, name: str) -> None: ...
 
+        _from_config = from_pretrained
+
         def get_input_embeddings(self) -> SimpleNamespace:
             return SimpleNamespace(weight=SimpleNamespace(**({"ds_shape": (rows, 8)} if stage3 else {})))
 

@@ -36,15 +36,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", [pytest.param("2", marks=pytest.mark.slow), "3"])
-def test_they_train_as_in_one_process(stage: str, models: Path, tmp_path: Path) -> None:
-    alone = run_command((sys.executable, str(_SCRIPT), str(models), "8"), tmp_path).check()
+@pytest.mark.parametrize(
+    ("stage", "how"),
+    [
+        pytest.param("2", (), marks=pytest.mark.slow),
+        ("3", ()),
+        pytest.param("3", ("copies",), marks=pytest.mark.slow),
+    ],
+)
+def test_they_train_as_in_one_process(stage: str, how: tuple[str, ...], models: Path, tmp_path: Path) -> None:
+    alone = run_command((sys.executable, str(_SCRIPT), str(models), "8", *how), tmp_path).check()
     flags = ("--cpu", "--gpus", "2xA100-40G", "--zero-stage", stage)
-    command = (sys.executable, "-m", "zerofit", "launch", *flags, str(_SCRIPT), str(models), "4")
+    command = (sys.executable, "-m", "zerofit", "launch", *flags, str(_SCRIPT), str(models), "4", *how)
     run = run_command(command, tmp_path, CUDA_VISIBLE_DEVICES="").check()
     expected = _numbers(alone.stdout)
     assert len(expected) == 5
     assert expected[0] > expected[3]
     assert _numbers(run.stdout) == pytest.approx(expected, rel=1e-4)
-    is_said = "BertModel is loaded whole on each rank, as nothing prepares it" in run.stderr + run.stdout
-    assert is_said == (stage == "3")
+    said = run.stderr + run.stdout
+    for name in ("BertModel", "BertForSequenceClassification"):
+        assert (f"{name} is loaded whole on each rank, as nothing prepares it" in said) == (stage == "3")
+    assert ("Scaled is loaded whole on each rank, as it can't be made in parts" in said) == bool(how)
+    assert "zero3-model-needs-engine" not in said

@@ -26,12 +26,20 @@ _OF_THE_LAUNCH = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "u
 """Fields of TrainingArguments that a capture, one process without a GPU, shows otherwise than the run."""
 
 
-def with_capture(situation: Situation, capture: Capture) -> Situation:
+def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = False) -> Situation:
     """Return a situation in which the capture overrules what the script's source shows, and is certain.
 
     What a DeepSpeed file or a flag of zerofit's says stays.
+
+    Args:
+        situation: of the script's source.
+        capture: what was seen of the script.
+        is_launched: whether zerofit starts it, which keeps models whole that nothing prepares.
     """
-    trainer = situation.trainer
+    trainer, script = situation.trainer, situation.script
+    if script is not None and is_launched and capture.models_left_whole:
+        calls = tuple(replace(call, is_model_left_alone=False) for call in script.calls)
+        script = replace(script, calls=calls)
     if capture.route is Route.TRAINER:
         trainer = _trainer(trainer or TrainerSettings(), capture)
     settings = replace(situation.settings, optimizer=_optimizer(situation, capture))
@@ -41,7 +49,7 @@ def with_capture(situation: Situation, capture: Capture) -> Situation:
         route=capture.route,
         trainer=trainer,
         settings=settings,
-        script=None if situation.script is None else _script(situation.script, capture),
+        script=None if script is None else _script(script, capture),
     )
 
 

@@ -11,16 +11,18 @@ the model would lose its output layer without a word (transformers/modeling_util
 A script that loads its base model again once it has trained, to merge an adapter, say, may give a device_map.
 transformers refuses that while ZeRO-3 is on (integrations/accelerate.py, 5.23), though such a model is used
 as it is loaded: it is loaded whole. So is a model beside the trained one that nothing prepares (a frozen text
-encoder, say): no engine would put its weights together.
+encoder, say): no engine would put its weights together. And so is one that can't be made while its weights
+are taken apart, as its class copies or compares them (DETR's batch normalization): its engine partitions it.
 """
 
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import ZeroStage
-from zerofit.core.upstream.transformers import compare_tied_by, without_zero3
+from zerofit.core.upstream.transformers import MAKE_FROM_CONFIG, compare_tied_by, without_zero3
 from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.wrapping import wrap
 
@@ -100,19 +102,49 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) -> None:
-    """Load whole what nothing prepares, and what has a device_map after the training's own model."""
-    original = model_class.from_pretrained.__func__
+    """Make whole what nothing prepares, what fails in parts, and what has a device_map after the training."""
+    depth = 0
 
-    @functools.wraps(original)
-    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ in unprepared:
-            why = "nothing prepares it"
-        elif _has_engine and kwargs.get("device_map") is not None:
-            why = "the script gives a device_map"
-        else:
-            return original(cls, *args, **kwargs)
-        changes.add(f"{cls.__name__} is loaded whole on each rank, as {why}")
-        with without_zero3():
-            return original(cls, *args, **kwargs)
+    def wrapped(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            if depth:  # a part of another model
+                return original(cls, *args, **kwargs)
+            depth += 1
+            try:
+                why = _why_whole(cls, kwargs, unprepared)
+                if not why:
+                    made, why = _in_parts(partial(original, cls, *args, **kwargs))
+                    if not why:
+                        return made
+                changes.add(f"{cls.__name__} is loaded whole on each rank, as {why}")
+                with without_zero3():
+                    return original(cls, *args, **kwargs)
+            finally:
+                depth -= 1
 
-    model_class.from_pretrained = classmethod(from_pretrained)
+        return classmethod(make)
+
+    for name in ("from_pretrained", MAKE_FROM_CONFIG):
+        setattr(model_class, name, wrapped(getattr(model_class, name).__func__))
+
+
+def _why_whole(model_class: Any, kwargs: dict[str, Any], unprepared: Container[str]) -> str:
+    if model_class.__name__ in unprepared:
+        return "nothing prepares it"
+    return "the script gives a device_map" if _has_engine and kwargs.get("device_map") is not None else ""
+
+
+def _in_parts(make: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what a function makes under ZeRO-3, or why it can't be made so."""
+    import torch
+
+    state = torch.get_rng_state()
+    try:
+        return make(), ""
+    except RuntimeError as error:  # of a shape, mostly: a weight that is taken apart has none
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        torch.set_rng_state(state)
+        return None, f"it can't be made in parts ({(str(error).splitlines() or [''])[0]})"

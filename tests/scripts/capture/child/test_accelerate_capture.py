@@ -110,6 +110,11 @@ def test_why_a_forward_pass_can_not_run_in_parts_is_seen(
     assert captured_in_forks(script).capture.whole_because == because
 
 
+def test_a_moving_average_of_the_trained_weights_is_seen(captured_in_forks: Any) -> None:
+    assert captured_in_forks("diffuses").capture.averages == "AveragedModel"
+    assert captured_in_forks("distils").capture.averages == ""
+
+
 def test_a_model_of_diffusers_can_checkpoint(captured_in_forks: Any) -> None:
     pytest.importorskip("diffusers", reason="it comes with the extra dev")
     model = captured_in_forks("unet").capture.model
@@ -202,7 +207,8 @@ def test_trackers_send_nothing_and_keep_the_configuration(captured_in_forks: Any
 def test_what_rules_out_deepspeed_or_its_stage_3_is_told(captured_in_forks: Any) -> None:
     capture = captured_in_forks("beside").capture
     assert capture.uses_local_sgd
-    assert capture.unprepared_models == ("BertForMaskedLM",)  # the other one was made before the Accelerator
+    # The causal one was made before the Accelerator.
+    assert capture.unprepared_models == ("BertForMaskedLM", "LlamaForSequenceClassification")
     other = captured_in_forks("distils").capture
     assert (other.uses_local_sgd, other.unprepared_models) == (False, ())
 

@@ -101,7 +101,7 @@ def _load_nothing(module: Any, seen: Observations) -> None:
     @functools.wraps(of_config)
     def from_config(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = of_config(cls, *args, **kwargs)
-        setattr(made, FROM_CONFIG, True)
+        setattr(made, FROM_CONFIG, bool(seen.accelerators))
         return made
 
     model_class.from_pretrained = classmethod(from_pretrained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ from zerofit.scripts.capture.child.meta_weights import FROM_CONFIG, LOADED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+_AVERAGES = re.compile(r"EMA|Ema(?![a-z])|Averaged")
+"""In names of classes that keep a moving average of weights: ema_pytorch's, timm's and torch's own."""
 
 
 def captured_model(
@@ -201,13 +205,26 @@ def outermost(is_wanted: Callable[[Any], bool]) -> Any:
 
 
 def unprepared_models(model: Any, prepared: Iterable[Any]) -> tuple[str, ...]:
-    """Return the classes of the models that from_pretrained made beside those that are prepared or train.
+    """Return the classes of the models that transformers made beside those that are prepared or train.
 
     Those of before the Accelerator are left out: stage 3 does not partition them.
     """
-    known = {id(one) for top in (model, *prepared) for one in top.modules()}
-    others = (one for one in _living_modules() if getattr(one, LOADED, False) and id(one) not in known)
-    return tuple(sorted(type(one).__name__ for one in others))
+    made = [
+        one for one in _living_modules() if getattr(one, LOADED, False) or getattr(one, FROM_CONFIG, False)
+    ]
+    parts = {id(part) for one in made for part in list(one.modules())[1:]}
+    known = parts | {id(one) for top in (model, *prepared) for one in top.modules()}
+    return tuple(sorted(type(one).__name__ for one in made if id(one) not in known))
+
+
+def averaging_class(model: Any) -> str:
+    """Return the class of a module that averages the weights of the trained model; empty without one."""
+    trained = type(base_of(model))
+    for one in _living_modules():
+        name = type(one).__name__
+        if _AVERAGES.search(name) and any(type(part) is trained for part in one.modules() if part is not one):
+            return name
+    return ""
 
 
 def other_weight_bytes(model: Any) -> int:

@@ -21,6 +21,7 @@ from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
 from zerofit.scripts.capture.child.forward_on_meta import forward_on_meta
 from zerofit.scripts.capture.child.model_record import (
+    averaging_class,
     base_of,
     captured_model,
     class_path,
@@ -217,6 +218,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         unprepared_models=()
         if trainer is not None
         else unprepared_models(model, prepared_models(accelerator)),
+        averages=averaging_class(model),
         uses_local_sgd=seen.uses_local_sgd,
         other_weight_bytes=other_weight_bytes(model),
         trainer_class=class_path(type(trainer)) if trainer is not None else "",

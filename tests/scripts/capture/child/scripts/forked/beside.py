@@ -1,9 +1,9 @@
-"""A loop under LocalSGD: an encoder that nothing prepares beside it, and a scale without dimensions."""
+"""A loop under LocalSGD: two models that nothing prepares beside it, and a scale without dimensions."""
 
 import torch
 from accelerate import Accelerator
 from accelerate.local_sgd import LocalSGD
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 
 class Scaled(torch.nn.Module):
@@ -21,6 +21,7 @@ class Scaled(torch.nn.Module):
 before = AutoModelForCausalLM.from_pretrained("llama")
 accelerator = Accelerator()
 encoder = AutoModelForMaskedLM.from_pretrained("bert").requires_grad_(False)
+judge = AutoModelForSequenceClassification.from_config(before.config)
 model = Scaled()
 optimizer = torch.optim.AdamW(model.parameters())
 loader = torch.utils.data.DataLoader(torch.rand(6, 9), batch_size=3)

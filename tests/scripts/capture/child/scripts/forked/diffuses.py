@@ -1,4 +1,4 @@
-"""A diffusion loss inside of the forward pass: time steps and noise are drawn there."""
+"""A diffusion loss inside of the forward pass: time steps and noise are drawn there; weights are averaged."""
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +22,9 @@ accelerator = Accelerator()
 net = Diffusion()
 loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=4)
 net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), loader)
+averaged = torch.optim.swa_utils.AveragedModel(accelerator.unwrap_model(net))
 for images in loader:
     accelerator.backward(net(images))
     optimizer.step()
     optimizer.zero_grad()
+    averaged.update_parameters(net)
