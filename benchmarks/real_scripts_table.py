@@ -293,7 +293,8 @@ _NEW = (
         "speech-recognition",
         "run_speech_recognition_seq2seq",
         f"--model_name_or_path models/whisper --dataset_name sounds --eval_split_name validation "
-        f"--text_column_name text --preprocessing_num_workers 1 {_TRAINER} --language en",
+        f"--text_column_name text --preprocessing_num_workers 1 {_TRAINER} --language en "
+        "--freeze_feature_encoder false",
         has_trainer=True,
     ),
     _trl("sft_vlm", "captions", file="trl/examples/scripts/sft_vlm.py", model="llava"),
@@ -359,6 +360,7 @@ _NEW = (
         "--output_dir OUT --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --logging_steps 1 "
         "--save_strategy no --load_best_model_at_end false",
         has_trainer=True,
+        ignores_num_items=True,
     ),
     Script(
         name="gan_pix2pix",
