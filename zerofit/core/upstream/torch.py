@@ -29,3 +29,8 @@ def is_in_backward() -> bool:
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def sparse_parts(tensor: Any) -> tuple[Any, Any]:
+    """Return the places and values of a sparse tensor's elements, whether it is coalesced or not."""
+    return tensor._indices(), tensor._values()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
+from zerofit.core.upstream.torch import sparse_parts
 from zerofit.models.trace.raw import OperatorCall, leaves
 from zerofit.models.trace.sparse import is_sparse
 
@@ -97,7 +98,7 @@ def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
 
 def _touched(tensor: Any) -> int:
     if is_sparse(tensor):
-        return _touched(tensor._indices()) + _touched(tensor._values())
+        return sum(_touched(one) for one in sparse_parts(tensor))
     return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
 
 

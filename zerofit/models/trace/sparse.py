@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.torch import sparse_parts
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,18 +36,17 @@ def on_parts(function: Any, args: tuple[Any, ...], call: Callable[..., Any]) -> 
     name, aten = function.__name__, torch.ops.aten
     if name == "_coalesce.default":
         (tensor,) = args
-        places, values = (
-            call(aten.clone.default, (one,), {}) for one in (tensor._indices(), tensor._values())
-        )
+        places, values = (call(aten.clone.default, (one,), {}) for one in sparse_parts(tensor))
         return _sparse(places, values, tensor.shape)
     if name == "sparse_mask.default":
         given, mask = args
-        values = call(aten.empty_like.default, (mask._values(),), {"dtype": given.dtype})
-        return _sparse(mask._indices(), values, mask.shape)
+        places, kept = sparse_parts(mask)
+        values = call(aten.empty_like.default, (kept,), {"dtype": given.dtype})
+        return _sparse(places, values, mask.shape)
     if name == "t.default" and is_sparse(args[0]):
         (tensor,) = args
-        places = call(aten.clone.default, (tensor._indices(),), {})
-        return _sparse(places, tensor._values(), tensor.shape[::-1])
+        places, values = sparse_parts(tensor)
+        return _sparse(call(aten.clone.default, (places,), {}), values, tensor.shape[::-1])
     return None
 
 
