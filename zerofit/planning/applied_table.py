@@ -104,17 +104,12 @@ def _batch_words(micro: int | None, steps: int | None, by_hand: int | None) -> s
 
 def _engine(plan: Plan) -> Iterator[Row]:
     strategy = plan.strategy
-    says, runs = _own_engine(plan), _plain(plan)
+    own = plan.capture.engine if plan.capture is not None else ""
+    says, runs = own or _plain(plan), _plain(plan)
     if strategy.engine is Engine.DEEPSPEED:
         runs = f"DeepSpeed ZeRO-{strategy.zero_stage.value}"
-    is_own = plan.capture is not None and bool(plan.capture.engine)
-    if strategy.engine is Engine.DEEPSPEED or (is_own and says != runs):
+    if strategy.engine is Engine.DEEPSPEED or (own and says != runs):
         yield Row(what="engine", script_says=says, runs=runs, why=why_of(plan, "zero_stage", "engine"))
-
-
-def _own_engine(plan: Plan) -> str:
-    """Return what runs the script alone."""
-    return (plan.capture.engine if plan.capture is not None else "") or _plain(plan)
 
 
 def _plain(plan: Plan) -> str:

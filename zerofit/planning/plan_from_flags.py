@@ -15,7 +15,6 @@ from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, Ze
 from zerofit.planning.ranks import check_groups, check_ranks
 
 if TYPE_CHECKING:
-    from zerofit.core.estimates import Estimate
     from zerofit.core.request import Request
 
 
@@ -27,7 +26,8 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     Raises:
         UserError: the number of ranks or the global batch can't be made.
     """
-    if request.plan and request.preset:
+    plan = request.plan
+    if plan and request.preset:
         raise _plan_and_preset(request.preset)
     topology = topology_of(machine, request)
     strategy, reasons = _base(machine, topology, request)
@@ -43,7 +43,7 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
     workload = _workload(request)
     if workload.global_batch_size is not None:
-        if request.plan and request.gradient_accumulation_steps is None:
+        if plan and request.gradient_accumulation_steps is None:
             # The global batch stays, so that accumulation follows from the ranks that there are now.
             strategy = replace(strategy, gradient_accumulation_steps=None)
         strategy, reason = _with_global_batch(strategy, topology, workload.global_batch_size)
@@ -54,18 +54,13 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         machine=machine,
         versions=versions,
         workload=workload,
-        model=request.plan.model if request.plan else None,
+        model=plan.model if plan else None,
         trains=_trains(request),
         reasons=tuple(reasons),
-        rejected=request.plan.rejected if request.plan else (),
-        estimate=_estimate(request.plan, strategy, topology) if request.plan else None,
-        capture=request.plan.capture if request.plan else None,
+        rejected=plan.rejected if plan else (),
+        estimate=plan.estimate if plan and (plan.strategy, plan.topology) == (strategy, topology) else None,
+        capture=plan.capture if plan else None,
     )
-
-
-def _estimate(plan: Plan, strategy: Strategy, topology: Topology) -> Estimate | None:
-    """Return what the plan said that it needs, where it still holds."""
-    return plan.estimate if (plan.strategy, plan.topology) == (strategy, topology) else None
 
 
 _CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu says so")
@@ -185,7 +180,8 @@ def _taken_up(
     """Return the plan's strategy and reasons, with what nobody asked for chosen anew for this machine."""
     strategy = plan.strategy
     by_default = {reason.field for reason in plan.reasons if reason.origin is Origin.DEFAULT}
-    asked = {reason.field: getattr(strategy, reason.field) for reason in plan.reasons if _is_asked(reason)}
+    by_flag = {reason.field for reason in plan.reasons if reason.origin is Origin.FLAG}
+    asked = {field: getattr(strategy, field) for field in by_flag & FLAGS.keys()}
     remade = {}
     if by_default & {"engine", "zero_stage"}:
         words = {name: value for name, value in asked.items() if getattr(request, name) is None}
@@ -203,10 +199,6 @@ def _taken_up(
     return strategy, [
         reason for reason in reasons if reason.origin is not Origin.DEFAULT or reason.field not in asked
     ]
-
-
-def _is_asked(reason: Reason) -> bool:
-    return reason.origin is Origin.FLAG and reason.field in FLAGS
 
 
 def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Reason]:

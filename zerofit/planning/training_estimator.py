@@ -270,21 +270,16 @@ class TrainingEstimator:
 
 
 def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
-    workload, gpu, script = problem.workload, problem.smallest_gpu, problem.script
+    script = problem.script
+    is_scaled = script is None and strategy.precision is Precision.FP16  # a scaler takes no weights in fp16
     return trace_request_for(
         strategy,
-        workload,
-        gpu,
-        own_weights=_own_weights(strategy, problem),
+        problem.workload,
+        problem.smallest_gpu,
+        own_weights=Precision.FP32 if is_scaled else problem.weights,
         has_adapters=script is not None and bool(script.capture.model.adapters),
         has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
     )
-
-
-def _own_weights(strategy: Strategy, problem: Problem) -> Precision:
-    """Return the format of the weights outside of DeepSpeed; a gradient scaler takes none in fp16."""
-    is_scaled = problem.script is None and strategy.precision is Precision.FP16
-    return Precision.FP32 if is_scaled else problem.weights
 
 
 def _lines(tape: Tape) -> Lines:

@@ -58,11 +58,6 @@ def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _cudnn_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """ASSUMPTION: as flash's. cuDNN plans its own workspace, which is published nowhere and not measured."""
-    return _flash_backward(args)
-
-
 def _safe_softmax(args: tuple[Any, ...]) -> tuple[int, ...]:
     """The softmax before rows that are hidden whole are zeroed, where scores are -inf, and which rows are.
 
@@ -102,7 +97,8 @@ def _embedding_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 _SCRATCH = {
     "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
-    "_scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
+    # ASSUMPTION: as flash's. cuDNN plans its own workspace, which is published nowhere and not measured.
+    "_scaled_dot_product_cudnn_attention_backward.default": _flash_backward,
     "_safe_softmax.default": _safe_softmax,
     _EFFICIENT_BACKWARD: _efficient_backward,
     "embedding_dense_backward.default": _embedding_backward,

@@ -294,10 +294,8 @@ def terms_of(log: AllocationLog) -> list[str]:
     if _CAST not in log.operators:
         return terms
     storages, cast = log.storages, log.operators.index(_CAST)
-    copies = [
-        {2 * log.parameters[number].num_elements for number in numbers if _is_fp32(log, number)}
-        for numbers in log.module_parameters
-    ]
+    widths = [2 * one.num_elements if one.bytes_per_element == _FP32 else None for one in log.parameters]
+    copies = [{widths[number] for number in numbers} for numbers in log.module_parameters]
     for index, operator in enumerate(storages.operators):
         if operator != cast or storages.bytes_per_sample[index] or storages.modules[index] < 0:
             continue
@@ -307,7 +305,3 @@ def terms_of(log: AllocationLog) -> list[str]:
         ):
             terms[index] = WEIGHT_COPIES
     return terms
-
-
-def _is_fp32(log: AllocationLog, parameter: int) -> bool:
-    return log.parameters[parameter].bytes_per_element == _FP32

@@ -14,15 +14,12 @@ from zerofit.planning.estimate.device_memory.optimizers import (
     make_optimizer,
 )
 from zerofit.planning.estimate.engines.engine import SimulatedEngine
+from zerofit.planning.estimate.engines.zero_engine import BUCKET, BUFFERS, WEIGHTS
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog
     from zerofit.planning.estimate.device_memory.replay import Tape
     from zerofit.planning.estimate.engines.engine import Setup
-
-WEIGHTS = "weights"
-BUFFERS = "buffers"
-BUCKET = "gradient bucket"
 
 _BROADCAST_BYTES = 250 * MIB
 """torch/nn/parallel/distributed.py, broadcast_bucket_size."""

@@ -112,7 +112,8 @@ class Gatherer:
         self._gather(wanted)
         for number in wanted:
             self._active[number].add(module)
-            if is_forward and self._is_in_backward and self._backward and not self._is_trained(number):
+            is_recomputed = is_forward and self._is_in_backward and self._backward
+            if is_recomputed and not self._engine.setup.log.parameters[number].trains:
                 self._backward[next(reversed(self._backward))].add(number)
             if number in self._flights:
                 self._land(self._flights[number])
@@ -164,9 +165,6 @@ class Gatherer:
         taken = [self._whole(number, stream=0) for number in missing]
         for blocks in taken:
             self._engine.drop(blocks)
-
-    def _is_trained(self, number: int) -> bool:
-        return self._engine.setup.log.parameters[number].trains
 
     def _whole(self, number: int, *, stream: int) -> list[int]:
         """Note a whole parameter's own block, padded; a single rank uses the part that it has."""
@@ -453,17 +451,14 @@ class DeepSpeedStage3(DeepSpeedEngine):
     def _empty_bucket(self) -> None:
         numbers = [number for number, _ in self._bucketed]
         is_in_place = len(numbers) == 1 and self.elements[numbers[0]] % self.num_ranks == 0
-        held = [] if is_in_place else self._take_flat(numbers)
+        flat_bytes = 0 if is_in_place else self._part_elements(numbers) * self.num_ranks * self.unit
+        held = self.take(flat_bytes, COPY, stream=_REDUCE_STREAM)
         for number, rest in self._bucketed:
             if self.offloads_optimizer:
                 held += self._hand_over(number)
             self.drop(rest)
         self.drop(held)
         self._bucketed, self._bucketed_elements = [], 0
-
-    def _take_flat(self, numbers: list[int]) -> list[int]:
-        num_bytes = self._part_elements(numbers) * self.num_ranks * self.unit
-        return self.take(num_bytes, COPY, stream=_REDUCE_STREAM)
 
     def _hand_over(self, number: int) -> list[int]:
         """A part of a gradient goes to the host; before a step its norm is taken, and an fp32 copy.
