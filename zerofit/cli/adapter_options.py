@@ -65,38 +65,40 @@ ADAPTER_OPTIONS = (
         "--freeze",
         multiple=True,
         type=_Names("NAMES"),
-        help="What does not train, with commas between: embeddings, embeddings+N (and the first N blocks), "
+        help="Comma-separated parameters to freeze: embeddings, embeddings+N (also the first N blocks), "
         "blocks, all-but-head, or patterns of parameters' names such as '*.layer.0.*'.",
     ),
-    click.option("--lora", is_flag=True, help="Train adapters beside frozen weights (peft)."),
+    click.option("--lora", is_flag=True, help="Train adapters on frozen weights (peft)."),
     click.option("--qlora", is_flag=True, help="The same as --lora --quantize nf4."),
     click.option(
         "--lora-rank",
         type=Number(int, least=1),
-        help=f"Rank of adapters, {Lora().rank} where it is left out; with --lora, --qlora or --allow lora.",
+        help=f"Rank of the adapters; default: {Lora().rank}. With --lora, --qlora or --allow lora.",
     ),
     click.option(
         "--lora-alpha",
         type=Number(int, least=1),
-        help="Adapters are scaled by this over their rank; twice the rank where it is left out.",
+        help="Adapters are scaled by this over their rank; default: twice the rank.",
     ),
-    click.option("--lora-dropout", type=Number(float, least=0, most=1), help="Of what goes into an adapter."),
+    click.option(
+        "--lora-dropout", type=Number(float, least=0, most=1), help="Dropout on the input of the adapters."
+    ),
     click.option(
         "--lora-targets",
         type=_Names(f"NAMES|{_ALL_LINEAR}"),
-        help="Modules that get an adapter, with commas between; those that fit the family if left out.",
+        help="Comma-separated modules to adapt; default: those of the model family.",
     ),
     click.option(
         "--lora-modules-to-save",
         "lora_saved",
         type=_Names("NAMES"),
-        help="Modules that train whole beside the adapters, such as a new head.",
+        help="Modules to train whole beside the adapters, such as a new head.",
     ),
     click.option(
         "--quantize",
         "quantization",
         type=Word("quantize", {one.value: one for one in Quantization}),
-        help="Format in which frozen weights of linear layers rest (bitsandbytes); with --lora.",
+        help="Storage format of frozen linear layers (bitsandbytes); with --lora.",
     ),
 )
 

@@ -93,15 +93,15 @@ def bench() -> None:
     metavar="NAME|FOLDER|FILE",
     help=f"A model's config; weights are random. By default {PUBLISHED_MODEL}, on the CPU {_CPU_MODEL}.",
 )
-@click.option("--task", type=TASK, help=TASK.listed("What the model's head is for."))
+@click.option("--task", type=TASK, help=TASK.listed("Task of the model's head."))
 @click.option("--rungs", default=DEFAULT_RUNGS, show_default=True, help="Rungs, in the order of the ladder.")
-@click.option("--alone", is_flag=True, help="Each rung alone on the baseline, not on top of those before it.")
+@click.option("--alone", is_flag=True, help="Add each rung to the baseline, not to those before it.")
 @number_option(
     "--batch-size",
     default=PUBLISHED_BATCH,
-    help="Samples of an optimizer step, on the rank that is measured.",
+    help="Samples per optimizer step on the measured rank.",
 )
-@number_option("--seq-len", "sequence_length", default=PUBLISHED_LENGTH, help="Tokens a sample.")
+@number_option("--seq-len", "sequence_length", default=PUBLISHED_LENGTH, help="Tokens per sample.")
 @click.option(
     "--attention",
     type=Word("attention", {name: name for name in ("eager", "sdpa")}),
@@ -113,16 +113,16 @@ def bench() -> None:
     "--ranks",
     "num_ranks",
     default=1,
-    help="Under ZeRO, be rank 0 of so many, among collectives that exchange nothing.",
+    help="Under ZeRO, run as rank 0 of N, with collectives that exchange nothing.",
 )
 @number_option(
     "--steps",
     "num_steps",
     help=f"Steps that are timed, after the warm-up; by default {_GPU_STEPS}, on the CPU {_CPU_STEPS}.",
 )
-@click.option("--cpu", "on_cpu", is_flag=True, help="Measure on the CPU, GPUs or not.")
+@click.option("--cpu", "on_cpu", is_flag=True, help="Measure on the CPU.")
 @click.option(
-    "--gpus", metavar="SPEC", help="Predict for this GPU, such as A100-80G, in place of the one here."
+    "--gpus", metavar="SPEC", help="Predict for this GPU, such as A100-80G, instead of this machine's."
 )
 @number_option(
     "--rung-limit",
@@ -130,18 +130,18 @@ def bench() -> None:
     metavar="SECONDS",
     kind=float,
     default=_LIMIT_S,
-    help="How long one rung may take.",
+    help="Time limit of one rung.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw memory and time into a file."
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot memory and time to a file."
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write ladder.json, ladder.txt and each rung's log into a folder.",
+    help="Write ladder.json, ladder.txt and each rung's log to a folder.",
 )
-@click.option("--force", is_flag=True, help="Write over a ladder in that folder, or a plot.")
+@click.option("--force", is_flag=True, help="Overwrite a ladder in that folder, or a plot.")
 @click.option("--dry-run", is_flag=True, help="Print the rungs and what each changes, and run nothing.")
 def ladder(
     *,
@@ -165,9 +165,9 @@ def ladder(
 ) -> int:
     """Measure memory, time and loss of one strategy after another, beside the prediction.
 
-    Each rung trains the same model with random weights on the same batch, in a fresh process: the first
-    steps without dropout, for losses that can be compared, then those that are timed. A rung that can't run
-    here, or runs out of memory, says so, and the others go on. Exits 1 where none ran.
+    Each rung trains the same model with random weights on the same batch, in a fresh process: first some
+    steps without dropout, for comparable losses, then the timed ones. A rung that can't run here, or runs
+    out of memory, says so, and the others continue. Exits 1 if none ran.
     """
     named, is_cumulative = parse_rungs(rungs), not alone
     base = baseline(

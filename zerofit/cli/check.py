@@ -32,14 +32,16 @@ _ROUTES = {route.value: route for route in Route}
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code review tools.")
-@click.option("--fix", is_flag=True, help="Mend what has exactly one right answer; FILE.bak keeps the old.")
+@click.option(
+    "--fix", is_flag=True, help="Fix what has exactly one right answer; the original is kept in FILE.bak."
+)
 @click.option("--dry-run", is_flag=True, help="With --fix: print the change as a diff, and write nothing.")
 @click.option(
-    "--route", type=Word("route", _ROUTES), help="Who reads the DeepSpeed file, where no script shows it."
+    "--route", type=Word("route", _ROUTES), help="Reader of the DeepSpeed file, if no script shows it."
 )
 @click.option("--num-processes", type=Number(int, least=1), help="Ranks on all nodes together.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")
-@click.option("--here", is_flag=True, help="The run is on this machine: hold it against its GPUs.")
+@click.option("--here", is_flag=True, help="The run is on this machine: check it against its GPUs.")
 @click.option(
     "--capture",
     "captures",
@@ -69,10 +71,10 @@ def check(
     explain: str | None,
     list_rules: bool,
 ) -> int:
-    """Say what would fail, or silently go wrong, before it runs.
+    """Report what would fail, or silently go wrong, before it runs.
 
-    TARGETS are files: a DeepSpeed JSON (- for standard input), an accelerate YAML, a script with its
-    arguments behind it. Or the whole command, as it will be run:
+    TARGETS are files: a DeepSpeed JSON (- for standard input), an accelerate YAML, a script
+    followed by its arguments. Or the whole command, as it will be run:
 
     \b
       zerofit check ds_config.json accelerate.yaml

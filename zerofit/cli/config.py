@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     "--output-dir",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Folder for the files; the current one where it is left out.",
+    help="Folder for the files; default: the current one.",
 )
 @click.option(
-    "--from", "source", metavar="FILE", help="Take what a file of accelerate (YAML) or DeepSpeed (JSON) says."
+    "--from", "source", metavar="FILE", help="Import an accelerate (YAML) or DeepSpeed (JSON) file."
 )
 @click.option("--auto", is_flag=True, help='Write "auto" for what the script decides, instead of numbers.')
 @no_check_option
-@click.option("--force", is_flag=True, help="Write over files that differ.")
+@click.option("--force", is_flag=True, help="Overwrite files that differ.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 def config(
     output_dir: Path, source: str | None, auto: bool, no_check: bool, force: bool, dry_run: bool, **flags: Any
@@ -70,9 +70,8 @@ def config(
     """Write the files of a memory strategy.
 
     ds_config.json for DeepSpeed, accelerate.yaml and launch.sh for accelerate, training_args.json for
-    Trainer. The numbers that DeepSpeed needs are explicit: where no flag says otherwise, 1 for micro-batch
-    and accumulation, and no clipping. The files may be for another machine than this one: say
-    --num-processes for its GPUs.
+    Trainer. DeepSpeed's numbers are explicit: by default 1 for micro-batch and accumulation, and no clipping.
+    For another machine than this one, set --num-processes to its number of GPUs.
     """
     console = Console()
     model_flags, machine_flags, request = settings_of({**settings_from(flags), "elsewhere": True})

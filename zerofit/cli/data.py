@@ -76,32 +76,30 @@ class _DataVerb(Verb):
 @click.option(
     "--text",
     metavar="COLUMN[,COLUMN]",
-    help="What is counted; two make a pair; guessed if left out.",
+    help="Column to count; two make a pair; default: guessed.",
 )
-@click.option("--split", metavar="NAME", help="Of a DatasetDict that save_to_disk wrote; train if left out.")
+@click.option("--split", metavar="NAME", help="Split of a DatasetDict; default: train.")
 @click.option(
     "--count",
     type=Word("count", {unit.value: unit for unit in LengthUnit}),
     default=LengthUnit.TOKENS.value,
     show_default=True,
-    help="What a length is; words and characters need no tokenizer.",
+    help="Unit of length; words and characters need no tokenizer.",
 )
-@click.option("--max-length", type=_POSITIVE, help="Where samples are cut; recommended if left out.")
+@click.option("--max-length", type=_POSITIVE, help="Truncate samples to this length; default: recommended.")
 @number_option(
     "--batch-size", help=f"Samples of one forward pass on one rank; the script's, or {DEFAULT_BATCH_SIZE}."
 )
-@click.option("--task", type=TASK, help=TASK.listed("What is trained: causal-lm can pack its samples."))
+@click.option("--task", type=TASK, help=TASK.listed("Task; causal-lm can pack its samples."))
 @click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")
-@click.option(
-    "--sample", type=_SHARE, metavar="SHARE", help="Count a share of the rows, drawn at random: 5%."
-)
+@click.option("--sample", type=_SHARE, metavar="SHARE", help="Count a random share of the rows: 5%.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document into a file."
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document to a file."
 )
-@click.option("--force", is_flag=True, help="Write over files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw lengths and padding into a file."
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot lengths and padding to a file."
 )
 @capture_limit_option
 @click.option("-m", "--module", is_flag=True, help="SOURCE is a module, as with python -m.")
@@ -119,12 +117,12 @@ def data(
     plot: Path | None,
     **flags: Any,
 ) -> None:
-    """Say how long a dataset's samples are, what padding wastes, and which maximum length to take.
+    """Report a dataset's lengths, what padding wastes, and a recommended maximum length.
 
     SOURCE is a file (csv, tsv, json, jsonl, parquet, arrow, txt), several, a pattern, or a folder of
-    save_to_disk, read in pieces whatever its size. Or it is a training script (FILE.py, or -m MODULE) with
-    its arguments behind it, which runs up to where its training would begin. Nothing is written but what
-    --output and --plot name.
+    save_to_disk, read in pieces whatever its size. Or it is a training script (FILE.py, or -m MODULE)
+    followed by its arguments, which runs up to its first training step. Only the files of --output and
+    --plot are written.
     """
     is_script = module or sources[0].endswith(".py")
     if plot is not None:

@@ -36,20 +36,20 @@ _COLOURS = {"ok": "green", "warning": "yellow"}
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
 @click.option(
-    "--calibrate", is_flag=True, help="Measure what this node achieves, for zerofit plan; under a minute."
+    "--calibrate", is_flag=True, help="Measure this node's rates for zerofit plan; takes under a minute."
 )
 @click.option(
     "--observations",
     "lists_observations",
     is_flag=True,
-    help="List what launched runs needed here, which later plans of the same kind go by.",
+    help="List what launched runs needed here; later plans of the same kind use it.",
 )
 @click.option("--nvme-path", metavar="FOLDER", help="With --calibrate: measure the disk of this folder too.")
 def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_path: str | None) -> None:
-    """Look at this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.
+    """Check this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.
 
-    Prints one line a check: ok, or warning with the reason and the fix below. Exits 0 either way: a warning
-    names what some runs need, and yours may not be one of them.
+    Prints one line per check: ok, or a warning with the reason and the fix. Exits 0 either way: not every run
+    needs what a warning is about.
     """
     context = click.get_current_context()
     if nvme_path is not None and not calibrate:

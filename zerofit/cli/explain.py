@@ -20,9 +20,9 @@ from zerofit.launching.explain_run import RunExplanation, explain_run, is_run_fo
 def explain(path: str, *, as_json: bool) -> None:
     """Say why a run failed, and what to type next.
 
-    RUN is a run folder of zerofit launch; LOG any log, such as Slurm's output; DIR a folder of logs, one a
-    rank or a node; - standard input. zerofit need not have started the run. Secrets in the lines that are
-    shown are masked.
+    RUN is a run folder of zerofit launch; LOG any log, such as Slurm's output; DIR a folder of logs, one per
+    rank or node; - standard input. Also for runs that zerofit did not start. Secrets in the printed lines are
+    masked.
     """
     found = explained(path)
     click.echo(explanation_json(found) if as_json else for_terminal(explanation_text(found)))

@@ -17,9 +17,9 @@ from zerofit.launching.export import export as export_weights
 def export(*, source: Path, out: Path) -> None:
     """Write the weights of a checkpoint as from_pretrained() reads them.
 
-    RUN_OR_CHECKPOINT is a checkpoint of accelerate or Trainer, a folder of them, or the folder of a run: the
-    newest complete checkpoint is taken. Weights of any ZeRO stage are put together; adapters are written as
-    peft reads them. What is written is loaded, and compared bit by bit.
+    RUN_OR_CHECKPOINT is a checkpoint of accelerate or Trainer, a folder of them, or the folder of a run: its
+    newest complete checkpoint. Weights of any ZeRO stage are gathered; adapters are written as peft reads
+    them. The result is loaded and compared bit by bit.
     """
     exported = export_weights(source, out)
     what = "adapters" if exported.is_adapter else "weights"

@@ -23,7 +23,7 @@ _MOST_SHOWN = 20
 
 @click.command(cls=Verb, context_settings=CONTEXT)
 @click.option("--model", required=True, metavar="DIR", help="Folder of the model, or a cached hub id.")
-@click.option("--tokenizer", metavar="DIR", help="Folder of the tokenizer; the model's, if left out.")
+@click.option("--tokenizer", metavar="DIR", help="Folder of the tokenizer; default: the model's.")
 @click.option(
     "--prompts",
     required=True,
@@ -37,73 +37,73 @@ _MOST_SHOWN = 20
     metavar="FILE",
     help="JSONL with the completions; - is standard output, at the end.",
 )
-@click.option("--max-new-tokens", type=_POSITIVE, help="Tokens that a completion may have.")
+@click.option("--max-new-tokens", type=_POSITIVE, help="Largest number of tokens in a completion.")
 @click.option(
     "--generation-config", type=_FILE, help="JSON file with settings of transformers' GenerationConfig."
 )
+@click.option("--do-sample/--greedy", default=None, help="Sample tokens, or always take the most likely one.")
+@click.option("--temperature", type=_AT_LEAST_0, help="Above 1 is more random; enables sampling.")
+@click.option("--top-p", type=_PART, help="Sample from the most likely tokens with this total probability.")
 @click.option(
-    "--do-sample/--greedy", default=None, help="Draw tokens at random, or take the likeliest each time."
+    "--top-k", type=Number(int, least=0), help="Sample from this many of the most likely tokens; 0 is all."
 )
-@click.option("--temperature", type=_AT_LEAST_0, help="Above 1 is wilder; turns sampling on.")
-@click.option("--top-p", type=_PART, help="Draw among the likeliest with this much in all.")
-@click.option("--top-k", type=Number(int, least=0), help="Draw among so many of the likeliest; 0 is all.")
-@click.option("--num-beams", type=_POSITIVE, help="Completions that are searched beside each other.")
-@click.option("--num-return-sequences", type=_POSITIVE, help="Completions of each prompt.")
+@click.option("--num-beams", type=_POSITIVE, help="Number of beams.")
+@click.option("--num-return-sequences", type=_POSITIVE, help="Completions per prompt.")
 @click.option(
     "--repetition-penalty",
     type=Number(float, least=0, without_least=True),
-    help="Above 1 makes repeating unlikely.",
+    help="Above 1 makes repetition less likely.",
 )
-@click.option("--seed", type=Number(int, least=0), default=0, show_default=True, help="What is drawn.")
-@click.option("--chat", is_flag=True, help="Plain prompts are what a user says in a chat.")
-@click.option("--chat-template", type=_FILE, help="Jinja file in place of the tokenizer's own template.")
+@click.option("--seed", type=Number(int, least=0), default=0, show_default=True, help="Random seed.")
+@click.option("--chat", is_flag=True, help="Treat plain prompts as user messages of a chat.")
+@click.option("--chat-template", type=_FILE, help="Jinja file to use instead of the tokenizer's template.")
 @click.option("--batch-size", type=_POSITIVE, help="Prompts in one call on one rank.")
 @click.option(
     "--dtype",
     type=Word("dtype", _DTYPES),
     metavar="[fp32|fp16|bf16]",
-    help="Format of the weights; the model's own, if left out.",
+    help="Format of the weights; default: the model's own.",
 )
 @click.option(
     "--gather",
     type=Word("gather", {gather.value: gather for gather in Gather}),
     default=Gather.AUTO.value,
     show_default=True,
-    help="Under ZeRO-3: bring the weights together once, or layer by layer for every token.",
+    help="Under ZeRO-3: gather the weights once, or layer by layer for every token.",
 )
 @click.option(
     "--zero-stage",
     type=Word("zero-stage", {str(stage.value): stage for stage in ZeroStage}),
     metavar="[0|3]",
-    help="0: the whole model on each rank. 3: a part of it on each.",
+    help="0: the whole model on each rank. 3: partitioned over the ranks.",
 )
 @click.option(
     "--param-offload",
     "--offload-param",
     type=Word("offload", {device.value: device for device in OffloadDevice}),
-    help="Where the parts of the model rest under ZeRO-3.",
+    help="Where partitioned weights are kept under ZeRO-3.",
 )
 @click.option("--nvme-path", metavar="DIR", help="Folder on the NVMe disk, for offload to nvme.")
-@click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU, if left out.")
-@click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part.")
+@click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU.")
+@click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Number of nodes.")
 @rendezvous_options
 @gpu_ids_option
-@click.option("--cpu", is_flag=True, help="Leave GPUs alone, and generate on the CPU.")
+@click.option("--cpu", is_flag=True, help="Generate on the CPU, and leave the GPUs alone.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @run_dir_option
 @click.option("--dry-run", is_flag=True, help="Print what would be written and run, and load no weights.")
 def generate(dry_run: bool, **flags: Any) -> int:
-    """Write a completion for each prompt, with what this machine has.
+    """Write a completion for each prompt, on whatever this machine has.
 
-    The fastest layout that fits, by an estimate: the whole model on each GPU, ZeRO-3 over all of them, or
-    ZeRO-3 with parameters in host memory or on NVMe. Each line of the results is the prompt's own line with
+    Uses the fastest layout that fits, by estimate: the whole model on each GPU, ZeRO-3 over all of them, or
+    ZeRO-3 with parameters in host memory or on NVMe. Each line of the results is the prompt's line with
     "completions" added, in input order.
 
-    Started again after a kill, the same command does only what is missing; with --out -, whose results are
-    kept in the run folder until the end, --out names that file then.
+    After a kill, the same command does only what is missing; with --out -, the results are kept in the run
+    folder until the end: pass that file as --out to resume.
 
-    The exit code is 0 when all is done, 1 where nothing fits or a rank failed, 2 for a mistake in flags or
-    files, 128 + N where signal N ended it: 130 after Ctrl-C, 141 where what reads --out - has gone.
+    The exit code is 0 when all is done, 1 if nothing fits or a rank failed, 2 for a mistake in flags or
+    files, 128 + N if signal N ended it: 130 after Ctrl-C, 141 if the reader of --out - has gone.
     """
     from zerofit.launching.generate.generate_file import generate_file
 

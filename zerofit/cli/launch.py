@@ -85,7 +85,7 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     "--num-gpus",
     "ranks_per_node",
     type=Number(int, least=1, words=("gpu", "auto")),
-    help="Ranks on each node, or gpu for one a GPU.",
+    help="Ranks on each node, or gpu for one per GPU.",
 )
 @click.option("--config-file", metavar="FILE", help="A file of `accelerate config`.")
 @click.option(
@@ -95,20 +95,16 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     metavar="FILE",
     help="A JSON file of DeepSpeed.",
 )
+@click.option("--use-deepspeed", is_flag=True, help="accelerate's spelling of --engine deepspeed.")
 @click.option(
-    "--use-deepspeed", is_flag=True, help="The same as --engine deepspeed, as accelerate writes it."
-)
-@click.option(
-    "--multi-gpu", is_flag=True, help="As accelerate writes it; all GPUs of the node are used anyway."
+    "--multi-gpu", is_flag=True, help="Accepted for accelerate; all GPUs of the node are used anyway."
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @gpu_ids_option
 @machine_options(
     gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here."
 )
-@click.option(
-    "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."
-)
+@click.option("--no-capture", is_flag=True, help="Use only the flags, without looking at what SCRIPT trains.")
 @capture_limit_option
 @number_option(
     "--generate-limit",
@@ -116,42 +112,44 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     metavar="SECONDS",
     least=0,
     default=GENERATE_LIMIT_S,
-    help="How long a rank may wait in model.generate until all call it, under ZeRO-3; 0 is for ever.",
+    help="How long a rank waits in model.generate for the others, under ZeRO-3; 0 is forever.",
 )
 @number_option(
     "--hang-limit",
     "hang_limit_s",
     metavar="SECONDS",
     least=0,
-    help="End a run in which no rank moves for so long, with the stacks of all; 0 is never. Default: 5 min, "
-    "20 times the longest phase so far where that is more, and 30 min in the first step.",
+    help="End a run in which no rank makes progress for this long, and print all stacks; 0 is never. "
+    "Default: 5 min, or 20 times the longest phase so far if that is more, and 30 min in the first step.",
 )
 @click.option(
     "--recover",
     type=Word("recover", {mode.value: mode for mode in RecoverMode}),
     default=RecoverMode.AUTO.value,
     show_default=True,
-    help="When memory runs out: go on under another plan from the last checkpoint, ask first, or end.",
+    help="When memory runs out: continue under another plan from the last checkpoint, ask first, or end.",
 )
-@number_option("--max-recoveries", metavar="N", least=0, default=3, help="How often a run may go on so.")
+@number_option(
+    "--max-recoveries", metavar="N", least=0, default=3, help="How many times a run may continue that way."
+)
 @number_option(
     "--max-lost-steps",
     metavar="N",
     least=0,
     default=100,
-    help="Steps that may be done again where SCRIPT can't resume and starts anew.",
+    help="Steps that may be repeated if SCRIPT can't resume and starts over.",
 )
 @click.option(
     "--tune",
     metavar="N",
     type=Number(int, least=0),
     default=0,
-    help="First run the plan's best N strategies for some steps, as `zerofit tune` does; take the fastest.",
+    help="First run the plan's best N strategies for a few steps, as `zerofit tune` does; use the fastest.",
 )
 @script_options(
-    dry_run="Print the decision and the command, with --verbose the files too, and train nothing; to plan, "
-    "SCRIPT still runs up to its training, but with --no-capture.",
-    verbose="Say all: what was captured, the plan's table, the command.",
+    dry_run="Print the decision and the command, with --verbose also the files, and train nothing. Planning "
+    "still runs SCRIPT up to its training, unless --no-capture is given.",
+    verbose="Print everything: the capture, the plan's table, the command.",
 )
 def launch(
     script: str,
@@ -171,11 +169,10 @@ def launch(
 ) -> int:
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
 
-    On GPUs the script first runs up to where its training would begin, so that the plan is for what it
-    really trains; flags say what the plan must keep to. --preset, --plan, --model, --no-capture and --cpu
-    do without.
+    On GPUs the script first runs up to its first training step, so that the plan is for what it really
+    trains; flags fix parts of the plan. --preset, --plan, --model, --no-capture and --cpu skip that.
 
-    Flags before SCRIPT are zerofit's, all behind it the script's. SCRIPT may be a whole launch line. The
+    Flags before SCRIPT are zerofit's, all after it the script's. SCRIPT may be a whole launch line. The
     exit code is the script's, or 128 + its signal.
     """
     for sentence in click.get_current_context().meta.get(_LINE, ()):

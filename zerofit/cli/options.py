@@ -47,7 +47,9 @@ _START_OPTIONS = (
 _FIELD_OPTIONS = (
     click.option("--engine", type=Word("engine", _words(Engine)), help="DeepSpeed, or PyTorch alone."),
     click.option(
-        "--zero-stage", type=Word("zero-stage", _STAGES), help="What DeepSpeed shards over the ranks."
+        "--zero-stage",
+        type=Word("zero-stage", _STAGES),
+        help="ZeRO stage: the states that DeepSpeed shards over the ranks.",
     ),
     click.option(
         "--offload-optimizer",
@@ -68,11 +70,11 @@ _FIELD_OPTIONS = (
         "--mixed-precision",
         "precision",
         type=Word("precision", _PRECISIONS),
-        help="Format of forward and backward.",
+        help="Format of the forward and backward pass.",
     ),
     click.option("--micro-batch-size", type=_POSITIVE, help="Samples per rank in one forward pass."),
     click.option(
-        "--gradient-accumulation-steps", type=_POSITIVE, help="Forward passes per rank in an optimizer step."
+        "--gradient-accumulation-steps", type=_POSITIVE, help="Forward passes per rank in one optimizer step."
     ),
     number_option("--global-batch-size", "--global-batch", help="Samples per optimizer step over all ranks."),
     click.option(
@@ -83,7 +85,7 @@ _FIELD_OPTIONS = (
     ),
     number_option(
         "--checkpoint-every",
-        help="Recompute the activations of one block in so many: 1 is each, 2 each second.",
+        help="Recompute the activations of every N-th block: 1 is each, 2 every second.",
     ),
     click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
     click.option(
@@ -94,10 +96,8 @@ _FIELD_OPTIONS = (
     click.option(
         "--tf32/--no-tf32", default=None, help="Let fp32 matrix products round to tf32 on tensor cores."
     ),
-    click.option("--liger", is_flag=True, default=None, help="Use Liger's kernels in the model."),
-    click.option(
-        "--group-by-length", is_flag=True, default=None, help="Make batches of samples of like length."
-    ),
+    click.option("--liger", is_flag=True, default=None, help="Use Liger kernels in the model."),
+    click.option("--group-by-length", is_flag=True, default=None, help="Batch samples of similar length."),
     number_option(
         "--tensor-parallel-size",
         "--tp-size",
@@ -119,13 +119,15 @@ _FIELD_OPTIONS = (
 )
 _OF_ANY_NODE = (
     click.option(
-        "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU where it is left out."
+        "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU."
     ),
-    click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone: a rehearsal on the CPU."),
+    click.option(
+        "--cpu", "on_cpu", is_flag=True, help="Run on the CPU, as a rehearsal, and leave the GPUs alone."
+    ),
 )
 _RANK_OPTIONS = (
     _OF_ANY_NODE[0],
-    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
+    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Number of nodes."),
     _OF_ANY_NODE[1],
 )
 _RENDEZVOUS_OPTIONS = (
@@ -137,12 +139,12 @@ _RENDEZVOUS_OPTIONS = (
         "--main-process-port",
         "--master-port",
         type=Number(int, least=0, most=65535),
-        help="Port on node 0; 0 finds one.",
+        help="Port on node 0; 0 picks a free one.",
     ),
 )
 
 no_check_option = click.option(
-    "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
+    "--no-check", is_flag=True, help="Continue even if the rules of `zerofit check` say that it can't work."
 )
 module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 gpu_ids_option = click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
@@ -152,7 +154,7 @@ capture_limit_option = number_option(
     metavar="SECONDS",
     kind=float,
     default=CAPTURE_LIMIT_S,
-    help="How long SCRIPT may take to come to its training.",
+    help="How long SCRIPT may take to reach its training.",
 )
 wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
 run_dir_option = click.option(
@@ -160,7 +162,7 @@ run_dir_option = click.option(
     type=click.Path(path_type=Path),
     default=Path("zerofit-runs"),
     show_default=True,
-    help="Folder of all run folders.",
+    help="Folder that contains the run folders.",
 )
 """Where a command makes its run folder."""
 
@@ -177,7 +179,7 @@ def script_options(
         has_quiet: False to leave out --quiet.
         verbose: the help of --verbose.
     """
-    quiet_option = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+    quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 
     def add(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 @click.option(
     "--nodes", "--num-machines", "--nnodes", "num_nodes", type=Number(int, least=1), default=1, help="Nodes."
 )
-@click.option("--compare", metavar="SPECS", help="Several machines in place of --gpus: 8xA100-80G,1x4090.")
+@click.option("--compare", metavar="SPECS", help="Several machines instead of --gpus: 8xA100-80G,1x4090.")
 @click.option(
     "--fix",
     metavar="NAME=VALUE",
     expose_value=False,
-    help="What the plan must keep to: the same as the flag of that name.",
+    help="Fix a part of the plan, as the flag of that name does.",
 )
 @field_options
 @click.option("--why", is_flag=True, help="Every reason, every term of every phase, with formula and source.")
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the plan, for config --plan and launch --plan.",
+    help="Write the plan to a file, for config --plan and launch --plan.",
 )
-@click.option("--force", is_flag=True, help="Write over a plan that differs, or a plot that is there.")
+@click.option("--force", is_flag=True, help="Overwrite a plan that differs, or an existing plot.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the strategies' memory into a file."
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the strategies' memory to a file."
 )
 @capture_limit_option
 @module_option
@@ -77,12 +77,12 @@ def plan(
     plot: Path | None,
     **flags: Any,
 ) -> int:
-    """Say what a run will need on each GPU and host, and choose the fastest strategy that fits.
+    """Predict what a run needs on each GPU and host, and choose the fastest strategy that fits.
 
-    SCRIPT, with its arguments behind it, runs up to where its training would begin, and the plan is for what
-    it trains; or --model, --seq-len and --global-batch-size say it. Needs no GPU: --gpus describes the
-    machine. The flags of a strategy (--zero-stage 3, or --fix zero-stage=3) fix what the plan must keep to.
-    Exits 1 where nothing fits.
+    SCRIPT, followed by its arguments, runs up to its first training step, and the plan is for what it trains;
+    or name a model with --model, --seq-len and --global-batch-size. Needs no GPU: --gpus describes the
+    machine. Strategy flags (--zero-stage 3, or --fix zero-stage=3) fix parts of the plan. Exits 1 if nothing
+    fits.
     """
     model_flags, machine_flags, request = settings_of(settings_from(flags))
     _check_together(compare, machine_flags, output, plot)
@@ -190,10 +190,10 @@ def _target(
 
 
 def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
-    """Return where the plan can come to stand, before any time is spent on it.
+    """Check early that --output can be written.
 
     Raises:
-        UserError: a file is there, and no plan for the same; whether one for the same differs, is seen later.
+        UserError: a file exists that is not a plan for the same target; such a plan is compared later.
     """
     if not output.exists():
         return

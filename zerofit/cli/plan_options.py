@@ -71,71 +71,69 @@ _RESERVE = Parsed(
 
 _MODEL_OPTIONS = (
     click.option(
-        "--model", metavar="MODEL", help="A folder, a config.json, a hub id or a name of the catalog."
+        "--model", metavar="MODEL", help="A folder, a config.json, a hub id or a name from the catalog."
     ),
     number_option(
         "--seq-len",
         "--sequence-length",
         "--max-seq-length",
         "sequence_length",
-        help="Tokens of the longest sample; of a speech model, of its text.",
+        help="Tokens of the longest sample; for a speech model, of its text.",
     ),
     number_option(
         "--target-len",
         "--target-length",
         "target_length",
-        help="Tokens of an encoder-decoder's longest target; as many as the sample's if left out.",
+        help="Tokens of an encoder-decoder's longest target; default: the sample's.",
     ),
-    click.option("--task", type=TASK, help=TASK.listed("What the model's head is for.")),
+    click.option("--task", type=TASK, help=TASK.listed("Task of the model's head.")),
     click.option(
         "--padded/--no-padded",
         "is_padded",
         default=None,
-        help="Whether batches have padding in their mask; padded where it is left out.",
+        help="Whether the attention mask contains padding; default: padded.",
     ),
     click.option(
         "--loop",
         type=Word("loop", {loop.value: loop for loop in Loop}),
-        help="Whose training loop runs; as the script shows it, else plain, which needs more.",
+        help="Training loop; default: the script's, otherwise plain, which needs more.",
     ),
     click.option(
         "--dtype",
         type=Word("dtype", {precision.value: precision for precision in Precision} | DTYPES),
         metavar="[fp32|fp16|bf16]",
-        help="Format that the script loads the weights in; the checkpoint's, if left out.",
+        help="Format in which the script loads the weights; default: the checkpoint's.",
     ),
-    click.option(
-        "--trust-remote-code", is_flag=True, help="Let the model's own Python code run, where it has any."
-    ),
+    click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."),
     click.option(
         "--allow",
         type=_Allowed(),
         default=frozenset(),
-        help="What may change the training, if nothing else fits.",
+        help="Changes to the training that are permitted if nothing else fits.",
     ),
     click.option(
         "--reserve",
         type=_RESERVE,
         metavar="SHARE|SIZE",
         default=Reserve(share=DEFAULT_RESERVE),
-        help=f"What stays free of each GPU; {DEFAULT_RESERVE:.0%} where it is left out.",
+        help=f"Memory to leave free on each GPU; default: {DEFAULT_RESERVE:.0%}.",
     ),
     click.option(
         "--expandable-segments",
         is_flag=True,
-        help="The run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        help="The run sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     ),
     click.option(
         "--fast",
         "is_fast",
         is_flag=True,
-        help="Closed forms in place of a trace: rough, and in half a second.",
+        help="Use closed forms instead of a trace: rough, in half a second.",
     ),
     click.option(
         "--fastest",
         "takes_fastest",
         is_flag=True,
-        help="Take the fastest strategy, be it in 16 bits where SCRIPT names no precision.",
+        help="Use the fastest strategy, even in 16 bits if SCRIPT names no precision.",
     ),
 )
 
@@ -146,9 +144,11 @@ _MACHINE_OPTIONS = (
     ),
     click.option("--cpu-cores", type=_POSITIVE, help="Physical cores of one node; with --gpus."),
     click.option(
-        "--host-bandwidth", metavar="RATE", help="Of one node's host memory, such as 300GB/s; with --gpus."
+        "--host-bandwidth",
+        metavar="RATE",
+        help="Bandwidth of one node's host memory, such as 300GB/s; with --gpus.",
     ),
-    click.option("--network", metavar="RATE", help="From node to node, such as 400Gb/s; with --gpus."),
+    click.option("--network", metavar="RATE", help="Bandwidth between nodes, such as 400Gb/s; with --gpus."),
 )
 
 

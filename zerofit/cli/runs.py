@@ -16,9 +16,9 @@ from zerofit.launching.kept_runs import kept_runs, remove_run, runs_to_prune
 
 @click.group(context_settings=CONTEXT)
 def runs() -> None:
-    """See, end and remove runs: those of this machine, and those that `zerofit submit` has handed over.
+    """List, follow, cancel and remove local runs and those of `zerofit submit`.
 
-    RUN is a run folder or its name; the newest run where it is left out.
+    RUN is a run folder or its name; default: the newest run.
     """
 
 
@@ -26,19 +26,19 @@ def runs() -> None:
 @run_dir_option
 @click.argument("run", required=False)
 def status_of(run: str | None, run_dir: Path) -> None:
-    """Say how a run stands."""
+    """Print the state of a run."""
     click.echo("\n".join(status_lines(find_run(run, run_dir))))
 
 
 @runs.command("logs", cls=Verb)
-@click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run ends.")
+@click.option("-f", "--follow", "follows", is_flag=True, help="Follow the log until the run ends.")
 @click.option(
-    "--rank", type=Number(int, least=0), help="The log of this rank; of all nodes, or of rank 0, without."
+    "--rank", type=Number(int, least=0), help="Log of this rank; default: of all nodes, or of rank 0."
 )
 @run_dir_option
 @click.argument("run", required=False)
 def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> int:
-    """Print what a run has printed."""
+    """Print the output of a run."""
     return print_log(find_run(run, run_dir), rank=rank, follows=follows)
 
 
@@ -46,7 +46,7 @@ def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> 
 @run_dir_option
 @click.argument("run")
 def cancel_one(run: str, run_dir: Path) -> None:
-    """End a run."""
+    """Cancel a run."""
     click.echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
 
 
@@ -59,7 +59,7 @@ def list_all(run_dir: Path) -> None:
 
 
 @runs.command("prune", cls=Verb)
-@click.option("--older-than", type=Number(float, least=0), metavar="DAYS", help="Only runs older than that.")
+@click.option("--older-than", type=Number(float, least=0), metavar="DAYS", help="Only runs older than this.")
 @click.option("--keep-last", type=Number(int, least=0), metavar="N", help="Keep the newest N runs.")
 @click.option("--keep-failed", is_flag=True, help="Keep runs that did not end with exit code 0.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
@@ -69,8 +69,8 @@ def prune(
 ) -> None:
     """Remove folders of old runs.
 
-    A run that is still running stays, and so does one whose folder holds checkpoints or other files that are
-    no records of the run. Of two limits both must allow the removal.
+    Runs that are still running are kept, and folders that contain checkpoints or other files than the run's
+    records. With two limits, both must allow the removal.
     """
     if older_than is None and keep_last is None:
         message = "without a limit all runs would go: give --older-than DAYS, --keep-last N, or both"

@@ -51,10 +51,10 @@ _WALL_TIME = Parsed(
     "--num-machines",
     "--nnodes",
     "num_nodes",
-    help="Nodes; 1, or those of the plan, where it is left out.",
+    help="Number of nodes; default: 1, or the plan's.",
 )
 @machine_options(gpus="GPUs of each node, such as 8xH100.")
-@click.option("--plan", type=click.Path(path_type=Path), help="Follow a plan file.")
+@click.option("--plan", type=click.Path(path_type=Path), help="Use a plan file.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Rehearse the plan on the CPUs of the nodes.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")
 @click.option("--account", metavar="NAME", help="Slurm's account.")
@@ -64,21 +64,21 @@ _WALL_TIME = Parsed(
     "wall_time_s",
     type=_WALL_TIME,
     metavar="MINUTES|HH:MM:SS|D-HH:MM",
-    help="Time limit; what the plan predicts where it is left out.",
+    help="Time limit; default: what the plan predicts.",
 )
 @number_option(
     "--save-time",
     "save_time_s",
     metavar="SECONDS",
     default=300,
-    help="How long before the limit the ranks save a checkpoint and end.",
+    help="How long before the time limit the ranks save a checkpoint and end.",
 )
 @number_option(
     "--max-requeues",
     metavar="N",
     least=0,
     default=3,
-    help="How often the run may be started again, after a limit or a lost node.",
+    help="How many times the run may be started again, after a time limit or a lost node.",
 )
 @number_option(
     "--join-limit",
@@ -98,7 +98,7 @@ _WALL_TIME = Parsed(
 @click.option(
     "--job-set", is_flag=True, help="On Kubernetes a JobSet, for clusters without Kubeflow Trainer."
 )
-@click.option("--env", metavar="NAME", multiple=True, help="A further variable for the job: HF_TOKEN.")
+@click.option("--env", metavar="NAME", multiple=True, help="Another variable for the job, such as HF_TOKEN.")
 @model_options
 @field_options
 @capture_limit_option
@@ -115,8 +115,8 @@ def submit(
 ) -> int:
     """Plan SCRIPT here, and submit its run to a cluster.
 
-    SCRIPT runs here up to where its training would begin; no GPU is needed. Nodes, GPUs, cores, memory and
-    time are asked for as the plan needs them. Flags before SCRIPT are zerofit's, all behind it the script's.
+    SCRIPT runs here up to its first training step; no GPU is needed. Nodes, GPUs, cores, memory and time are
+    requested as the plan needs them. Flags before SCRIPT are zerofit's, all after it the script's.
     """
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
     run = submit_script(

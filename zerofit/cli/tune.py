@@ -56,32 +56,32 @@ _BUDGET = Parsed(
     "num_trials",
     metavar="N",
     default=_DEFAULT.num_trials,
-    help="Strategies to try at most; those of an earlier start count.",
+    help="Largest number of strategies to try, including those of an earlier start.",
 )
 @number_option(
     "--steps",
     "num_timed",
     metavar="N",
     default=_DEFAULT.num_timed,
-    help="Optimizer steps of each trial that are timed.",
+    help="Timed optimizer steps per trial.",
 )
 @number_option(
     "--warm-up",
     "num_warm_up",
     metavar="N",
     default=_DEFAULT.num_warm_up,
-    help="Optimizer steps before those.",
+    help="Optimizer steps before the timed ones.",
 )
 @click.option(
-    "--budget", "budget_s", type=_BUDGET, help="Begin no trial later than that, such as 10m or 1h30m."
+    "--budget", "budget_s", type=_BUDGET, help="Start no trial after this time, such as 10m or 1h30m."
 )
-@click.option("--anew", "is_anew", is_flag=True, help="Measure again what an earlier start has measured.")
+@click.option("--anew", "is_anew", is_flag=True, help="Repeat what an earlier start has measured.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the fastest's plan, for launch --plan; it is in the folder of the trials anyway.",
+    help="Write the fastest plan, for launch --plan; it is also in the folder of the trials.",
 )
-@click.option("--force", is_flag=True, help="Write over a plan that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @one_node_options
 @model_options
@@ -93,7 +93,7 @@ _BUDGET = Parsed(
     "hang_limit_s",
     metavar="SECONDS",
     least=0,
-    help="End a trial in which no rank moves for so long; as of zerofit launch.",
+    help="End a trial in which no rank makes progress for this long, as in zerofit launch.",
 )
 @script_options(dry_run="Print what could be tried, try nothing; SCRIPT is captured.")
 def tune(
@@ -108,11 +108,11 @@ def tune(
     console: Console,
     **flags: Any,
 ) -> int:
-    """Run the plan's best few strategies for some steps each, on this machine, and take the fastest.
+    """Run the plan's best few strategies for a few steps each on this machine, and pick the fastest.
 
     Each trial launches SCRIPT, unmodified, and ends it after some optimizer steps. It saves no weights,
-    tells trackers and the hub nothing, and leaves your files as they were. Given again, the same command
-    goes on where it was. Exits 1 where nothing fits, or no trial was measured.
+    sends nothing to trackers or the hub, and leaves your files as they were. The same command resumes an
+    interrupted search. Exits 1 if nothing fits, or no trial was measured.
     """
     if out is not None and out.exists() and not force:
         raise file_exists(str(out), flag="--out FILE")
