@@ -38,7 +38,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *trainer_arguments.RULES,
     *files.RULES,
 )
-"""Every rule there is; nothing else decides what may be combined."""
+"""Every rule about combinations of settings; limits of one script are in planning/constraints.py."""
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     *deepspeed_section.RULES,
