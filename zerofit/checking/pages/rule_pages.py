@@ -130,6 +130,8 @@ def _around(example: Example) -> list[str]:
         words.append(f"{topology.world_size} {kind} rank{'s' * (topology.world_size > 1)}")
         if topology.tensor_parallel_size > 1:
             words.append(f"--tensor-parallel-size {topology.tensor_parallel_size}")
+        if topology.sequence_parallel_size > 1:
+            words.append(f"--sequence-parallel-size {topology.sequence_parallel_size}")
     if example.machine is not None and example.machine.gpus:
         words.append(f"{example.machine.gpus[0].name} as GPU")
     if example.checkpoint is not None:

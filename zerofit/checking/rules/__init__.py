@@ -4,7 +4,15 @@ from zerofit.checking.rule import Rule
 from zerofit.checking.rules import pipeline, precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
-from zerofit.checking.rules.deepspeed import keys, offload, readers, switches, tensor_parallel, values
+from zerofit.checking.rules.deepspeed import (
+    keys,
+    offload,
+    readers,
+    sequence_parallel,
+    switches,
+    tensor_parallel,
+    values,
+)
 from zerofit.checking.rules.launch import files, flags, machines
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
@@ -26,6 +34,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *machines.RULES,
     *offload.RULES,
     *tensor_parallel.RULES,
+    *sequence_parallel.RULES,
     *optimizers.RULES,
     *pipeline.RULES,
     *precision.RULES,

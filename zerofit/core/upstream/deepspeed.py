@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -304,6 +305,9 @@ def why_not_cut(model: Any) -> str:
 def sequence_groups(size: int) -> Any:
     """Return what tells an engine of sequence-parallel groups; they are made once in a process.
 
+    DeepSpeed's own says that models are cut over the group, too, and by that its converter can't read the
+    engine's checkpoints (0.19.8, runtime/sequence_parallel/parallel_state_sp.py).
+
     Args:
         size: consecutive ranks of one group.
     """
@@ -311,4 +315,5 @@ def sequence_groups(size: int) -> Any:
 
     if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
         parallel_state_sp.initialize_sequence_parallel(size)
-    return parallel_state_sp
+    whole_models = {"get_model_parallel_rank": lambda: 0, "get_model_parallel_world_size": lambda: 1}
+    return SimpleNamespace(**{**vars(parallel_state_sp), **whole_models})

@@ -1,0 +1,327 @@
+"""Rules of sequence parallelism: what it needs, and what it excludes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.rule import (
+    DIFFERS,
+    Effect,
+    Example,
+    Hit,
+    Reproduction,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    ignored,
+)
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, zero
+from zerofit.checking.situation import known
+from zerofit.configs.document import say
+from zerofit.core.command import Route
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine, Strategy, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document
+
+_SECTION = "parallelism_config"
+_KEYS = ("sequence_parallel_size", "data_parallel_size")
+_PARALLELISM = f"{ACCELERATE}/parallelism_config.py"
+_ULYSSES = f"{DEEPSPEED}/runtime/sequence_parallel/ulysses_sp.py"
+_MASKED = ("eager", "flex_attention")
+"""Implementations whose masks are made for the tokens of one rank (training/deepspeed/sequence_shards.py)."""
+_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+_TWO_RANKS = Topology(world_size=2)
+_GROUP = Topology(world_size=2, sequence_parallel_size=2)
+_TRAINED = """\
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments, set_seed
+
+set_seed(0)
+arguments = TrainingArguments(
+    "out",
+    max_steps=4,
+    per_device_train_batch_size=2,
+    learning_rate=0.01,
+    lr_scheduler_type="constant",
+    max_grad_norm=0.0,
+    train_sampling_strategy="sequential",
+    save_strategy="no",
+    report_to="none",
+    disable_tqdm=True,
+)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+)
+model = AutoModelForCausalLM.from_config(config)
+tokens = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
+samples = [{"input_ids": row, "labels": row, "position_ids": torch.arange(8)} for row in tokens]
+Trainer(model=model, args=arguments, train_dataset=samples).train()
+"""
+
+
+def _file(**parallelism: Any) -> dict[str, Any]:
+    """Return accelerate's file with a section of parallelism."""
+    section = {"sp_size": 2, "sp_backend": "deepspeed", "sp_attn_implementation": "sdpa", **parallelism}
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": "ds_config.json"},
+        "num_machines": 1,
+        "num_processes": 2,
+        "use_cpu": False,
+        _SECTION: {f"{_SECTION}_{name}": value for name, value in section.items() if value is not None},
+    }
+
+
+_CUT = zero(
+    2,
+    tensor_parallel={"autotp_size": 2},
+    zero_optimization={"stage": 2, "stage3_gather_16bit_weights_on_model_save": True},
+)
+_WITHOUT = {name: value for name, value in _file().items() if name != _SECTION}
+
+
+def _key(name: str) -> tuple[str, str]:
+    return (_SECTION, f"{_SECTION}_{name}")
+
+
+def _size(document: Document | None, *path: str) -> Said[int] | None:
+    """Return the ranks of a group that a file says; None where it makes no groups."""
+    said = document.said(*path) if document is not None else None
+    is_size = said is not None and isinstance(said.value, int) and not isinstance(said.value, bool)
+    return said if said is not None and is_size and said.value > 1 else None
+
+
+def _in_file(situation: Situation) -> Said[int] | None:
+    """Return the ranks of a group that accelerate is to make."""
+    return _size(situation.accelerate, *_key("sp_size"))
+
+
+def _group(situation: Situation) -> Said[int] | None:
+    """Return the ranks of a sequence-parallel group; None without sequence parallelism."""
+    topology = situation.topology
+    if (said := _in_file(situation)) is not None or topology is None:
+        return said
+    size = topology.sequence_parallel_size
+    return Said(value=size, text=f"--sequence-parallel-size {size}") if size > 1 else None
+
+
+@Rule(
+    id="sequence-parallel-needs-deepspeed",
+    severity=Severity.ERROR,
+    summary="sequence parallelism needs DeepSpeed",
+    why="PyTorch's own data parallelism gives each rank samples of its own, whole",
+    fix="leave out {engine} native, or --sequence-parallel-size",
+    see=_PARALLELISM,
+    bad=Example(strategy=Strategy(), topology=_GROUP),
+    good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
+    evidence=ignored(("zero_stage", None)),
+)
+def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    engine = known(situation.settings.engine, "what runs the training step")
+    if engine.value is Engine.NATIVE:
+        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
+
+
+@Rule(
+    id="sequence-parallel-groups-not-whole",
+    severity=Severity.ERROR,
+    summary="parallelism_config_sp_size does not divide the number of ranks",
+    why="each group of so many ranks shares its samples, and every rank is in one",
+    fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
+    see=_PARALLELISM,
+    bad=Example(deepspeed=zero(2), accelerate=_file(sp_size=4), script=LANGUAGE, topology=_TWO_RANKS),
+    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE, topology=_TWO_RANKS),
+    evidence=fails("less than sequence_parallel_size"),
+)
+def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    ranks = known(situation.topology, "the number of ranks").world_size
+    if ranks % group.value:
+        yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
+
+
+@Rule(
+    id="parallelism-flags-beside-deepspeed",
+    severity=Severity.ERROR,
+    summary="accelerate launch takes no --use_parallelism_config beside DeepSpeed",
+    why="it checks for FSDP 2 before it reads that the dimension is DeepSpeed's",
+    fix="say it in the section parallelism_config of accelerate's file, or start by "
+    "`zerofit launch --sequence-parallel-size`",
+    see=f"{ACCELERATE}/commands/launch.py",
+    bad=Example(
+        deepspeed=zero(2),
+        command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json "
+        "--use_parallelism_config --parallelism_config_sp_size 2",
+        script=LANGUAGE,
+    ),
+    good=Example(
+        deepspeed=zero(2),
+        command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json",
+        script=LANGUAGE,
+    ),
+    evidence=fails("You cannot use `--use_parallelism_config`"),
+    is_put_right_by_launch=True,
+)
+def _by_flags(situation: Situation) -> Iterator[Hit]:
+    command = situation.command
+    flag = command.find("use_parallelism_config") if command is not None else None
+    if command is not None and flag is not None and command.find("use_fsdp") is None:
+        engine = known(situation.settings.engine, "what runs the training step")
+        if engine.value is Engine.DEEPSPEED:
+            yield Hit(found=f"{flag.text} with {engine.text}")
+
+
+@Rule(
+    id="sequence-parallel-micro-batch",
+    severity=Severity.ERROR,
+    summary="accelerate's sequence parallelism trains one sample at a time in Trainer",
+    why="it cuts labels along the tokens and leaves them in pieces, and the loss of transformers views them "
+    "as one",
+    fix="set per_device_train_batch_size to 1, or start by `zerofit launch --sequence-parallel-size`",
+    see=_ULYSSES,
+    bad=Example(deepspeed=zero(2), accelerate=_file(), script=_TRAINED),
+    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=_TRAINED),
+    evidence=fails("view size is not compatible"),
+    is_put_right_by_launch=True,
+)
+def _micro_batch(situation: Situation) -> Iterator[Hit]:
+    group = _in_file(situation)
+    if group is None or situation.route is not Route.TRAINER:
+        return
+    trainer = known(situation.trainer, "TrainingArguments")
+    size = known(trainer.find_or_default("per_device_train_batch_size"), "per_device_train_batch_size")
+    if size.value > 1:
+        yield Hit(found=f"{group.text} with {size.text}", place=group.place, confidence=size.confidence)
+
+
+@Rule(
+    id="sequence-parallel-attention-unknown",
+    severity=Severity.ERROR,
+    summary="eager and flex attention can't be shared by the ranks of a sequence-parallel group",
+    why="their masks are made for the tokens of one rank",
+    fix="take sdpa or a flash attention",
+    see=_ULYSSES,
+    bad=Example(strategy=replace(_ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
+    good=Example(strategy=replace(_ZERO2, attention="eager"), topology=_TWO_RANKS, script=LANGUAGE),
+    evidence=fails("sequence-parallel-attention"),
+)
+def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
+    group, strategy = _group(situation), situation.strategy
+    if group is not None and strategy is not None and strategy.attention in _MASKED:
+        yield Hit(found=f"{group.text} with --attention {strategy.attention.replace('_', '-')}")
+
+
+@Rule(
+    id="sequence-parallel-with-context-parallel",
+    severity=Severity.ERROR,
+    summary="sequence and context parallelism exclude each other",
+    why="both cut samples along their tokens, and context parallelism is FSDP's",
+    fix="leave out parallelism_config_cp_size",
+    see=_PARALLELISM,
+    bad=Example(deepspeed=zero(2), accelerate=_file(cp_size=2), script=LANGUAGE),
+    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE),
+    evidence=fails("mutually exclusive"),
+)
+def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
+    group, other = _in_file(situation), _size(situation.accelerate, *_key("cp_size"))
+    if group is not None and other is not None:
+        yield Hit(found=f"{group.text} with {other.text}", place=group.place)
+
+
+@Rule(
+    id="sequence-parallel-with-tensor-parallel",
+    severity=Severity.ERROR,
+    summary="sequence and tensor parallelism exclude each other",
+    why="DeepSpeed's tensor-parallel groups take the place of the sequence-parallel ones in its engine",
+    fix="leave out one of the two",
+    see=f"{DEEPSPEED}/runtime/engine.py",
+    bad=Example(deepspeed=_CUT, accelerate=_file(), script=LANGUAGE),
+    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE),
+    evidence=fails(not_reproduced="needs four ranks"),
+)
+def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
+    group, topology = _group(situation), situation.topology
+    tensor = _size(situation.deepspeed, "tensor_parallel", "autotp_size")
+    if tensor is None and topology is not None and topology.tensor_parallel_size > 1:
+        size = topology.tensor_parallel_size
+        tensor = Said(value=size, text=f"--tensor-parallel-size {size}")
+    if group is not None and tensor is not None:
+        yield Hit(found=f"{group.text} with {tensor.text}", place=group.place)
+
+
+@Rule(
+    id="deepspeed-sequence-groups-not-summed",
+    severity=Severity.ERROR,
+    summary="DeepSpeed adds no gradients over the groups that its configuration makes",
+    why="sequence_parallel_size with data_parallel_size makes the engine reduce gradients over "
+    "data-parallel ranks alone, and ranks of a group train apart",
+    fix="take both keys out; `zerofit launch --sequence-parallel-size` makes groups that work",
+    see=f"{DEEPSPEED}/utils/groups.py",
+    bad=Example(deepspeed=zero(2, sequence_parallel_size=2, data_parallel_size=1), script=LANGUAGE),
+    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    evidence=DIFFERS,
+)
+def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    group = _size(document, _KEYS[0])
+    if document is not None and group is not None and document.at(_KEYS[1]) is not None:
+        yield Hit(found=f"{group.text} with {say(document, _KEYS[1])}", place=group.place)
+
+
+@Rule(
+    id="deepspeed-sequence-parallel-size-ignored",
+    severity=Severity.WARNING,
+    summary="sequence_parallel_size in a DeepSpeed file makes no groups",
+    why="DeepSpeed counts as many times fewer samples in a step, and nothing shares them",
+    fix="take it out, and say --sequence-parallel-size to `zerofit launch`",
+    see=f"{DEEPSPEED}/runtime/config.py",
+    bad=Example(deepspeed=zero(2, sequence_parallel_size=2), script=LANGUAGE),
+    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    evidence=ignored(("train_batch_size", 2)),
+)
+def _size_ignored(situation: Situation) -> Iterator[Hit]:
+    group = _size(situation.deepspeed, _KEYS[0])
+    document = situation.deepspeed
+    if group is None or document is None or document.at(_KEYS[1]) is not None:
+        return
+    if _in_file(situation) is None and situation.topology is None:
+        yield Hit(found=group.text, place=group.place)
+
+
+@Rule(
+    id="sequence-parallel-over-nodes",
+    severity=Severity.ADVICE,
+    summary="a sequence-parallel group has ranks on several nodes",
+    why="its ranks exchange queries, keys, values and outputs in every layer, and the network between nodes "
+    "is many times slower than the links inside one",
+    fix="let the ranks of one node make whole groups",
+    see="https://arxiv.org/abs/2309.14509",
+    bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
+    good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),
+    evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
+)
+def _over_nodes(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    topology = known(situation.topology, "the number of ranks")
+    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
+        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
+        yield Hit(found=f"{group.text} with {each}", place=group.place)
+
+
+RULES = declared(vars())
