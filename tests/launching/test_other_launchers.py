@@ -29,6 +29,9 @@ _READ = {
     "deepspeed --include localhost:1,3 train.py": "--gpu-ids 1,3 --nproc-per-node 2 train.py",
     "deepspeed --module pack.train --x": "-m pack.train --x",
     "python -u train.py": "train.py",
+    "accelerate launch --use_deepspeed --use_parallelism_config --parallelism_config_sp_size 2 train.py": (
+        "--use-deepspeed --sequence-parallel-size 2 train.py"
+    ),
     "python3 -m pack.train --x 1": "-m pack.train --x 1",
 }
 

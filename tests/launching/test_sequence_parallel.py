@@ -7,6 +7,16 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from example_runs import (
+    FP32_TOLERANCE,
+    GLOBAL_BATCH_SIZE,
+    accelerate_example,
+    accelerate_losses,
+    assert_same,
+    plain_accelerate_launch,
+    trainer_example,
+    trainer_losses,
+)
 from parallel_dimensions import NUM_STEPS, TOLERANCE, assert_same_weights, assert_trains_as, ranks_of, script
 
 if TYPE_CHECKING:
@@ -129,20 +139,16 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
     model_of: Callable[[str], Path],
     one_process: Callable[..., Path],
 ) -> None:
-    """At stage 2 with other groups than those that saved: each rank holds whole layers."""
+    """At stage 2 without sequence parallelism: each rank has saved its part of whole layers."""
     more = ("--trainer",) if by_trainer else ()
-    arguments = (f"--save-step={SAVED_AT}", *more)
-    target = script(model_of("llama"), "--batch-size", "4", *arguments)
+    target = script(model_of("llama"), "--batch-size", "4", f"--save-step={SAVED_AT}", *more)
     run = launch(*_TWO_PAIRS, "--zero-stage", stage, *target).check()
     saved = run.folder / "out" / (f"checkpoint-{SAVED_AT}" if by_trainer else "state")
     kept = run.folder / "kept"
     shutil.move(saved, kept)
     for path in (run.folder / "out", run.folder / "zerofit-runs"):
         shutil.rmtree(path)
-    if stage == "2":
-        ranks, target = _PAIR, script(model_of("llama"), "--batch-size", "8", *arguments)
-    else:
-        ranks = _TWO_PAIRS
+    ranks = ("--num-processes", "2") if stage == "2" else _TWO_PAIRS
     resumed = launch(*ranks, "--zero-stage", stage, *target, "--resume", str(kept)).check()
     alone = one_process("llama", "--batch-size", "8", *more)
     (first, *_), (whole,) = ranks_of(resumed.folder / "out"), ranks_of(alone)
@@ -164,6 +170,35 @@ def test_accumulated_batches_make_the_same_steps(
     target = script(model_of("llama"), "--batch-size", "4", *more)
     run = launch(*_TWO_PAIRS, "--zero-stage", "2", *target).check()
     assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8", *more))
+
+
+_EXAMPLES = {
+    "accelerate": (accelerate_example, accelerate_losses, "--hidden-size=128"),
+    "trainer": (trainer_example, trainer_losses, "--hidden_size=128"),
+}
+"""With two heads of 64."""
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", _EXAMPLES)
+def test_an_example_keeps_its_losses(
+    name: str, launch: Callable[..., Run], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    example, losses, wider = _EXAMPLES[name]
+    alone = tmp_path_factory.mktemp("alone")
+    plain_accelerate_launch([*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), wider], alone)
+    target = example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
+    run = launch(*_TWO_PAIRS, "--zero-stage", "3", *target, wider).check()
+    assert_same(losses(run.folder), losses(alone), tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.evidence
+def test_a_stream_that_all_groups_would_share_is_refused(
+    launch: Callable[..., Run], model_of: Callable[[str], Path]
+) -> None:
+    run = launch(*_TWO_PAIRS, "--zero-stage", "2", *script(model_of("llama"), "--stream"))
+    assert run.exit_code == 2
+    assert "error[sequence-parallel-dispatch]" in run.stderr
 
 
 REFUSED = {

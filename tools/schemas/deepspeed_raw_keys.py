@@ -65,8 +65,8 @@ RAW_KEYS = (
         choices=("fp16", "bf16", "fp32"),
         ignores_case=True,
     ),
-    # sequence_parallel_size is read only where a script hands over a mapping.
-    *_keys(_ANY, "vocabulary_size sequence_parallel_size"),
+    # These two sizes are read only where a script hands over a mapping.
+    *_keys(_ANY, "vocabulary_size sequence_parallel_size data_parallel_size"),
     # utils/logging.py, set_log_level_from_string
     *_keys((*_STRING, _NULL), "log_level", choices=("debug", "info", "warning", "error", "critical")),
     # runtime/zero/config.py, read_zero_config_deprecated: beside "zero_optimization": true

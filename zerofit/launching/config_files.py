@@ -29,6 +29,7 @@ _STRATEGY = (
     "param_offload",
     "nvme_path",
     "tensor_parallel_size",
+    "sequence_parallel_size",
 )
 """Settings that a plan chooses anew; precision, clipping and accumulation change a script's numbers."""
 _NODES = ("num_processes", "machine_rank", "main_process_port")
@@ -39,6 +40,7 @@ _TAKEN = """
     """
 """Keys of a DeepSpeed file that are taken, or that zerofit's own file has."""
 _GROUP = ("tensor_parallel", "autotp_size")
+_SEQUENCE_GROUP = ("parallelism_config", "parallelism_config_sp_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ def read_config_files(
     said = {
         **_settings(situation.settings, documents[0]),
         **_numbers(*files),
-        **_groups(situation.deepspeed),
+        **_groups(*files),
     }
     engine = said.get("engine")
     return ConfigFiles(
@@ -211,11 +213,17 @@ def _left_out(deepspeed: Document) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _groups(deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return the ranks of a tensor-parallel group, where the DeepSpeed file makes some."""
-    said = deepspeed.said(*_GROUP) if deepspeed is not None else None
-    is_size = said is not None and isinstance(said.value, int) and not isinstance(said.value, bool)
-    return {"tensor_parallel_size": said} if said is not None and is_size and said.value > 1 else {}
+def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
+    """Return the ranks of a group that shares samples, by field of Request, where a file makes some."""
+    groups = {}
+    for name, document, path in (
+        ("tensor_parallel_size", deepspeed, _GROUP),
+        ("sequence_parallel_size", accelerate, _SEQUENCE_GROUP),
+    ):
+        said = document.said(*path) if document is not None else None
+        if said is not None and (whole_number(said.value) or 1) > 1:
+            groups[name] = said
+    return groups
 
 
 def _nodes(file: Document | None) -> dict[str, Any]:

@@ -50,6 +50,7 @@ _RENAMED = {
     "deepspeed_hostfile": "--hostfile",
     "offload_optimizer_nvme_path": "--nvme-path",
     "offload_param_nvme_path": "--nvme-path",
+    "parallelism_config_sp_size": "--sequence-parallel-size",
 }
 _LEFT_OUT_WORDS = """
     multi_gpu same_network rdzv_backend rdzv_id rdzv_conf rdzv_endpoint standalone local_addr
@@ -58,6 +59,8 @@ _LEFT_OUT_WORDS = """
     force_multi bind_cores_to_rank bind_core_list save_pid enable_each_rank_log log_level
     main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model
     downcast_bf16 module
+    use_parallelism_config parallelism_config_sp_backend parallelism_config_sp_seq_length
+    parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
     """
 _LEFT_OUT = frozenset(_LEFT_OUT_WORDS.split())
 """Flags of the launcher's own work: how its processes meet and where they log. zerofit does both itself; and

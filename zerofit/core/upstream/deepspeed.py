@@ -315,5 +315,7 @@ def sequence_groups(size: int) -> Any:
 
     if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
         parallel_state_sp.initialize_sequence_parallel(size)
-    whole_models = {"get_model_parallel_rank": lambda: 0, "get_model_parallel_world_size": lambda: 1}
+    whole_models: dict[str, Callable[[], int]] = {}
+    for kind in ("model_parallel", "tensor_model_parallel"):
+        whole_models |= {f"get_{kind}_rank": lambda: 0, f"get_{kind}_world_size": lambda: 1}
     return SimpleNamespace(**{**vars(parallel_state_sp), **whole_models})

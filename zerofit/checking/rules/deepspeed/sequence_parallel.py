@@ -298,7 +298,7 @@ def _size_ignored(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if group is None or document is None or document.at(_KEYS[1]) is not None:
         return
-    if _in_file(situation) is None and situation.topology is None:
+    if _group(situation) is None:
         yield Hit(found=group.text, place=group.place)
 
 
