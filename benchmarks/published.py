@@ -36,9 +36,11 @@ from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
+from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.training_estimator import trace_request_for
+from zerofit.planning.training_estimator import UNCERTAINTY, closed_form_memory, trace_request_for
 
 _FOLDER = Path(__file__).parent
 CASES = _FOLDER / "published_cases.toml"
@@ -77,6 +79,8 @@ class PublishedPeak:
     predicted_bytes: int
     uncertainty: float
     """Stated with the prediction, relative."""
+    fast_bytes: int
+    """Predicted by closed forms, as `plan --fast` does; ± UNCERTAINTY."""
     kind: str
     """Of training: "full", "LoRA", "QLoRA", with " under ZeRO" behind it."""
     gpu_bytes: int
@@ -149,6 +153,8 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         keeps_outputs=keeps_outputs,
     )
     memory = estimate_memory(setup, gpu=gpu)
+    fast_setup = replace(setup, log=closed_form_log(model.facts, request))
+    fast = closed_form_memory(fast_setup, non_torch_terms(gpu, setup.topology, setup.versions))
     return PublishedPeak(
         source=source,
         name=row["id"],
@@ -156,6 +162,7 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         measured_bytes=round(row["measured"] * _UNITS[row["unit"]]) if "measured" in row else None,
         predicted_bytes=_peak(memory, row["metric"]),
         uncertainty=memory.uncertainty,
+        fast_bytes=_peak(fast, row["metric"]),
         kind=_kind(strategy),
         gpu_bytes=gpu.usable_bytes,
         is_g=row["unit"] == "G",
@@ -217,6 +224,7 @@ def _row(case: PublishedPeak) -> dict[str, Any]:
         "predicted_bytes": case.predicted_bytes,
         "error": None if case.error is None else round(case.error, 4),
         "uncertainty": round(case.uncertainty, 4),
+        "fast_bytes": case.fast_bytes,
         "doubts": case.doubts,
     }
 
@@ -226,6 +234,8 @@ def _summary(cases: list[PublishedPeak]) -> dict[str, Any]:
     for case in cases:
         if case.error is not None:
             state = "known" if not case.not_known else "not known"
+            fast = replace(case, predicted_bytes=case.fast_bytes, uncertainty=UNCERTAINTY)
+            groups.setdefault(f"all, by closed forms: what is {state}", []).append(fast)
             for name in (f"{case.source}", f"all {case.kind}", "all"):
                 groups.setdefault(f"{name}: what is {state}", []).append(case)
     return {name: _errors_of(groups[name]) for name in sorted(groups)}

@@ -10,6 +10,8 @@ from typing import Any
 import published
 import pytest
 
+from zerofit.planning.training_estimator import UNCERTAINTY, UNCERTAINTY_SOURCE
+
 _ROOT = Path(__file__).parents[3]
 _NAMES = ("hf-bertL-vanilla", "hf-bertL-adam8bit-all", "litgpt-01", "litgpt-03", "qwen-007")
 """A case of each kind of training on one GPU, and one with modules that train whole, the quickest each."""
@@ -45,12 +47,24 @@ def test_the_recorded_prediction_is_todays(
     today = published.predict(*_rows()[name])
     case = next(case for case in recorded["cases"] if case["id"] == name)
     assert (today.predicted_bytes, today.uncertainty) == (case["predicted_bytes"], case["uncertainty"])
+    assert today.fast_bytes == case["fast_bytes"]
 
 
 def test_nine_known_runs_in_ten_are_within_the_stated_uncertainty(recorded: dict[str, Any]) -> None:
     known = {name: group for name, group in recorded["summary"].items() if name.endswith("what is known")}
-    assert {"all full: what is known", "all LoRA: what is known", "all QLoRA: what is known"} <= known.keys()
+    classes = ("all full", "all LoRA", "all QLoRA", "all, by closed forms")
+    assert {f"{name}: what is known" for name in classes} <= known.keys()
     assert all(group["share_within_uncertainty"] >= 0.9 for group in known.values())
+
+
+def test_closed_forms_say_how_many_runs_lay_within_their_uncertainty(recorded: dict[str, Any]) -> None:
+    known = recorded["summary"]["all, by closed forms: what is known"]
+    within = round(known["cases"] * known["share_within_uncertainty"])
+    assert UNCERTAINTY_SOURCE.startswith(
+        f"{within} of {known['cases']} published runs on one GPU lay within {UNCERTAINTY:.0%}".replace(
+            "%", " %"
+        )
+    )
 
 
 def test_the_readme_states_the_errors_of_the_known_runs(recorded: dict[str, Any]) -> None:
