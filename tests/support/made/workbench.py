@@ -147,6 +147,7 @@ learning_rate: 1.0e-3
 logging_steps: 1
 save_strategy: "no"
 report_to: none
+disable_gradient_checkpointing: true
 preprocessing_num_workers: 1
 """
 

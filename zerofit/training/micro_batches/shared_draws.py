@@ -28,7 +28,8 @@ class SharedDraws:
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
-        self._drawn: list[tuple[Any, int]] = []
+        self._drawn: list[Any] = []
+        self._starts: list[int] = []  # of the piece that drew each first
 
     def __len__(self) -> int:
         return len(self._drawn)
@@ -74,14 +75,17 @@ class SharedDraws:
         like = args[0] if torch.is_tensor(args[0]) else None
         shape, before = (tuple(like.shape), ()) if like is not None else _shape(args)
         wide = (self.num_samples, *shape[1:]) if shape and shape[0] == size else shape
-        is_first = place == len(self._drawn)
-        if not is_first and self._drawn[place][0].shape == shape:
+        is_new = place == len(self._drawn)
+        if is_new:
+            self._drawn.append(None)
+            self._starts.append(start)
+        elif self._drawn[place].shape == shape:
             wide = shape
-        if is_first or (self._drawn[place][1] == start and kwargs.get("generator") is None):
+        if is_new or (self._starts[place] == start and kwargs.get("generator") is None):
             # Drawn again where the piece runs again, so that what it draws after it is as it was.
             given = (like.new_empty(wide), *args[1:]) if like is not None else (*before, wide)
-            self._drawn[place:] = [(function(*given, **kwargs), start), *self._drawn[place + 1 :]]
-        drawn = self._drawn[place][0]
+            self._drawn[place] = function(*given, **kwargs)
+        drawn = self._drawn[place]
         if drawn.shape != wide:
             raise not_separable(
                 f"{function.__name__}() of shape {tuple(drawn.shape)}, and then of {shape}",
