@@ -47,7 +47,7 @@ class Script:
             scripts: folder of all fetched scripts.
             out: folder of this run.
         """
-        words = (out if word == OUT else word for word in self.arguments.split())
+        words = (word.replace(OUT, out) for word in self.arguments.split())
         return [*(("-m", self.file) if self.is_module else (f"{scripts}/{self.file}",)), *words]
 
 
@@ -302,14 +302,14 @@ _NEW = (
     Script(
         name="factory_full",
         file="llamafactory.cli",
-        arguments="train factory_full.yaml",
+        arguments="train factory_full.yaml output_dir=OUT",
         is_module=True,
         has_trainer=True,
     ),
     Script(
         name="factory_lora",
         file="llamafactory.cli",
-        arguments="train factory_lora.yaml",
+        arguments="train factory_lora.yaml output_dir=OUT",
         is_module=True,
         has_trainer=True,
     ),

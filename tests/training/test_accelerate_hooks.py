@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from accelerators import hooked, quiet, settings
+from accelerators import hooked, own_class, quiet, settings
 from refusals import refusal
 from torch.utils.data import DataLoader
 
+from zerofit.core.plan import Topology
 from zerofit.training.accelerate_hooks import install_batch_search
+from zerofit.training.hooks import ACCELERATOR_HOOKS, install_all
 
 
 def parts() -> tuple[Any, Any, Any]:
@@ -45,6 +48,23 @@ def test_clipping_of_the_plan(script_clips: float | None, line: str, at_once: bo
         moved = [now - then for now, then in zip(model.parameters(), before, strict=True)]
         assert torch.cat([step.flatten() for step in moved]).norm().item() == pytest.approx(0.01, rel=1e-3)
     assert changes.lines == (line,)
+
+
+@pytest.mark.parametrize("uses_deepspeed", [True, False])
+def test_a_script_that_asks_for_the_cpu_does_not_switch_deepspeed_off(
+    uses_deepspeed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    accelerator_class, changes = own_class(), quiet()
+    monkeypatch.setattr(
+        accelerator_class, "__init__", lambda self, cpu=False: given.append(cpu), raising=False
+    )
+    wanted = settings(uses_deepspeed=uses_deepspeed)
+    wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(world_size=1, on_cpu=True)))
+    install_all(ACCELERATOR_HOOKS, accelerator_class, wanted, changes)
+    accelerator_class(cpu=True)
+    line = "the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off"
+    assert (given, changes.lines) == (([False], (line,)) if uses_deepspeed else ([True], ()))
 
 
 def test_forced_accumulation_reaches_accumulate() -> None:

@@ -137,6 +137,8 @@ def _segformer() -> tuple[Any, Any]:
         hidden_sizes=[8, 16, 16, 16],
         num_attention_heads=[1, 1, 2, 2],
         decoder_hidden_size=16,
+        classifier_dropout_prob=0.0,
+        drop_path_rate=0.0,
     )
     return SegformerForSemanticSegmentation(config), SegformerImageProcessor(
         size={"height": SIDE, "width": SIDE}
@@ -156,6 +158,7 @@ def _detr() -> tuple[Any, Any]:
         use_pretrained_backbone=False,
         d_model=32,
         num_queries=8,
+        dropout=0.0,
         encoder_attention_heads=2,
         decoder_attention_heads=2,
         **layers,
