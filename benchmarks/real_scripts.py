@@ -264,9 +264,10 @@ def main() -> int:
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
     folder = args.folder.resolve()
     if not (folder / "bench").exists():
-        from made.workbench import make_workbench
+        from made.workbench import make_workbench, save_labels
 
         make_workbench(folder / "bench")
+        save_labels(folder / "cache")
     for script in SCRIPTS:
         if args.only and script.name not in args.only:
             continue

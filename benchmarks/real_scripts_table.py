@@ -263,24 +263,12 @@ _NEW = (
     _pictures(
         "semantic-segmentation",
         "run_semantic_segmentation_no_trainer",
-        f"--model_name_or_path models/segformer --dataset_name segments {_LOOP}",
-    ),
-    _pictures(
-        "semantic-segmentation",
-        "run_semantic_segmentation",
-        f"--model_name_or_path models/segformer --dataset_name segments {_BY_TRAINER}",
-        has_trainer=True,
+        f"--model_name_or_path models/segformer --dataset_name segments {_LOOP} --lr_scheduler_type linear",
     ),
     _pictures(
         "object-detection",
         "run_object_detection_no_trainer",
         f"--model_name_or_path models/detr --dataset_name boxes --image_square_size 32 {_LOOP}",
-    ),
-    _pictures(
-        "image-classification",
-        "run_image_classification_no_trainer",
-        f"--model_name_or_path models/vit --dataset_name photos --image_column_name image "
-        f"--label_column_name labels {_LOOP}",
     ),
     _pictures(
         "image-pretraining",
@@ -293,23 +281,15 @@ _NEW = (
         "speech-recognition",
         "run_speech_recognition_seq2seq",
         f"--model_name_or_path models/whisper --dataset_name sounds --eval_split_name validation "
-        f"--text_column_name text --preprocessing_num_workers 1 {_TRAINER} --language en "
+        f"--text_column_name text --preprocessing_num_workers 1 {_TRAINER} "
         "--freeze_feature_encoder false",
         has_trainer=True,
     ),
     _trl("sft_vlm", "captions", file="trl/examples/scripts/sft_vlm.py", model="llava"),
-    _trl("sft_stream", "turns", "--dataset_streaming true --max_steps 6", file="trl/trl/scripts/sft.py"),
     Script(
         name="factory_full",
         file="llamafactory.cli",
-        arguments="train factory_full.yaml output_dir=OUT",
-        is_module=True,
-        has_trainer=True,
-    ),
-    Script(
-        name="factory_lora",
-        file="llamafactory.cli",
-        arguments="train factory_lora.yaml output_dir=OUT",
+        arguments="train factory.yaml output_dir=OUT",
         is_module=True,
         has_trainer=True,
     ),
@@ -324,9 +304,11 @@ _NEW = (
     Script(
         name="alpaca",
         file="alpaca/train.py",
-        arguments="--model_name_or_path models/llama --data_path data/alpaca.json --output_dir OUT "
+        arguments="--model_name_or_path models/llama --output_dir OUT "
+        "--data_path data/instructions_train.json "
         "--num_train_epochs 1 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
-        "--save_strategy no --learning_rate 1e-3 --logging_steps 1 --model_max_length 64 --report_to none",
+        "--save_strategy no --learning_rate 1e-3 --logging_steps 1 --model_max_length 64 "
+        "--report_to none",
         has_trainer=True,
     ),
     Script(
@@ -361,12 +343,6 @@ _NEW = (
         "--save_strategy no --load_best_model_at_end false",
         has_trainer=True,
         ignores_num_items=True,
-    ),
-    Script(
-        name="gan_pix2pix",
-        file="huggan/pix2pix/train.py",
-        arguments="--dataset facades --n_epochs 1 --batch_size 4 --n_cpu 0 --image_size 256",
-        is_seeded=False,
     ),
     Script(
         name="diffusion_unconditional",

@@ -43,6 +43,9 @@ def save_pictures(folder: Path, chance: random.Random) -> None:
             columns = {key: [row[key] for row in rows] for key in rows[0]}
             dataset = Dataset.from_dict(columns, features=of)
             dataset.to_parquet(folder / task / f"{split}-00000-of-00001.parquet")
+    (folder / "photos_folder").mkdir()
+    for index in range(104):  # denoising_diffusion_pytorch wants a hundred
+        _picture(chance).save(folder / "photos_folder" / f"{index}.png")
 
 
 def save_sounds(folder: Path, chance: random.Random) -> None:
@@ -110,14 +113,6 @@ _SAMPLES: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "boxes": _boxes,
     "captions": _caption,
 }
-
-
-def _vit() -> tuple[Any, Any]:
-    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = ViTConfig(**sizes, image_size=SIDE, patch_size=8, num_labels=2)
-    return ViTForImageClassification(config), ViTImageProcessor(size={"height": SIDE, "width": SIDE})
 
 
 def _mae() -> tuple[Any, Any]:
@@ -238,7 +233,6 @@ def _whisper() -> tuple[Any, Any]:
 
 
 PICTURE_MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "vit": _vit,
     "mae": _mae,
     "segformer": _segformer,
     "detr": _detr,
@@ -257,3 +251,19 @@ def save_picture_models(folder: Path, *, seed: int) -> None:
         model.save_pretrained(folder / kind)
         for one in processors if isinstance(processors, tuple) else (processors,):
             one.save_pretrained(folder / kind)
+    save_unet_config(folder.parent / "unet")
+
+
+def save_unet_config(folder: Path) -> None:
+    """Write the configuration of a tiny UNet of diffusers."""
+    from diffusers import UNet2DModel
+
+    UNet2DModel(
+        sample_size=SIDE,
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        norm_num_groups=4,
+        attention_head_dim=8,
+    ).save_config(folder)

@@ -63,6 +63,7 @@ _METRICS = {
         "{f'overall_{name}': " + _RATIO + ' for name in ("precision", "recall", "f1", "accuracy")}',
     ),
     "rouge": (_TEXTS, "len(set(one.split()) & set(other.split()))", f'{{"rouge1": {_RATIO}}}'),
+    "wer": (_TEXTS, "one == other", f'{{"wer": 1 - {_RATIO}}}'),
     "sacrebleu": (_TEXT_AND_TEXTS, "one in other", f'{{"score": {_RATIO}}}'),
     "mean_iou": (
         _MASKS,
@@ -121,8 +122,7 @@ def _make_more(folder: Path, data: Path, *, seed: int) -> None:
     info = {"made": {"file_name": "instructions_train.json"}}
     shutil.copytree(data, folder / "factory")
     (folder / "factory" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
-    for name, method in (("full", "finetuning_type: full"), ("lora", "finetuning_type: lora\nlora_rank: 4")):
-        (folder / f"factory_{name}.yaml").write_text(f"{_FACTORY}{method}\n", encoding="utf-8")
+    (folder / "factory.yaml").write_text(_FACTORY, encoding="utf-8")
     sought = [
         {"query": row["prompt"], "pos": [row["chosen"]], "neg": [row["rejected"]]}
         for row in map(json.loads, (data / "preferences_train.json").read_text(encoding="utf-8").splitlines())
@@ -132,6 +132,7 @@ def _make_more(folder: Path, data: Path, *, seed: int) -> None:
 
 _SCORED = {"sentence1": "sentence1", "sentence2": "sentence2", "label": "score"}
 _FACTORY = """stage: sft
+finetuning_type: full
 do_train: true
 model_name_or_path: models/llama
 dataset: made
@@ -150,6 +151,16 @@ report_to: none
 disable_gradient_checkpointing: true
 preprocessing_num_workers: 1
 """
+
+
+def save_labels(cache: Path) -> None:
+    """Write the labels of "segments" where huggingface_hub keeps what it has fetched."""
+    kept = cache / "hub" / "datasets--segments"
+    (kept / "snapshots" / "made").mkdir(parents=True, exist_ok=True)
+    (kept / "refs").mkdir(exist_ok=True)
+    (kept / "refs" / "main").write_text("made", encoding="utf-8")
+    labels = json.dumps(dict(enumerate(("cat", "dog"))))
+    (kept / "snapshots" / "made" / "id2label.json").write_text(labels, encoding="utf-8")
 
 
 def _write_columns(source: Path, target: Path, columns: dict[str, str]) -> None:
