@@ -253,9 +253,17 @@ _OTHERS = (
 )
 
 
-def _pictures(task: str, name: str, arguments: str, *, has_trainer: bool = False) -> Script:
+def _pictures(
+    task: str, name: str, arguments: str, *, has_trainer: bool = False, ignores_num_items: bool = False
+) -> Script:
     file = f"transformers/pytorch/{task}/{name}.py"
-    return Script(name=name, file=file, arguments=arguments, has_trainer=has_trainer)
+    return Script(
+        name=name,
+        file=file,
+        arguments=arguments,
+        has_trainer=has_trainer,
+        ignores_num_items=ignores_num_items,
+    )
 
 
 _BY_TRAINER = f"{_TRAINER} --remove_unused_columns false"
@@ -284,6 +292,7 @@ _NEW = (
         f"--text_column_name text --preprocessing_num_workers 1 {_TRAINER} "
         "--freeze_feature_encoder false",
         has_trainer=True,
+        ignores_num_items=True,
     ),
     _trl("sft_vlm", "captions", file="trl/examples/scripts/sft_vlm.py", model="llava"),
     Script(
