@@ -12,7 +12,8 @@ A script that loads its base model again once it has trained, to merge an adapte
 transformers refuses that while ZeRO-3 is on (integrations/accelerate.py, 5.23), though such a model is used
 as it is loaded: it is loaded whole. So is a model beside the trained one that nothing prepares (a frozen text
 encoder, say): no engine would put its weights together. And so is one that can't be made while its weights
-are taken apart, as its class copies or compares them (DETR's batch normalization): its engine partitions it.
+are taken apart, as its class reads them or their shape (DETR's batch normalization, Whisper's positions): its
+engine partitions it.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _in_parts(make: Callable[[], Any]) -> tuple[Any, str]:
     state = torch.get_rng_state()
     try:
         return make(), ""
-    except RuntimeError as error:  # of a shape, mostly: a weight that is taken apart has none
+    except (IndexError, RuntimeError, TypeError) as error:  # of a shape: that of weights taken apart is (0,)
         if isinstance(error, torch.OutOfMemoryError):
             raise
         torch.set_rng_state(state)
