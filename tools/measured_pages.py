@@ -302,9 +302,10 @@ trace made with the same set is within 3 % of it. What makes the differences:
 
 - **Grouped heads**: torch 2.8's fused attention for CPUs takes no fewer keys than queries, and the scores are
   whole there. Plans are for GPUs, where it is fused with each set.
-- **Gemma 2's attention**: transformers 5.0 takes PyTorch's, which caps no scores; 5.23 takes its own, which
-  keeps the capped ones.
-- **T5 under checkpointing**: transformers 5.0 and torch 2.8 hold 7 % more; which of them, was not looked for.
+- **Gemma 2's attention**: transformers 5.0 and 5.17 take PyTorch's, which caps no scores; 5.23 takes its own,
+  which keeps the capped ones.
+- **T5 under checkpointing**: transformers 5.0 with torch 2.8 holds 7 % more than 5.17 with torch 2.11; which
+  of the two it is, was not looked for.
 - **LabelSmoother**: since a release after 5.0, `Trainer` has it divide by the tokens of the window; its
   tensors are the same.
 - **Layers dropped by chance** (`layerdrop`): in 5.0 Whisper draws its number where nothing is to be dropped,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,11 +24,19 @@ def silent_kernels() -> Iterator[None]:
     import torch
 
     triton = sys.modules["triton"]
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(jit.KernelInterface, "__getitem__", lambda *_: _launch_nothing))
-        stack.enter_context(patch.object(triton, "next_power_of_2", _evenly(triton.next_power_of_2)))
-        stack.enter_context(patch.object(torch, "equal", _as_if_equal(torch.equal)))
+    places: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        (jit.KernelInterface, "__getitem__", lambda *_: _launch_nothing),
+        (triton, "next_power_of_2", _evenly(triton.next_power_of_2)),
+        (torch, "equal", _as_if_equal(torch.equal)),
+    )
+    own = [getattr(holder, name) for holder, name, _ in places]
+    try:
+        for holder, name, instead in places:
+            setattr(holder, name, instead)
         yield
+    finally:
+        for (holder, name, _), function in zip(places, own, strict=True):
+            setattr(holder, name, function)
 
 
 def _launch_nothing(*args: Any, **kwargs: Any) -> None:
