@@ -23,6 +23,7 @@ from zerofit.machine.port import free_port
 from zerofit.machine.stopping import end_with_parent
 from zerofit.machine.this_node import free_host_bytes
 from zerofit.models.trace.cache import read_trace
+from zerofit.scripts.capture import nvidia_smi
 from zerofit.scripts.capture.environment import script_environment
 from zerofit.scripts.capture.errors import (
     Failure,
@@ -84,16 +85,12 @@ class Child:
             home=Path(run.environment.get("HOME") or Path.home()),
         )
         named["caches"].append(str(folder.temporary))
-        pipes = (its_reader, its_writer)
-        spec = {
-            "weights": weights,
-            "num_batches": _NUM_BATCHES,
-            "gpus": [asdict(gpu) for gpu in run.gpus],
-            "serve": pipes,
-            **named,
-        }
+        gpus = [asdict(gpu) for gpu in run.gpus]
+        pipes = [its_reader, its_writer]
+        spec = {"weights": weights, "num_batches": _NUM_BATCHES, "gpus": gpus, "serve": pipes, **named}
         for name in (CAPTURE, FAILURE, REFUSED):
             (folder.path / name).unlink(missing_ok=True)
+        tools = nvidia_smi.install(folder.path) if gpus else None
         (folder.path / SPEC).write_text(json.dumps(spec), encoding="utf-8")
         (folder.path / "trackers").mkdir(exist_ok=True)
         environment = script_environment(
@@ -102,6 +99,7 @@ class Child:
             temporary=folder.temporary,
             port=free_port(0),
             is_offline=weights == "real",
+            tools=tools,
         )
         try:
             with (folder.path / LOG).open("wb") as output:

@@ -52,6 +52,7 @@ def script_environment(
     temporary: Path,
     port: int,
     is_offline: bool,
+    tools: Path | None = None,
 ) -> dict[str, str]:
     """Return the variables of the process that a script is captured in.
 
@@ -61,13 +62,15 @@ def script_environment(
         temporary: the folder for temporary files.
         port: a free one: scripts may ask torch.distributed for their one rank.
         is_offline: whether nothing is downloaded from the hub.
+        tools: a folder of programs that go before those of PATH.
     """
     kept = {
         name: value
         for name, value in environment.items()
         if not name.startswith(_LEFT_OUT) and name not in _LEFT_OUT_NAMES | _RUNS_TO_GO_ON_WITH
     }
-    path = os.pathsep.join((os.path.dirname(sys.executable), environment.get("PATH", os.defpath)))
+    own = [] if tools is None else [str(tools)]
+    path = os.pathsep.join((*own, os.path.dirname(sys.executable), environment.get("PATH", os.defpath)))
     offline = {"HF_HUB_OFFLINE": "1"} if is_offline else {}
     return {
         **kept,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.core.facts import GpuSpec
 from zerofit.scripts.capture.child.outcome import is_own_code
+from zerofit.scripts.capture.nvidia_smi import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,6 +179,13 @@ def _note_told(seen: Observations) -> None:
         counts = Counter(gpu.name for gpu in _gpus_of(seen))
         seen.told_gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
         seen.note(f"the script asks for the GPUs of its node, and was told {seen.told_gpus}")
+
+
+def told(seen: Observations) -> str:
+    """Return the GPUs that the script was told of; empty where it has not asked."""
+    if (seen.folder / ASKED).exists():
+        _note_told(seen)
+    return seen.told_gpus
 
 
 def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:

@@ -19,6 +19,7 @@ from zerofit.models.pieces import Inputs, batch_of
 from zerofit.models.trace.live_batch import rows_per_sample
 from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
+from zerofit.scripts.capture.child import gpu_stand_in
 from zerofit.scripts.capture.child.forward_on_meta import forward_on_meta
 from zerofit.scripts.capture.child.model_record import (
     averaging_class,
@@ -227,7 +228,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         evaluates=calls.evaluates or getattr(trainer, "eval_dataset", None) is not None,
         generates=calls.generates or bool(arguments.get("predict_with_generate")),
         saves=calls.saves or seen.saves or str(arguments.get("save_strategy", "no")) != "no",
-        told_gpus=seen.told_gpus,
+        told_gpus=gpu_stand_in.told(seen),
         notes=tuple(seen.notes),
         wall_time_s=time.monotonic() - seen.started,
         peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

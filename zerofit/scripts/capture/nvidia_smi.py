@@ -1,0 +1,62 @@
+"""Stands in for nvidia-smi in a captured script: it tells of the GPUs that are planned for.
+
+It is run as a file, FOLDER then nvidia-smi's arguments, so that it starts fast; FOLDER holds spec.json, and
+gets a file that says that it was asked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ASKED = "asked-nvidia-smi"
+"""Stands in the capture's folder once the script has asked."""
+
+
+def install(folder: Path) -> Path:
+    """Write a program nvidia-smi into a folder of the capture's own, and return that folder, for PATH."""
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    program = place / "nvidia-smi"
+    command = f'exec "{sys.executable}" -S "{__file__}" "{folder}" "$@"'
+    program.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return place
+
+
+def answer(arguments: list[str], gpus: list[dict[str, Any]]) -> str:
+    """Return what nvidia-smi would print of these GPUs: -L, --query-gpu=... --format=csv..., or a list."""
+    options = dict(word.partition("=")[::2] for word in arguments)
+    names = next((options[name] for name in ("--query-gpu", "--query_gpu") if name in options), None)
+    if names is None:
+        return "".join(f"GPU {place}: {gpu['name']} (UUID: GPU-{place})\n" for place, gpu in enumerate(gpus))
+    columns = [name.strip() for name in names.split(",")]
+    rows = [", ".join(_value(name, place, gpus, options) for name in columns) for place in range(len(gpus))]
+    header = [] if "noheader" in options.get("--format", "") else [", ".join(columns)]
+    return "".join(f"{row}\n" for row in (*header, *rows))
+
+
+def _value(name: str, place: int, gpus: list[dict[str, Any]], options: dict[str, str]) -> str:
+    gpu = gpus[place]
+    mebibytes = gpu["memory_bytes"] >> 20
+    unit = "" if "nounits" in options.get("--format", "") else " MiB"
+    values = {
+        "index": str(place),
+        "count": str(len(gpus)),
+        "name": str(gpu["name"]),
+        "gpu_name": str(gpu["name"]),
+        "uuid": f"GPU-{place}",
+        "memory.total": f"{mebibytes}{unit}",
+        "memory.free": f"{mebibytes}{unit}",
+        "memory.used": f"0{unit}",
+        "compute_cap": ".".join(map(str, gpu["compute_capability"] or (8, 0))),
+    }
+    return values.get(name, "0" if name.startswith("utilization") else "[N/A]")
+
+
+if __name__ == "__main__":
+    own = Path(sys.argv[1])
+    (own / ASKED).touch()
+    sys.stdout.write(answer(sys.argv[2:], json.loads((own / "spec.json").read_text("utf-8"))["gpus"]))
