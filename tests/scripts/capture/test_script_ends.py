@@ -45,6 +45,25 @@ def test_ctrl_c_ends_all_and_puts_files_back(workplace) -> None:
     assert [path.name for path in workplace.cwd.iterdir()] == ["train.py"]
 
 
+_HIDES = """
+import os, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    os._exit(0)
+os.wait()
+raise SystemExit("no training")
+"""
+
+
+def test_no_process_stays_that_has_left_session_parent_and_environment(workplace) -> None:
+    workplace.write(_HIDES)
+    with pytest.raises(UserError):
+        workplace.capture()
+    assert workplace.processes() == []
+
+
 def test_a_process_of_the_script_that_is_killed_leaves_the_files_as_they_were(workplace) -> None:
     workplace.write("keep me\n", name="log.txt")
     workplace.write(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import select
@@ -20,7 +19,6 @@ from zerofit.core.errors import UserError
 from zerofit.core.units import GIB
 from zerofit.machine.cgroup import count_oom_kills
 from zerofit.machine.port import free_port
-from zerofit.machine.stopping import end_with_parent
 from zerofit.machine.this_node import free_host_bytes
 from zerofit.models.trace.cache import read_trace
 from zerofit.scripts.capture import nvidia_smi
@@ -33,7 +31,7 @@ from zerofit.scripts.capture.errors import (
     last_lines,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
-from zerofit.scripts.capture.process import end_marked
+from zerofit.scripts.capture.process import begins_marked, end_marked
 from zerofit.scripts.capture.restore_files import places
 
 if TYPE_CHECKING:
@@ -112,7 +110,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     pass_fds=pipes,
                     start_new_session=True,
-                    preexec_fn=functools.partial(end_with_parent, os.getpid()),
+                    preexec_fn=begins_marked(str(folder.path)),
                 )
         finally:
             os.close(its_reader)
