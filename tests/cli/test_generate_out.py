@@ -97,15 +97,12 @@ def test_greedy_goes_on_in_any_batches(generate_folder: Path) -> None:
     assert _job(_LINE)["batch_size"] == 2
 
 
-def test_results_that_a_killed_run_made_whole_are_said_to_be(generate_folder: Path) -> None:
+def test_results_that_a_killed_run_made_whole_are_kept(generate_folder: Path) -> None:
     job = _job(_LINE)
     _unfinished(job)
-    whole = generate_folder / "out.jsonl.parts" / "whole.jsonl"
-    whole.write_text("{}\n")
-    (generate_folder / "out.jsonl").hardlink_to(whole)
-    assert _error(_LINE).fix == (
-        "rm -r out.jsonl.parts, which holds the same in parts; to do all anew, name another file"
-    )
+    (generate_folder / "out.jsonl").write_text("{}\n")
+    assert _error(_LINE).fix == "write to another file, or move that one away"
+    assert (generate_folder / "out.jsonl").read_text() == "{}\n"
 
 
 def test_a_dry_run_shows_the_first_of_many_prompts(generate_folder: Path) -> None:

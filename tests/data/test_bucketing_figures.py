@@ -1,4 +1,4 @@
-"""The figures of docs/data.md on batches of like length are those that benchmarks/bucketing.py finds."""
+"""The figures of docs/data.md on length bucketing are those that benchmarks/bucketing.py finds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE = " ".join((_ROOT / "docs" / "data.md").read_text("utf-8").split())
 _ROWS = {
     "fixed": "all to 512 tokens",
     "dynamic": "each batch to its longest",
-    "bucketed": "each batch to its longest, batches of like length",
+    "bucketed": "each batch to its longest, with length bucketing",
     "packed": "packed into rows of 512, 1,000 documents at a time",
 }
 
@@ -36,7 +36,7 @@ def test_the_page_has_the_shares_of_padding_and_says_of_what(benchmark: Any) -> 
         assert f"| {_ROWS[way]} | {plain:.1%} | {rounded:.1%} |" in _PAGE
     sizes = benchmark.SHARES
     assert (
-        f"{sizes['num_samples']:,} made-up samples of {sizes['shortest']} to {sizes['longest']} tokens "
+        f"{sizes['num_samples']:,} synthetic samples of {sizes['shortest']} to {sizes['longest']} tokens "
         f"(lognormal with a median of {sizes['median']} and a sigma of {sizes['spread']}"
     ) in _PAGE
 
@@ -50,9 +50,14 @@ def test_the_page_has_the_speeds_that_were_measured() -> None:
     }
     fixed, dynamic, bucketed = speeds["bert"]
     ratio = bert["bucketed_over_fixed"]
-    assert f"trained {fixed} real tokens a second with all rows at {measured['lengths']['longest']}" in _PAGE
-    assert f"{dynamic} with each batch at its longest, and {bucketed} with batches of like length" in _PAGE
-    assert f"{ratio['speed']:.1f} times the first, which has {ratio['tokens']:.1f} times the tokens" in _PAGE
+    assert (
+        f"trained {fixed} real tokens per second with all rows at {measured['lengths']['longest']}" in _PAGE
+    )
+    assert f"{dynamic} with each batch at its longest, and {bucketed} with length bucketing" in _PAGE
+    assert (
+        f"{ratio['speed']:.1f} times the first, which computes {ratio['tokens']:.1f} times the tokens"
+        in _PAGE
+    )
     assert f"went from {speeds['gpt2'][0]} to {speeds['gpt2'][2]}" in _PAGE
     lengths = measured["lengths"]
     assert (

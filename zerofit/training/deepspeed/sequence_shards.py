@@ -109,7 +109,7 @@ def _check_own(config: Any, size: int) -> None:
         raise UserError(
             "sequence-parallel-by-script",
             "the script brings a parallelism of its own",
-            found=f"--sequence-parallel-size {size}, and a ParallelismConfig with tp_size={config.tp_size}, "
+            found=f"{size} sequence-parallel ranks, and a ParallelismConfig with tp_size={config.tp_size}, "
             f"cp_size={config.cp_size}, sp_size={config.sp_size}",
             why="each would cut what the other has cut already",
             fix="leave out one of the two",
