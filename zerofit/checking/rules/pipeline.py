@@ -40,7 +40,7 @@ def _stages(situation: Situation) -> str | None:
         topology=_PIPELINE,
         script=LANGUAGE,
     ),
-    good=Example(strategy=Strategy(), topology=_PIPELINE, script=LANGUAGE),
+    good=Example(strategy=Strategy(), topology=_WITHOUT, script=LANGUAGE),
     evidence=ignored(("zero_stage", 2)),
 )
 def _under_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -60,7 +60,7 @@ def _under_deepspeed(situation: Situation) -> Iterator[Hit]:
     fix="leave out --pipeline-parallel-size or --lora",
     see=_DOCS,
     bad=Example(strategy=Strategy(lora=Lora()), topology=_PIPELINE, script=LANGUAGE),
-    good=Example(strategy=Strategy(), topology=_PIPELINE, script=LANGUAGE),
+    good=Example(strategy=Strategy(), topology=_WITHOUT, script=LANGUAGE),
     evidence=fails("pipeline-adapters"),
 )
 def _with_adapters(situation: Situation) -> Iterator[Hit]:
@@ -86,23 +86,6 @@ def _in_fp16(situation: Situation) -> Iterator[Hit]:
         precision = known(situation.settings.precision, "the precision")
         if precision.value is Precision.FP16:
             yield Hit(found=f"{stages} with {precision.text}", place=precision.place)
-
-
-@Rule(
-    id="pipeline-with-compile",
-    severity=Severity.ERROR,
-    summary="a pipeline does not run compiled",
-    why="torch.compile would have to compile a forward pass that sends to and waits for other ranks",
-    fix="leave out --pipeline-parallel-size or --compile",
-    see=_DOCS,
-    bad=Example(strategy=Strategy(compile=True), topology=_PIPELINE, script=LANGUAGE),
-    good=Example(strategy=Strategy(compile=True), topology=_WITHOUT, script=LANGUAGE),
-    evidence=fails("pipeline-compiled"),
-)
-def _compiled(situation: Situation) -> Iterator[Hit]:
-    stages, strategy = _stages(situation), situation.strategy
-    if stages is not None and strategy is not None and strategy.compile:
-        yield Hit(found=f"{stages} with --compile")
 
 
 RULES = declared(vars())
