@@ -87,12 +87,9 @@ def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes
     topology = settings.plan.topology
 
     def prepare_data_loader(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch.utils.data import IterableDataset
-
         kwargs["num_processes"] = topology.data_parallel_size
         kwargs["process_index"] //= topology.sample_group_size
-        if isinstance(loader.dataset, IterableDataset):
-            kwargs["dispatch_batches"] = False  # the dispatcher counts ranks
+        kwargs["dispatch_batches"] = False  # the dispatcher counts ranks
         return original(loader, *args, **kwargs)
 
     if settings.pipeline_parallel_size > 1:

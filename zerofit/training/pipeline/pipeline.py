@@ -110,11 +110,31 @@ class Pipeline:
         inputs = {name: value for name, value in inputs.items() if value is not None}
         for name in _NOT_PASSED_ON:
             inputs.pop(name, None)
+        self._check_same(input_ids)
         if torch.is_grad_enabled() and labels is not None:
             return self._train(input_ids, labels, inputs)
         if torch.is_grad_enabled() and self.model.training:
             raise _needs_labels(self.model)
         return self._evaluate(input_ids, labels, inputs)
+
+    def _check_same(self, input_ids: torch.Tensor) -> None:
+        """Check that all stages have the same batch: each shuffles by itself, by its own random state.
+
+        Raises:
+            UserError: they have different ones.
+        """
+        total = input_ids.sum()
+        ends = torch.stack((total, -total))
+        dist.all_reduce(ends, dist.ReduceOp.MAX, group=self.groups.pipeline)
+        if ends[0] != -ends[1]:
+            raise UserError(
+                "pipeline-batches-differ",
+                "the stages of a pipeline have different batches",
+                found=f"token ids that sum to {int(-ends[1])} on one rank and to {int(ends[0])} on another",
+                why="tokens of one batch would be trained against the labels of another",
+                fix="shuffle alike on all ranks: set_seed() before the DataLoader is made, and "
+                "DataLoaderConfiguration(use_seedable_sampler=True)",
+            )
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return the parameters of this stage that train."""
