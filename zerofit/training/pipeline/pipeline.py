@@ -90,6 +90,8 @@ class Pipeline:
     """The Accelerator that says when gradients are exchanged; None exchanges them in each backward pass."""
     _waiting: dict[Any, torch.Tensor] = field(default_factory=dict)
     """Gradients of passes that are accumulated and not exchanged yet."""
+    _num_items: float = 0.0
+    """Labels that the loss of the pass under way is a mean over."""
     _key: Any = None
     _schedule: Any = None
     _hidden_dtype: dict[Any, torch.dtype] = field(default_factory=dict)
@@ -292,15 +294,16 @@ class Pipeline:
             output = self._run(received, labels=labels, **inputs)
             if not groups.is_last:
                 dist.send(output.contiguous(), group=groups.pipeline, group_dst=groups.stage + 1)
-            shared = [(output.logits, output.loss) if groups.is_last else None]
         header: list[Any] = [(tuple(output.logits.shape), output.logits.dtype)] if groups.is_last else [None]
         dist.broadcast_object_list(header, groups.last_rank, group=groups.pipeline)
         shape, dtype = header[0]
-        logits = shared[0][0].contiguous() if shared[0] else torch.empty(shape, dtype=dtype, device=device)
+        logits = (
+            output.logits.contiguous() if groups.is_last else torch.empty(shape, dtype=dtype, device=device)
+        )
         dist.broadcast(logits, groups.last_rank, group=groups.pipeline)
         loss = None
         if labels is not None:
-            loss = shared[0][1].detach().float() if shared[0] else torch.zeros((), device=device)
+            loss = output.loss.detach().float() if groups.is_last else torch.zeros((), device=device)
             dist.broadcast(loss, groups.last_rank, group=groups.pipeline)
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 

@@ -153,7 +153,7 @@ class WholeStates:
         optimizer, _ = self._optimizers[key]
         own = (one for group in optimizer.param_groups for one in group["params"])
         states = {_name_of(one): _on_host(optimizer.state.get(one, {})) for one in own}
-        parts = self._gather((states, self._names_by_group(key)))
+        parts = self._gather((states, self._optimizers[key][1]))
         if not parts:
             return None
         groups = self._whole_groups([names for _, names in parts])
@@ -166,9 +166,6 @@ class WholeStates:
             for group, names in zip(optimizer.param_groups, groups, strict=True)
         ]
         return {"state": dict(sorted(merged.items())), "param_groups": whole}
-
-    def _names_by_group(self, key: int) -> list[list[_Name]]:
-        return self._optimizers[key][1]
 
     def _whole_groups(self, parts: list[list[list[_Name]]]) -> list[list[_Name]]:
         """Return the parameters of each group over all stages, in the model's order, tied ones once.
@@ -183,7 +180,7 @@ class WholeStates:
         """Return a stage's part of an optimizer's whole state, numbered as its own parameters are."""
         optimizer, _ = self._optimizers[key]
         parts: list[Any] = [None] * self.pipeline.groups.num_stages
-        dist.all_gather_object(parts, self._names_by_group(key), group=self.pipeline.groups.pipeline)
+        dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.pipeline)
         groups = self._whole_groups(parts)
         saved = {
             name: number
