@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -20,7 +21,10 @@ _LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:29500\n"
 
 def _explain(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zerofit", "explain", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    # readline sets COLUMNS for the processes of whoever imports it, unseen by os.environ.
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
 
 
 def test_log_ends_with_cause_line_and_what_to_type(tmp_path: Path) -> None:
@@ -92,14 +96,15 @@ def test_run_that_ended_well_did_not_fail(tmp_path: Path) -> None:
     assert explain_run(good).explanation.cause is None
 
 
-def test_last_attempt_of_a_recovered_run_is_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["recovery-1", "requeue-1"])
+def test_last_start_of_a_run_is_explained(tmp_path: Path, start: str) -> None:
     run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, log=_FULL)
     full = "OSError: [Errno 28] No space left on device\n"
-    _run(run, "recovery-1", exit_code=1, log=full)
+    _run(run, start, exit_code=1, log=full)
     cause = explain_run(run).explanation.cause
     assert cause is not None
     assert cause.failure.id == "disk-full"
-    assert cause.at.file == "recovery-1/logs/rank0.log"
+    assert cause.at.file == f"{start}/logs/rank0.log"
 
 
 @pytest.mark.parametrize(

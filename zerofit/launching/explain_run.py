@@ -53,9 +53,8 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def explain_run(folder: Path) -> RunExplanation:
-    """Return why a run failed; of one that went on after running out of memory, its last attempt."""
-    recoveries = [one for one in attempts(folder)[1:] if one.name.startswith("recovery")]
-    last = [folder, *filter(is_run_folder, recoveries)][-1]
+    """Return why a run failed; of one that was started again, by a recovery or a requeue, its last start."""
+    last = [folder, *filter(is_run_folder, attempts(folder)[1:])][-1]
     run = document_in(last / "run.json")
     if run.get("exit_code") == 0:
         return RunExplanation(
