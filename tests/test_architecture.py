@@ -116,8 +116,11 @@ _IO_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 _HEAVY = {"accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "torch", "transformers"}
 
 _INSIDE_TRAINING = (
-    "training/pipeline/make_pipeline.py",
-    "training/pipeline/pipeline.py",
+    *(
+        f"training/pipeline/{name}.py"
+        for name in ("batches", "groups", "make_pipeline", "outputs", "pipeline")
+    ),
+    "training/pipeline/random_states.py",
     "training/pipeline/stages.py",
     "training/pipeline/whole_state.py",
 )

@@ -26,6 +26,7 @@ _SMALL = {
 _GPT2 = {"n_embd": 32, "n_layer": 5, "n_head": 4, "n_positions": 32}
 _MODELS: dict[str, dict[str, Any]] = {
     "cohere": {"num_key_value_heads": 2},
+    "falcon": {},  # whose blocks return tuples, as those of many models do in transformers 5.0
     "gemma": {"num_key_value_heads": 2, "head_dim": 8},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 8},
     "gpt2": _GPT2,
@@ -46,7 +47,6 @@ _MODELS: dict[str, dict[str, Any]] = {
 _NO_PIPELINES = {
     "bert": ({"is_decoder": True}, "it is not a stack of equal blocks between embeddings and a head"),
     "bloom": ({"n_layer": 5, "n_head": 4}, "word_embeddings_layernorm changes the embeddings"),
-    "falcon": ({}, "its stages don't run"),
     "opt": ({"ffn_dim": 64, "word_embed_proj_dim": 32}, "it is not a stack of equal blocks"),
 }
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
 
 
 def set_device_guard() -> None:
@@ -34,3 +40,31 @@ def is_in_backward() -> bool:
 def sparse_parts(tensor: Any) -> tuple[Any, Any]:
     """Return the places and values of a sparse tensor's elements, whether it is coalesced or not."""
     return tensor._indices(), tensor._values()
+
+
+def timeout_of_default_group() -> timedelta:
+    """Return how long operations of the default process group may take (torch 2.8 to 2.13)."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    kind = "cuda" if "nccl" in c10d.get_backend() else "cpu"
+    timeout: timedelta = c10d._get_default_group()._get_backend(torch.device(kind)).options._timeout
+    return timeout
+
+
+@contextlib.contextmanager
+def loading_to_host() -> Iterator[None]:
+    """Let torch.load() load to host memory, whatever device its caller names."""
+    import torch
+
+    original = torch.load
+
+    @functools.wraps(original)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "map_location": "cpu"})
+
+    torch.load = load
+    try:
+        yield
+    finally:
+        torch.load = original

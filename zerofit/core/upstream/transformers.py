@@ -31,6 +31,8 @@ MAKE_FROM_CONFIG = "_from_config"
 """PreTrainedModel's class method behind from_config() of the Auto classes."""
 SAVE_CHECKPOINT = "_save_checkpoint"
 """The method of Trainer that saves a checkpoint of its own accord (5.23, trainer.py)."""
+LOAD_OPTIMIZER = "_load_optimizer_and_scheduler"
+"""The method of Trainer that loads the optimizer's states of a checkpoint (5.23, trainer.py)."""
 RUN_EPOCH = "_run_epoch"
 """Trainer's method of one epoch; releases that have none run them in one loop."""
 KEPT_BY_GENERATE = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")

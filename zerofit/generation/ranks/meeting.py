@@ -23,7 +23,7 @@ from zerofit.core.errors import UserError
 from zerofit.generation.script_place import is_handled_by_main_thread, main_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _LOOK_S = 1.0
 """How often a rank looks whether another asks where it stands. ASSUMPTION: next to no work for the store,
@@ -56,7 +56,7 @@ _ADVICE = {
 _arranged: ContextVar[bool] = ContextVar("zerofit_generation_arranged", default=False)
 
 
-def meet(name: str, *, line: str, limit_s: float) -> None:
+def meet(name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = None) -> None:
     """Wait until all ranks have come to this call; return at once without other ranks.
 
     Ranks are counted on from one call of a name to its next. A call that ends with the error counts as not
@@ -64,6 +64,7 @@ def meet(name: str, *, line: str, limit_s: float) -> None:
 
     Args:
         limit_s: how long to wait for the other ranks, from now; 0 does not wait and does not watch.
+        ranks: those that must call it together, this one among them; None for all.
 
     Raises:
         UserError: a rank has not come in this time, or has ended its script.
@@ -71,7 +72,7 @@ def meet(name: str, *, line: str, limit_s: float) -> None:
     if limit_s <= 0:
         return
     watch()
-    _this_rank.meet(name, line=line, limit_s=limit_s)
+    _this_rank.meet(name, line=line, limit_s=limit_s, ranks=ranks)
 
 
 def watch() -> None:
@@ -141,16 +142,21 @@ class RankMeetings:
         """All ranks have come to a call; so on each of them or on none."""
         return self._numbers.total() > 0
 
-    def meet(self, name: str, *, line: str, limit_s: float) -> None:
-        """Wait until all ranks have come to this call."""
-        number = self._numbers[name] + 1
-        wanted = number * self._world_size  # the count of all calls of this name on all ranks
-        self._meeting = f"{name} {number}"
+    def meet(self, name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = None) -> None:
+        """Wait until all ranks, or all of some, have come to this call."""
+        wanted_ranks = range(self._world_size) if ranks is None else ranks
+        counted = name if ranks is None else f"{name} on {_name_ranks(ranks)}"
+        number = self._numbers[counted] + 1
+        wanted = number * len(wanted_ranks)  # the count of all calls of this name on these ranks
+        self._meeting = f"{counted} {number}"
         try:
-            came = self._store.add(name, 1) >= wanted or self._all_come(name, wanted, limit_s=limit_s)
+            came = self._store.add(counted, 1) >= wanted or self._all_come(
+                counted, wanted, wanted_ranks, limit_s=limit_s
+            )
             if not came:
-                self._leave(name, wanted, line=line, limit_s=limit_s)
-            self._numbers[name] = number
+                error = self._not_on_all_ranks(name, wanted_ranks, line=line, limit_s=limit_s)
+                self._leave(counted, wanted, error)
+            self._numbers[counted] = number
         except RuntimeError as gone:  # every error of torch's stores
             raise UserError(
                 "generate-not-on-all-ranks",
@@ -182,20 +188,19 @@ class RankMeetings:
     def _count(self, name: str) -> int:
         return int(self._store.add(name, 0))
 
-    def _all_come(self, name: str, wanted: int, *, limit_s: float) -> bool:
+    def _all_come(self, name: str, wanted: int, ranks: Sequence[int], *, limit_s: float) -> bool:
         """Wait; True when all have come, False as soon as one has ended its script."""
         until = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while self._count(name) < wanted:
-            if time.monotonic() >= until or self._ended():
+            if time.monotonic() >= until or self._ended(ranks):
                 return self._count(name) >= wanted  # it may have come before it ended
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return True
 
-    def _leave(self, name: str, wanted: int, *, line: str, limit_s: float) -> None:
+    def _leave(self, name: str, wanted: int, error: UserError) -> None:
         """Take this call back and raise; return where the missing ranks came after all."""
-        error = self._not_on_all_ranks(name, line=line, limit_s=limit_s)
         if self._store.add(name, -1) + 1 >= wanted:
             self._store.add(name, 1)
             return
@@ -203,10 +208,10 @@ class RankMeetings:
             time.sleep(self._left_to_another_s)  # one rank's message is enough: it ends this one too
         raise error
 
-    def _not_on_all_ranks(self, name: str, *, line: str, limit_s: float) -> UserError:
+    def _not_on_all_ranks(self, name: str, ranks: Sequence[int], *, line: str, limit_s: float) -> UserError:
         """Return the error of a call that some ranks alone have made: where the others stand."""
-        ended = self._ended()
-        others = [rank for rank in range(self._world_size) if rank not in {self._rank, *ended}]
+        ended = self._ended(ranks)
+        others = [rank for rank in ranks if rank not in {self._rank, *ended}]
         answers = self._ask(others)
         came = sorted({self._rank, *(rank for rank in answers if answers[rank][1] == self._meeting)})
         places = {rank: answers[rank][0] if rank in answers else None for rank in others if rank not in came}
@@ -239,10 +244,10 @@ class RankMeetings:
                     silent.remove(rank)
         return answers
 
-    def _ended(self) -> list[int]:
+    def _ended(self, ranks: Sequence[int]) -> list[int]:
         if self._count("ended") == 0:
             return []
-        return [rank for rank in range(self._world_size) if self._store.check([f"ended {rank}"])]
+        return [rank for rank in ranks if self._store.check([f"ended {rank}"])]
 
 
 class _ThisRank:
@@ -260,13 +265,13 @@ class _ThisRank:
         self._ends_at = math.inf
         self.leave: Callable[[UserError], None] | None = None
 
-    def meet(self, name: str, *, line: str, limit_s: float) -> None:
+    def meet(self, name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = None) -> None:
         self._raised = None  # the script has caught it, and goes on
         meetings = self._opened()
         if meetings is None:
             return
         try:
-            meetings.meet(name, line=line, limit_s=limit_s)
+            meetings.meet(name, line=line, limit_s=limit_s, ranks=ranks)
         except UserError as error:
             self._raised, self._ends_at = error, time.monotonic() + limit_s
             raise

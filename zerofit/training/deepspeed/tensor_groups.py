@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import takes_vocab_parallel_head, why_not_cut
+from zerofit.training.equal_weights import take_values_of_first_rank
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         for model in models:
             check_model(model, size=size)
-            if _take_values_of_first_rank(model, self):
-                changes.add(
-                    "all ranks start with the weights of the first: they were made from other random numbers"
-                )
+            # Without tensor parallelism DeepSpeed does it itself; with it, it only sends each part to the
+            # same part in other groups (deepspeed/runtime/engine.py, _broadcast_model).
+            take_values_of_first_rank(model, changes)
         return original(self, *args, **kwargs)
 
     wrap(accelerator_class, "prepare", prepare)
@@ -105,24 +105,3 @@ def _is_model(one: Any) -> bool:
     from torch.nn import Module
 
     return isinstance(one, Module)
-
-
-def _take_values_of_first_rank(model: Any, accelerator: Any) -> bool:
-    """Let weights be those of the first rank, and return True if any were others.
-
-    Without tensor parallelism DeepSpeed does it itself; with it, it only sends each part to the same part in
-    other groups (deepspeed/runtime/engine.py, _broadcast_model). What zero.Init has partitioned is alike.
-    """
-    import torch
-    from accelerate.utils.operations import broadcast, gather
-
-    tensors = [one for one in model.state_dict(keep_vars=True).values() if not hasattr(one, "ds_id")]
-    if not tensors:
-        return False
-    sums = torch.stack([one.detach().sum(dtype=torch.float64).cpu() for one in tensors])
-    all_sums = gather(sums[None].to(accelerator.device))
-    differing = (all_sums != all_sums[0]).any(0).tolist()
-    for tensor in (one for one, differs in zip(tensors, differing, strict=True) if differs):
-        with torch.no_grad():
-            tensor.copy_(broadcast(tensor.detach().to(accelerator.device)))
-    return any(differing)

@@ -6,11 +6,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.transformers import SAVE_CHECKPOINT
+from zerofit.core.upstream.accelerate import prepared_optimizers
+from zerofit.core.upstream.torch import loading_to_host
+from zerofit.core.upstream.transformers import LOAD_OPTIMIZER, SAVE_CHECKPOINT
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
     from zerofit.training.changes import Changes
@@ -26,14 +28,22 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     if settings.pipeline_parallel_size == 1:
         return
 
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.mixed_precision == "fp16":
+            from zerofit.training.pipeline.pipeline import in_fp16
+
+            raise in_fp16("mixed_precision=fp16 of the script")
+
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         for one in args:
-            if isinstance(one, torch.nn.Module) and any(own.requires_grad for own in one.parameters()):
+            if isinstance(one, torch.nn.Module) and _trains(one):
                 _running_for(one, settings, changes).pipeline.accelerator = self
-        for one in args:
-            if isinstance(one, torch.optim.Optimizer) and _running:
+        before = [one for one in args if isinstance(one, torch.optim.Optimizer)]
+        for one in (*before, *prepared_optimizers(self)):
+            if _running:
                 _running[0].cut_optimizer(getattr(one, "optimizer", one))
         prepared = original(self, *args, **kwargs)
         if _running:
@@ -50,13 +60,19 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return _running[0].weights() if _is_pipeline(model) else original(self, model, *args, **kwargs)
 
     def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _gathered():
+        with _gathered(optimizers=True):
             return original(self, *args, **kwargs)
 
+    def load_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        # accelerate would load the states of all stages to the GPU, of which each keeps a part.
+        return original(self, *args, **{"map_location": "cpu", **kwargs})
+
+    wrap(accelerator_class, "__init__", init)
     wrap(accelerator_class, "prepare", prepare)
     wrap(accelerator_class, "prepare_model", prepare_model)
     wrap(accelerator_class, "get_state_dict", get_state_dict)
     wrap(accelerator_class, "save_state", save_state)
+    wrap(accelerator_class, "load_state", load_state)
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
@@ -65,17 +81,39 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
         return
 
     def init(original: Any, self: Any, model: Any = None, *args: Any, **kwargs: Any) -> None:
-        if model is not None:
+        if model is not None and not _running and _trains(model):
             _running_for(model, settings, changes)
         original(self, model, *args, **kwargs)
 
-    def save(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _gathered():
+    def save_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _gathered(optimizers=False):
             return original(self, *args, **kwargs)
 
+    def save_checkpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _gathered(optimizers=not self.args.save_only_model):
+            return original(self, *args, **kwargs)
+
+    def load_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        with loading_to_host():
+            return original(self, *args, **kwargs)
+
+    def prediction_step(
+        original: Any,
+        self: Any,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with _without_logits(model, prediction_loss_only):
+            return original(self, model, inputs, prediction_loss_only, *args, **kwargs)
+
     wrap(trainer_class, "__init__", init)
-    for name in ("save_model", SAVE_CHECKPOINT):
-        wrap(trainer_class, name, save)
+    wrap(trainer_class, "save_model", save_model)
+    wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
+    wrap(trainer_class, LOAD_OPTIMIZER, load_optimizer)
+    wrap(trainer_class, "prediction_step", prediction_step)
 
 
 def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -87,9 +125,15 @@ def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes
     topology = settings.plan.topology
 
     def prepare_data_loader(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
+        from zerofit.training.pipeline.random_states import shuffle_alike
+
         kwargs["num_processes"] = topology.data_parallel_size
         kwargs["process_index"] //= topology.sample_group_size
         kwargs["dispatch_batches"] = False  # the dispatcher counts ranks
+        has_seed = bool(kwargs.get("use_seedable_sampler"))
+        seed = shuffle_alike(loader, has_seed=has_seed)
+        if has_seed and kwargs.get("data_seed") is None:
+            kwargs["data_seed"] = seed
         return original(loader, *args, **kwargs)
 
     if settings.pipeline_parallel_size > 1:
@@ -147,8 +191,26 @@ def _running_for(model: Any, settings: AppliedSettings, changes: Changes) -> Who
     return _running[0]
 
 
-def _gathered() -> Any:
-    return _running[0].gathered() if _running else contextlib.nullcontext()
+def _trains(model: Any) -> bool:
+    return any(one.requires_grad for one in model.parameters())
+
+
+def _gathered(*, optimizers: bool) -> Any:
+    return _running[0].gathered(optimizers=optimizers) if _running else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _without_logits(model: Any, loss_only: bool) -> Iterator[None]:
+    """Leave the logits on the last stage while a Trainer asks for the loss alone."""
+    if not (loss_only and _is_pipeline(model)):
+        yield
+        return
+    pipeline = _running[0].pipeline
+    pipeline.gives_logits = False
+    try:
+        yield
+    finally:
+        pipeline.gives_logits = True
 
 
 def _is_pipeline(model: Any) -> bool:

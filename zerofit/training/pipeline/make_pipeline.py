@@ -1,16 +1,25 @@
-"""Makes a model one stage of a pipeline, with a forward pass that all stages run together."""
+"""Makes a model one stage of a pipeline, whose forward() and generate() all stages run together."""
 
 from __future__ import annotations
 
 import functools
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
 from zerofit.core.errors import UserError
-from zerofit.training.pipeline.pipeline import Pipeline, make_groups
-from zerofit.training.pipeline.stages import blocks_by_stage, check_stages, cut, share_blocks
+from zerofit.generation.ranks.meeting import meet
+from zerofit.generation.script_place import script_line
+from zerofit.training.equal_weights import take_values_of_first_rank
+from zerofit.training.pipeline.groups import make_groups
+from zerofit.training.pipeline.pipeline import Pipeline
+from zerofit.training.pipeline.random_states import take_random_state_of_first_stage
+from zerofit.training.pipeline.stages import (
+    blocks_by_stage,
+    check_stages,
+    cut,
+    refuse_router_loss,
+    share_blocks,
+)
 from zerofit.training.pipeline.whole_state import WholeStates, name_parameters
 
 if TYPE_CHECKING:
@@ -27,7 +36,7 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
         changes: where changes are noted.
 
     Raises:
-        UserError: it is not a stack of blocks, or has adapters.
+        UserError: it is not a stack of blocks, has adapters, or a loss that stages can't compute.
     """
     if getattr(model, "peft_config", None):
         raise UserError(
@@ -39,29 +48,23 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
         )
     num_stages = settings.pipeline_parallel_size
     bounds = share_blocks(model, num_stages)
-    check_stages(model, bounds)
+    refuse_router_loss(model, {})
+    returns_tuples = check_stages(model, bounds)
     groups = make_groups(num_stages)
-    _take_values_of_first_rank(model)
+    take_values_of_first_rank(model, changes)
     name_parameters(model)
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    cut(model, groups.stage, bounds)
+    cut(model, groups.stage, bounds, returns_tuples=returns_tuples)
     is_end = groups.stage in (0, num_stages - 1)
     pipeline = Pipeline(
         model=model,
         forward=model.forward,
         groups=groups,
+        changes=changes,
         rows_per_pass=settings.most_rows,
         tied=model.get_input_embeddings().weight if is_tied and is_end else None,
     )
-
-    @functools.wraps(pipeline.forward)
-    def forward(input_ids: Any = None, **inputs: Any) -> Any:
-        return pipeline(input_ids, **inputs)
-
-    model.forward = forward
-    model.config.use_cache = False
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.use_cache = False
+    _run_together(pipeline, limit_s=settings.plan.generate_limit_s)
     changes.add(
         f"the model trains in {num_stages} pipeline stages, of blocks {blocks_by_stage(bounds)}: a forward "
         "pass in training runs the backward pass too, and its output has the loss alone"
@@ -69,12 +72,53 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
     return WholeStates(pipeline)
 
 
-def _take_values_of_first_rank(model: Any) -> None:
-    """Let all ranks start with the weights of the first, as DistributedDataParallel does."""
-    is_nccl = dist.get_backend() == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
-    with torch.no_grad():
-        for one in model.state_dict().values():
-            values = one.to(device)
-            dist.broadcast(values, 0)
-            one.copy_(values)
+def _run_together(pipeline: Pipeline, *, limit_s: float) -> None:
+    """Let forward() and generate() of a stage's model run all stages.
+
+    Both are methods of the model, so that a copy of it (for a moving average of its weights) is told from it.
+    """
+    model, kind = pipeline.model, type(pipeline.model)
+
+    @functools.wraps(kind.forward)
+    def forward(self: Any, input_ids: Any = None, **inputs: Any) -> Any:
+        _refuse_copy(self, model)
+        return pipeline(input_ids, **inputs)
+
+    model.forward = MethodType(forward, model)
+    if not hasattr(kind, "generate"):
+        return
+
+    @functools.wraps(kind.generate)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_copy(self, model)
+        meet("model.generate", line=script_line(), limit_s=limit_s, ranks=pipeline.groups.ranks)
+        _refuse_time_limit(model, args, kwargs)
+        take_random_state_of_first_stage(pipeline.groups)
+        return kind.generate(self, *args, **{**kwargs, "use_cache": False})
+
+    model.generate = MethodType(generate, model)
+
+
+def _refuse_copy(used: Any, model: Any) -> None:
+    if used is not model:
+        raise UserError(
+            "pipeline-copied-model",
+            "a copy of a model in pipeline stages can't run",
+            found=f"a copy of the {type(model).__name__} that trains",
+            why="it holds the blocks of one stage alone, and no other rank runs the rest",
+            fix="train without --pipeline-parallel-size, or without a moving average of the weights",
+        )
+
+
+def _refuse_time_limit(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what ends generation by a clock: stages would end after different tokens and wait for ever."""
+    configs = (*args, kwargs.get("generation_config"), getattr(model, "generation_config", None))
+    said = [kwargs.get("max_time"), *(getattr(config, "max_time", None) for config in configs)]
+    if limit := next((value for value in said if value is not None), None):
+        raise UserError(
+            "pipeline-generates-by-clock",
+            "max_time can't be used in pipeline stages",
+            found=f"generate() with max_time={limit}",
+            why="each stage looks at its own clock, and one that ends earlier leaves the others waiting",
+            fix="use max_new_tokens in place of max_time",
+        )

@@ -1,4 +1,4 @@
-"""Pipeline: the ranks that each hold one stage of a model, and the forward passes that they run together."""
+"""Pipeline: a rank's stage of a model, and the forward passes that all stages run together."""
 
 from __future__ import annotations
 
@@ -8,69 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from zerofit.core.errors import UserError
-from zerofit.training.pipeline.stages import run_stage
+from zerofit.training.pipeline.batches import IGNORED, check_same_batch, micro_batches_of, padded
+from zerofit.training.pipeline.outputs import LossAlone
+from zerofit.training.pipeline.stages import refuse_router_loss, run_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_NOT_PASSED_ON = (
-    "use_cache",
-    "past_key_values",
-    "return_dict",
-    "output_attentions",
-    "output_hidden_states",
-)
+    from zerofit.training.changes import Changes
+    from zerofit.training.pipeline.groups import Groups
+
+_NOT_PASSED_ON = ("use_cache", "past_key_values", "return_dict")
 """Arguments of a forward pass that stages do without: nothing is kept from one pass to the next."""
-_IGNORED = -100
-"""Labels that transformers' losses leave out."""
-_PASSES_PER_STAGE = 4
-"""ASSUMPTION: forward passes per stage in a step, where no micro-batch size is given. The share of time in
-which a stage waits is (stages - 1) / (passes + stages - 1), 20 % for 4 per stage; more make smaller products
-of matrices."""
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The process groups of a rank. Ranks of one pipeline are consecutive."""
-
-    pipeline: Any
-    """The stages of one copy of the model."""
-    replicas: Any
-    """The same stage of every copy."""
-    ends: Any
-    """The first and the last stage of one copy, which share tied embeddings."""
-    stage: int
-    num_stages: int
-
-    @property
-    def first_rank(self) -> int:
-        """The rank of the first stage of this copy of the model."""
-        return int(dist.get_global_rank(self.pipeline, 0))
-
-    @property
-    def last_rank(self) -> int:
-        """The rank of the last stage."""
-        return int(dist.get_global_rank(self.pipeline, self.num_stages - 1))
-
-    @property
-    def is_last(self) -> bool:
-        """True if this rank holds the head."""
-        return self.stage == self.num_stages - 1
-
-
-def make_groups(num_stages: int) -> Groups:
-    """Make the process groups; all ranks call it."""
-    pipeline, _ = dist.new_subgroups(group_size=num_stages)
-    ranks = range(dist.get_world_size())
-    replicas, _ = dist.new_subgroups_by_enumeration(
-        [list(ranks[stage::num_stages]) for stage in range(num_stages)]
-    )
-    firsts = ranks[::num_stages]
-    ends, _ = dist.new_subgroups_by_enumeration([[first, first + num_stages - 1] for first in firsts])
-    return Groups(pipeline, replicas, ends, dist.get_rank() % num_stages, num_stages)
+_INNER_VALUES = ("output_attentions", "output_hidden_states")
+"""Arguments that ask for values of all blocks, of which each stage has its own."""
+_FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Formats of hidden states and logits, by the number that ranks send."""
 
 
 @dataclass
@@ -82,12 +38,15 @@ class Pipeline:
     forward: Callable[..., Any]
     """The model's own forward()."""
     groups: Groups
+    changes: Changes
     rows_per_pass: int | None
-    """Rows of one forward pass; None to take a number of passes by the stages."""
+    """Rows of one forward pass at most; None to take a number of passes by the stages."""
     tied: torch.nn.Parameter | None
     """The embedding that the first and the last stage both hold; None on other stages."""
     accelerator: Any = None
     """The Accelerator that says when gradients are exchanged; None exchanges them in each backward pass."""
+    gives_logits: bool = True
+    """False while a Trainer evaluates for the loss alone: logits then stay on the last stage."""
     _waiting: dict[Any, torch.Tensor] = field(default_factory=dict)
     """Gradients of passes that are accumulated and not exchanged yet."""
     _num_items: float = 0.0
@@ -107,92 +66,116 @@ class Pipeline:
         Returns:
             The model's output. In training it has the loss alone, whose backward() adds the gradients.
         """
-        if input_ids is None:
-            raise TypeError("a pipeline takes input_ids: the embeddings are on its first stage")
         inputs = {name: value for name, value in inputs.items() if value is not None}
-        for name in _NOT_PASSED_ON:
+        self._check(input_ids, inputs)
+        for name in (*_NOT_PASSED_ON, *_INNER_VALUES):
             inputs.pop(name, None)
-        self._check_same(input_ids)
+        assert input_ids is not None
+        compared = {**inputs, "input_ids": input_ids} | ({} if labels is None else {"labels": labels})
+        check_same_batch(compared, self.groups)
         if torch.is_grad_enabled() and labels is not None:
             return self._train(input_ids, labels, inputs)
         if torch.is_grad_enabled() and self.model.training:
             raise _needs_labels(self.model)
         return self._evaluate(input_ids, labels, inputs)
 
-    def _check_same(self, input_ids: torch.Tensor) -> None:
-        """Check that all stages have the same batch: each shuffles by itself, by its own random state.
-
-        Raises:
-            UserError: they have different ones.
-        """
-        total = input_ids.sum()
-        ends = torch.stack((total, -total))
-        dist.all_reduce(ends, dist.ReduceOp.MAX, group=self.groups.pipeline)
-        if ends[0] != -ends[1]:
+    def _check(self, input_ids: torch.Tensor | None, inputs: dict[str, Any]) -> None:
+        if input_ids is None:
             raise UserError(
-                "pipeline-batches-differ",
-                "the stages of a pipeline have different batches",
-                found=f"token ids that sum to {int(-ends[1])} on one rank and to {int(ends[0])} on another",
-                why="tokens of one batch would be trained against the labels of another",
-                fix="shuffle alike on all ranks: set_seed() before the DataLoader is made, and "
-                "DataLoaderConfiguration(use_seedable_sampler=True)",
+                "pipeline-needs-input-ids",
+                "a pipeline takes token ids",
+                found=f"{type(self.model).__name__} called without input_ids",
+                why="the first stage embeds them, and the others have no embeddings",
+                fix="pass input_ids in place of inputs_embeds, or train without --pipeline-parallel-size",
             )
+        if asked := [name for name in _INNER_VALUES if inputs.get(name)]:
+            raise UserError(
+                "pipeline-inner-values",
+                "a pipeline returns no hidden states and attentions",
+                found=f"{asked[0]}=True",
+                why="each stage has those of its own blocks alone",
+                fix=f"leave {asked[0]} out, or train without --pipeline-parallel-size",
+            )
+        refuse_router_loss(self.model, inputs)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return the parameters of this stage that train."""
         return (one for one in self.model.parameters() if one.requires_grad)
 
     def _train(self, input_ids: torch.Tensor, labels: torch.Tensor, inputs: dict[str, Any]) -> Any:
-        from transformers.modeling_outputs import CausalLMOutputWithPast
-
+        device = input_ids.device
+        if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16:
+            raise in_fp16("autocast to float16")
+        if not self.model.training:
+            self.changes.add(
+                "forward passes of the model in eval(), with labels and outside torch.no_grad(), ran the "
+                "backward pass too, and returned the loss without logits",
+                once="pipeline in eval()",
+            )
         num_items = inputs.pop("num_items_in_batch", None)
-        if num_items is None:
-            num_items = (labels[..., 1:] != _IGNORED).sum()
-        schedule = self._schedule_for(input_ids)
+        self._num_items = float((labels[..., 1:] != IGNORED).sum() if num_items is None else num_items)
+        rows, tokens = input_ids.shape
+        passes, size = micro_batches_of(rows, most_rows=self.rows_per_pass, num_stages=self.groups.num_stages)
+        more = padded(
+            {**inputs, "input_ids": input_ids, "labels": labels}, rows, missing=passes * size - rows
+        )
+        input_ids, labels = more.pop("input_ids"), more.pop("labels")
+        schedule = self._schedule_for(passes, size, tokens, device)
         before = [(one, one.grad) for one in self.parameters()]
         for one, _ in before:
             one.grad = None
         losses: list[torch.Tensor] = []
         first = (input_ids,) if self.groups.stage == 0 else ()
-        self._num_items = float(num_items)
-        schedule.step(*first, target=labels, losses=losses, return_outputs=False, labels=labels, **inputs)
-        loss = torch.zeros((), device=input_ids.device)
+        schedule.step(*first, target=labels, losses=losses, labels=labels, **more)
+        loss = torch.zeros((), device=device)
         if self.groups.is_last:
-            loss = torch.stack([one.detach().float() for one in losses]).sum()
+            loss = torch.stack([one.detach() for one in losses]).sum()
         dist.broadcast(loss, self.groups.last_rank, group=self.groups.pipeline)
         gradients = [(one, one.grad) for one, _ in before if one.grad is not None]
         for one, earlier in before:
             one.grad = earlier
-        anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        return CausalLMOutputWithPast(loss=_Loss.apply(loss, anchor, gradients, self.take_gradients))
+        anchor = torch.zeros((), device=device, requires_grad=True)
+        return LossAlone(loss=_Loss.apply(loss, anchor, gradients, self.take_gradients))
 
     def take_gradients(self, gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
         """Add a pass's gradients to the parameters', once they are exchanged.
 
-        Those of tied embeddings are summed over their stages, and all are averaged over the model's copies.
-        While the Accelerator accumulates they wait: an exchange for each pass would be for nothing.
+        All are averaged over the model's copies, then those of tied embeddings are summed over their stages:
+        in this order both ends of all copies get the same bits. While the Accelerator accumulates they wait:
+        an exchange for each pass would be for nothing.
         """
         for one, gradient in gradients:
             waiting = self._waiting.pop(one, None)
             self._waiting[one] = gradient if waiting is None else waiting.add_(gradient)
         if self.accelerator is not None and not self.accelerator.sync_gradients:
             return
-        gradients, self._waiting = list(self._waiting.items()), {}
-        if self.tied is not None:
-            for one, gradient in gradients:
-                if one is self.tied:
-                    dist.all_reduce(gradient, group=self.groups.ends)
+        waiting_now, self._waiting = self._waiting, {}
         copies = dist.get_world_size(self.groups.replicas)
-        if copies > 1:
-            works = [
-                dist.all_reduce(gradient, group=self.groups.replicas, async_op=True)
-                for _, gradient in gradients
-            ]
-            for work in works:
-                work.wait()
-        for one, gradient in gradients:
+        exchanged = self._of_any_copy(waiting_now) if copies > 1 else waiting_now
+        works = [
+            dist.all_reduce(gradient, group=self.groups.replicas, async_op=True)
+            for gradient in exchanged.values()
+            if copies > 1
+        ]
+        for work in works:
+            work.wait()
+        if self.tied is not None and self.tied.requires_grad:
+            dist.all_reduce(exchanged[self.tied], group=self.groups.ends)
+        for one, gradient in exchanged.items():
             gradient.div_(copies)
             one.grad = gradient if one.grad is None else one.grad.add_(gradient)
+
+    def _of_any_copy(self, gradients: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        """Return gradients of all parameters that have one on any copy of the model, zeros where it is not.
+
+        An expert that no token of one copy's batch went to has one on the others alone.
+        """
+        own = list(self.parameters())
+        has = torch.tensor([one in gradients for one in own], dtype=torch.uint8, device=self._device)
+        if own:
+            dist.all_reduce(has, dist.ReduceOp.MAX, group=self.groups.replicas)
+        somewhere = [one for one, is_there in zip(own, has.tolist(), strict=True) if is_there]
+        return {one: gradients[one] if one in gradients else torch.zeros_like(one) for one in somewhere}
 
     def norm(
         self, parameters: Iterable[torch.nn.Parameter], norm_type: float, error_if_nonfinite: bool
@@ -200,13 +183,13 @@ class Pipeline:
         """Return the norm of the gradients of all stages, tied embeddings once; all ranks call it.
 
         Args:
-            parameters: of this stage.
+            parameters: of this stage; none where all of it is frozen.
             norm_type: its exponent; inf for the largest.
             error_if_nonfinite: True to raise where it is inf or NaN.
         """
         skipped = self.tied if self.groups.is_last else None
         own = [one.grad for one in parameters if one is not skipped and one.grad is not None]
-        norm = torch.nn.utils.get_total_norm(own, norm_type).float().reshape(())
+        norm = torch.nn.utils.get_total_norm(own, norm_type).float().reshape(()).to(self._device)
         if norm_type == math.inf:
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.groups.pipeline)
         else:
@@ -217,58 +200,46 @@ class Pipeline:
             raise RuntimeError(f"The total norm of order {norm_type} of the gradients is {norm.item()}")
         return norm
 
-    def _schedule_for(self, input_ids: torch.Tensor) -> Any:
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _schedule_for(self, passes: int, size: int, tokens: int, device: torch.device) -> Any:
         """Return the schedule for batches of this shape: stages must know the shapes of what they receive."""
-        rows, tokens = input_ids.shape
-        passes = self._num_passes(rows)
-        dtype = self._dtype(input_ids.device)
-        key = (rows, tokens, passes, dtype)
+        dtype = self._dtype(device)
+        key = (passes, size, tokens, dtype)
         if self._key != key:
-            hidden = torch.empty(
-                rows // passes,
-                tokens,
-                self.model.config.hidden_size,
-                dtype=dtype,
-                device="meta",
-                requires_grad=True,
-            )
-            received = input_ids[: rows // passes].to("meta") if self.groups.stage == 0 else hidden
-            loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+            shape = (size, tokens, self.model.config.hidden_size)
+            hidden = torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
+            ids = torch.empty(size, tokens, dtype=torch.int64, device="meta")
+            loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
             stage = PipelineStage(
                 _StageModule(self),
                 self.groups.stage,
                 self.groups.num_stages,
-                input_ids.device,
-                input_args=received,
+                device,
+                input_args=ids if self.groups.stage == 0 else hidden,
                 output_args=loss if self.groups.is_last else hidden,
                 group=self.groups.pipeline,
             )
-            schedule = Schedule1F1B if passes >= self.groups.num_stages else ScheduleGPipe
-            self._schedule = schedule(stage, passes, loss_fn=lambda loss, labels: loss, scale_grads=False)
+            self._schedule = Schedule1F1B(
+                stage, passes, loss_fn=lambda loss, _: loss.sum(), scale_grads=False
+            )
             self._key = key
         return self._schedule
-
-    def _num_passes(self, rows: int) -> int:
-        """Return into how many equal micro-batches a batch is cut."""
-        most = (
-            rows // self.rows_per_pass if self.rows_per_pass else _PASSES_PER_STAGE * self.groups.num_stages
-        )
-        if self.rows_per_pass:
-            return next(passes for passes in range(max(most, 1), rows + 1) if rows % passes == 0)
-        return next(passes for passes in range(min(most, rows), 0, -1) if rows % passes == 0)
 
     def _dtype(self, device: torch.device) -> torch.dtype:
         """Return the format of the hidden states, which autocast may change."""
         key = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         if key not in self._hidden_dtype:
-            formats = [torch.float32, torch.bfloat16, torch.float16]
             number = torch.zeros(1, dtype=torch.int64, device=device)
             if self.groups.stage == 0:
                 with torch.no_grad():
                     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-                    number += formats.index(self._run(tokens).dtype)
+                    number += _FORMATS.index(self._run(tokens).dtype)
+                torch.clear_autocast_cache()  # as in check_stages()
             dist.broadcast(number, self.groups.first_rank, group=self.groups.pipeline)
-            self._hidden_dtype[key] = formats[int(number)]
+            self._hidden_dtype[key] = _FORMATS[int(number)]
         return self._hidden_dtype[key]
 
     def _run(self, received: torch.Tensor, **inputs: Any) -> Any:
@@ -281,31 +252,45 @@ class Pipeline:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         groups, device = self.groups, input_ids.device
-        rows, tokens = input_ids.shape
-        received = input_ids
+        received, dtype = input_ids, self._dtype(device)
         with torch.no_grad():
             if groups.stage > 0:
-                received = torch.empty(
-                    rows, tokens, self.model.config.hidden_size, dtype=self._dtype(device), device=device
-                )
+                shape = (*input_ids.shape, self.model.config.hidden_size)
+                received = torch.empty(*shape, dtype=dtype, device=device)
                 dist.recv(received, group=groups.pipeline, group_src=groups.stage - 1)
-            else:
-                self._dtype(device)
             output = self._run(received, labels=labels, **inputs)
             if not groups.is_last:
                 dist.send(output.contiguous(), group=groups.pipeline, group_dst=groups.stage + 1)
-        header: list[Any] = [(tuple(output.logits.shape), output.logits.dtype)] if groups.is_last else [None]
-        dist.broadcast_object_list(header, groups.last_rank, group=groups.pipeline)
-        shape, dtype = header[0]
-        logits = (
-            output.logits.contiguous() if groups.is_last else torch.empty(shape, dtype=dtype, device=device)
-        )
-        dist.broadcast(logits, groups.last_rank, group=groups.pipeline)
-        loss = None
+        logits = loss = None
+        if self.gives_logits or labels is None:
+            logits = self._from_last(output.logits if groups.is_last else None, device)
         if labels is not None:
             loss = output.loss.detach().float() if groups.is_last else torch.zeros((), device=device)
             dist.broadcast(loss, groups.last_rank, group=groups.pipeline)
         return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+    def _from_last(self, logits: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+        """Return the last stage's logits on all ranks, shape (rows, tokens, vocabulary)."""
+        header = torch.zeros(4, dtype=torch.int64, device=device)
+        if logits is not None:
+            header.copy_(torch.tensor([*logits.shape, _FORMATS.index(logits.dtype)]))
+        dist.broadcast(header, self.groups.last_rank, group=self.groups.pipeline)
+        *shape, number = header.tolist()
+        found = torch.empty(shape, dtype=_FORMATS[number], device=device) if logits is None else logits
+        found = found.contiguous()
+        dist.broadcast(found, self.groups.last_rank, group=self.groups.pipeline)
+        return found
+
+
+def in_fp16(found: str) -> UserError:
+    """Return the refusal of a script that trains in fp16, which no rule has seen before the launch."""
+    return UserError(
+        "pipeline-trains-in-fp16",
+        "a pipeline does not train in fp16",
+        found=found,
+        why="its backward pass runs before the loss is scaled, so that small gradients are lost",
+        fix="train in bf16 or in fp32, or without --pipeline-parallel-size",
+    )
 
 
 def _needs_labels(model: Any) -> UserError:
@@ -328,9 +313,10 @@ class _StageModule(torch.nn.Module):  # type: ignore[misc]
         self._pipeline = [pipeline]
 
     def forward(self, received: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        """Return the hidden states, or the loss of shape (1,): torch joins what the last stage returns."""
         pipeline = self._pipeline[0]
         output = pipeline._run(received, num_items_in_batch=pipeline._num_items, **inputs)
-        return output.loss.float() if pipeline.groups.is_last else output
+        return output.loss.float().reshape(1) if pipeline.groups.is_last else output
 
 
 class _Loss(torch.autograd.Function):  # type: ignore[misc]

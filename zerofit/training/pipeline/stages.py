@@ -15,7 +15,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _PROBE_TOKENS = 4
 """Tokens of the sample on which stages are compared with the whole model."""
@@ -23,15 +23,27 @@ _PROBE_TOLERANCE = 1e-4
 """Largest relative difference of logits: the same operators run in the same order, in fp32 or in 16 bits."""
 
 
-class Elsewhere(nn.Module):  # type: ignore[misc]
-    """Stands for a module that another rank holds, and passes its first input on."""
+class PassThrough(nn.Module):  # type: ignore[misc]
+    """Takes the place of a module that another rank holds: returns its first input unchanged.
 
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return hidden_states
+    Args:
+        module: the module; settings that the model reads off a block, as `attention_type`, are kept.
+        returns_tuple: True if the module returns its output in a tuple, as blocks of transformers 5.0 do.
+    """
+
+    def __init__(self, module: nn.Module, *, returns_tuple: bool = False) -> None:
+        super().__init__()
+        for name, value in vars(module).items():
+            if isinstance(value, (str, int)) and not name.startswith("_"):
+                setattr(self, name, value)
+        self._returns_tuple = returns_tuple
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (hidden_states,) if self._returns_tuple else hidden_states
 
 
-class AddsNothing(nn.Module):  # type: ignore[misc]
-    """Stands for embeddings that the first stage has added already."""
+class ZeroEmbedding(nn.Module):  # type: ignore[misc]
+    """Takes the place of position embeddings that the first stage has added already."""
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=indices.device)
@@ -125,12 +137,20 @@ def _num_parameters(module: nn.Module) -> int:
 
 
 @contextlib.contextmanager
-def as_stage(model: nn.Module, stage: int, bounds: tuple[int, ...]) -> Iterator[None]:
+def as_stage(
+    model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool = False
+) -> Iterator[None]:
     """Make a model one stage of a pipeline, and whole again at the end.
 
     Parameters keep their names, as the modules that other ranks hold are replaced by empty ones.
+
+    Args:
+        model: a whole model.
+        stage: which.
+        bounds: the first block of each stage, and the number of blocks behind them.
+        returns_tuples: True if the blocks return tuples.
     """
-    replaced = _replace(model, stage, bounds)
+    replaced = _replace(model, stage, bounds, returns_tuples=returns_tuples)
     try:
         yield
     finally:
@@ -138,23 +158,28 @@ def as_stage(model: nn.Module, stage: int, bounds: tuple[int, ...]) -> Iterator[
             setattr(parent, name, child)
 
 
-def cut(model: nn.Module, stage: int, bounds: tuple[int, ...]) -> None:
-    """Drop the parameters that another stage holds."""
-    _replace(model, stage, bounds)
+def cut(model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool = False) -> None:
+    """Drop the parameters that another stage holds; arguments as of as_stage()."""
+    _replace(model, stage, bounds, returns_tuples=returns_tuples)
 
 
-def _replace(model: nn.Module, stage: int, bounds: tuple[int, ...]) -> list[tuple[nn.Module, str, nn.Module]]:
+def _replace(
+    model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool
+) -> list[tuple[nn.Module, str, nn.Module]]:
     parts, last = parts_of(model), len(bounds) - 2
     own = range(bounds[stage], bounds[stage + 1])
     outside: list[tuple[nn.Module, str, nn.Module]] = [
-        (parts.blocks, str(index), Elsewhere()) for index in range(len(parts.blocks)) if index not in own
+        (parts.blocks, str(index), PassThrough(block, returns_tuple=returns_tuples))
+        for index, block in enumerate(parts.blocks)
+        if index not in own
     ]
     if stage > 0:
         for name in parts.before:
-            is_embedding = isinstance(getattr(parts.base, name), nn.Embedding)
-            outside.append((parts.base, name, AddsNothing() if is_embedding else Elsewhere()))
+            child = getattr(parts.base, name)
+            is_embedding = isinstance(child, nn.Embedding)
+            outside.append((parts.base, name, ZeroEmbedding() if is_embedding else PassThrough(child)))
     if stage < last:
-        outside += [(parts.base, name, Elsewhere()) for name in parts.after]
+        outside += [(parts.base, name, PassThrough(getattr(parts.base, name))) for name in parts.after]
     outside += _outside_embeddings(model, parts.base, stage, last)
     replaced = []
     for parent, name, instead in outside:
@@ -170,7 +195,7 @@ def _outside_embeddings(
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head.weight is embeddings.weight
     return [
-        (parent, name, Elsewhere())
+        (parent, name, PassThrough(child))
         for parent in (base, model)
         for name, child in parent.named_children()
         if (child is embeddings and stage > 0 and not (is_tied and stage == last))
@@ -203,37 +228,85 @@ def run_stage(
     return model.base_model(**first, **inputs, use_cache=False).last_hidden_state
 
 
-def check_stages(model: Any, bounds: tuple[int, ...]) -> None:
-    """Check on a sample of some tokens that the stages compute what the whole model does.
+def check_stages(model: Any, bounds: tuple[int, ...]) -> bool:
+    """Check on a sample of some tokens that the stages give the logits and the loss of the whole model.
+
+    Returns:
+        True if the model's blocks return tuples, which cut() must know.
 
     Raises:
         UserError: they don't.
     """
-    num_stages = len(bounds) - 1
-    device = model.get_input_embeddings().weight.device
-    tokens = torch.arange(1, 1 + _PROBE_TOKENS, device=device)[None] % model.config.vocab_size
     implementation, was_training = attention_of(model.config), model.training
-    if implementation not in ("eager", "sdpa") and device.type == "cpu":
+    is_on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
+    if implementation not in ("eager", "sdpa") and is_on_cpu:
         model.set_attn_implementation("sdpa")  # the others' kernels need a GPU
     model.eval()
     try:
         with torch.no_grad():
-            whole = model(input_ids=tokens, use_cache=False).logits
-            passed: Any = tokens
-            for stage in range(num_stages):
-                with as_stage(model, stage, bounds):
-                    passed = run_stage(model, model.forward, stage, num_stages, passed)
+            whole, by_stages, returns_tuples = _probe(model, bounds)
     except UserError:
         raise
     except Exception as error:
         raise _not_a_pipeline(model, f"its stages don't run: {type(error).__name__}: {error}") from error
     finally:
+        torch.clear_autocast_cache()  # torch 2.8 keeps copies of weights without gradients
         model.train(was_training)
         if attention_of(model.config) != implementation:
             model.set_attn_implementation(implementation)
-    scale = whole.abs().max().clamp(min=1e-12)
-    if not (passed.logits - whole).abs().max() <= _PROBE_TOLERANCE * scale:
-        raise _not_a_pipeline(model, "its stages give other logits than the whole model")
+    for name, expected in whole.items():
+        scale = expected.abs().max().clamp(min=1e-12)
+        if not (by_stages[name] - expected).abs().max() <= _PROBE_TOLERANCE * scale:
+            raise _not_a_pipeline(model, f"its stages give other {name} than the whole model")
+    return returns_tuples
+
+
+def _probe(
+    model: Any, bounds: tuple[int, ...]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], bool]:
+    """Run a sample through the whole model and through its stages.
+
+    Returns:
+        Logits and loss of the whole, those of the stages, and whether blocks return tuples.
+    """
+    num_stages = len(bounds) - 1
+    device = model.get_input_embeddings().weight.device
+    tokens = torch.arange(1, 1 + _PROBE_TOKENS, device=device)[None] % model.config.vocab_size
+    returned: list[Any] = []
+    watch = parts_of(model).blocks[0].register_forward_hook(lambda _, __, output: returned.append(output))
+    try:
+        whole = model(input_ids=tokens, labels=tokens, use_cache=False)
+    finally:
+        watch.remove()
+    returns_tuples = isinstance(returned[0], tuple)
+    passed: Any = tokens
+    for stage in range(num_stages):
+        with as_stage(model, stage, bounds, returns_tuples=returns_tuples):
+            # A pass of a pipeline divides its sum of losses by the labels of the whole batch.
+            inputs = {"labels": tokens, "num_items_in_batch": 2 * (_PROBE_TOKENS - 1)}
+            passed = run_stage(model, model.forward, stage, num_stages, passed, **inputs)
+    expected = {"logits": whole.logits, "losses": whole.loss / 2}
+    return expected, {"logits": passed.logits, "losses": passed.loss}, returns_tuples
+
+
+def refuse_router_loss(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse the balancing loss of a mixture of experts.
+
+    Args:
+        model: a causal language model.
+        inputs: arguments of its forward pass, which come before what its configuration says.
+
+    Raises:
+        UserError: it is asked for.
+    """
+    if inputs.get("output_router_logits", getattr(model.config, "output_router_logits", False)):
+        raise UserError(
+            "pipeline-router-loss",
+            "a pipeline has no balancing loss for a mixture of experts",
+            found=f"output_router_logits=True with {type(model).__name__}",
+            why="it is computed from the routers of all blocks, and the last stage has those of its own",
+            fix="leave output_router_logits out, or train without --pipeline-parallel-size",
+        )
 
 
 def blocks_by_stage(bounds: tuple[int, ...]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
+from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
 
 _Name = tuple[int, str]
 """A parameter's place in the whole model, and its name."""
+_GROUPS = "groups"
+"""The key of the names of an optimizer's parameters by group, beside its states."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A tensor that another rank is about to send."""
+
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 class WholeStates:
@@ -43,7 +55,17 @@ class WholeStates:
         if any(one is optimizer for one, _ in self._optimizers):
             return
         own = {id(one) for one in self.pipeline.model.parameters()}
-        names = []
+        names: list[list[_Name]] = []
+        if not all(self.has(one) for group in optimizer.param_groups for one in group["params"]):
+            raise UserError(
+                "pipeline-foreign-parameters",
+                "an optimizer of a pipeline holds parameters of its model alone",
+                found=f"{type(optimizer).__name__} with parameters that are not of "
+                f"{type(self.pipeline.model).__name__}",
+                why="they are on no stage, so their gradients are neither averaged nor clipped with the rest",
+                fix="give them an optimizer that accelerator.prepare() does not get, or train without "
+                "--pipeline-parallel-size",
+            )
         for group in optimizer.param_groups:
             names.append([_name_of(one) for one in group["params"]])
             group["params"][:] = [one for one in group["params"] if id(one) in own]
@@ -76,45 +98,51 @@ class WholeStates:
 
     def weights(self) -> OrderedDict[str, Any]:
         """Return the weights of all stages on rank 0, and nothing on the others; all ranks call it."""
+        if self._weights is not None:
+            return self._weights.copy()
         model = self.pipeline.model
-        own = {name: value.cpu() for name, value in type(model).state_dict(model).items()}
         found: OrderedDict[str, Any] = OrderedDict()  # of which accelerate drops tied names as it saves
-        for part in self._gather(own):
+        for part in self._gather(type(model).state_dict(model)):
             found.update({name: value for name, value in part.items() if name not in found})
         for name, first in self._tied_names(found):
             found[name] = found[first]
         return found
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Let state_dict() of model and optimizers be whole on rank 0; all ranks enter it together."""
-        if self._weights is not None:
-            yield
-            return
-        self._weights = self.weights()
-        for key in range(len(self._optimizers)):
-            if whole := self._whole_optimizer(key):
-                self._optimizer_states[key] = whole
+    def gathered(self, *, optimizers: bool) -> Iterator[None]:
+        """Let state_dict() of model and optimizers be whole on rank 0; all ranks enter it together.
+
+        Args:
+            optimizers: False to gather the weights alone.
+        """
+        is_outermost = self._weights is None
+        if is_outermost:
+            self._weights = self.weights()
+        if optimizers and not self._optimizer_states:
+            for key in range(len(self._optimizers)):
+                if whole := self._whole_optimizer(key):
+                    self._optimizer_states[key] = whole
         try:
             yield
         finally:
-            self._weights = None
-            self._optimizer_states.clear()
+            if is_outermost:
+                self._weights = None
+                self._optimizer_states.clear()
 
     def _take_over_model(self, model: Any) -> None:
         kind = type(model)
 
-        def state_dict(_: Any, *args: Any, **kwargs: Any) -> Any:
-            whole = self._weights
-            return whole.copy() if whole else kind.state_dict(model, *args, **kwargs)
+        def state_dict(used: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = self._weights if used is model else None
+            return whole.copy() if whole else kind.state_dict(used, *args, **kwargs)
 
-        def load_state_dict(_: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-            own = kind.state_dict(model).keys()
+        def load_state_dict(used: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            own = kind.state_dict(used).keys()
             part = {name: value for name, value in state_dict.items() if name in own}
-            return kind.load_state_dict(model, part, *args, **kwargs)
+            return kind.load_state_dict(used, part, *args, **kwargs)
 
-        def save_pretrained(_: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._weights is None and kwargs.get("state_dict") is None:
+        def save_pretrained(used: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("state_dict") is None and (self._weights is None or used is not model):
                 raise UserError(
                     "pipeline-saves-a-part",
                     "this would save the weights of one stage",
@@ -123,9 +151,9 @@ class WholeStates:
                     fix="call state_dict = accelerator.get_state_dict(model) on all ranks and pass it, "
                     "or trainer.save_model()",
                 )
-            if self._weights is not None:
-                kwargs["state_dict"] = kwargs.get("state_dict") or self._weights
-            return kind.save_pretrained(model, *args, **kwargs)
+            if kwargs.get("state_dict") is None:
+                kwargs["state_dict"] = self._weights
+            return kind.save_pretrained(used, *args, **kwargs)
 
         for name, method in (
             ("state_dict", state_dict),
@@ -140,27 +168,50 @@ class WholeStates:
         tied = getattr(model, "all_tied_weights_keys", None) or {}
         return [(name, first) for name, first in dict(tied).items() if first in found]
 
-    def _gather(self, value: Any) -> list[Any]:
-        """Return what each stage of the first copy of the model holds, on rank 0; nothing on other ranks."""
+    def _gather(self, own: Mapping[Any, Any]) -> list[dict[Any, Any]]:
+        """Return what each stage of the first copy of the model holds, on rank 0; nothing on other ranks.
+
+        Tensors go one by one through host memory: as one object they would all be on a GPU, several times.
+
+        Args:
+            own: tensors and other values of this rank's stage, by name.
+        """
         groups = self.pipeline.groups
         if groups.first_rank != 0:
             return []
-        found: list[Any] | None = [None] * groups.num_stages if groups.stage == 0 else None
-        dist.gather_object(value, found, dst=0, group=groups.pipeline)
-        return found or []
+        described = [
+            (name, _Described(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
+            for name, value in own.items()
+        ]
+        received: list[Any] | None = [None] * groups.num_stages if groups.stage == 0 else None
+        dist.gather_object(described, received, dst=0, group=groups.host)
+        if received is None:
+            for value in own.values():
+                if isinstance(value, torch.Tensor):
+                    dist.send(value.detach().cpu().contiguous(), 0, group=groups.host)
+            return []
+        found = [_on_host(own)]
+        for rank, part in zip(groups.ranks[1:], received[1:], strict=True):
+            found.append({name: _received(value, rank, groups.host) for name, value in part})
+        return found
 
     def _whole_optimizer(self, key: int) -> dict[str, Any] | None:
-        optimizer, _ = self._optimizers[key]
-        own = (one for group in optimizer.param_groups for one in group["params"])
-        states = {_name_of(one): _on_host(optimizer.state.get(one, {})) for one in own}
-        parts = self._gather((states, self._optimizers[key][1]))
+        optimizer, names = self._optimizers[key]
+        own = [one for group in optimizer.param_groups for one in group["params"]]
+        states = {
+            (_name_of(one), entry): value
+            for one in own
+            for entry, value in optimizer.state.get(one, {}).items()
+        }
+        parts = self._gather({**states, _GROUPS: names})
         if not parts:
             return None
-        groups = self._whole_groups([names for _, names in parts])
+        groups = self._whole_groups([part.pop(_GROUPS) for part in parts])
         numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
-        merged = {}
-        for part, _ in parts:
-            merged.update({numbers[name]: state for name, state in part.items() if state})
+        merged: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            for (name, entry), value in part.items():
+                merged.setdefault(numbers[name], {})[entry] = value
         whole = [
             {**group, "params": [numbers[name] for name in names]}
             for group, names in zip(optimizer.param_groups, groups, strict=True)
@@ -180,7 +231,7 @@ class WholeStates:
         """Return a stage's part of an optimizer's whole state, numbered as its own parameters are."""
         optimizer, _ = self._optimizers[key]
         parts: list[Any] = [None] * self.pipeline.groups.num_stages
-        dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.pipeline)
+        dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.host)
         groups = self._whole_groups(parts)
         saved = {
             name: number
@@ -211,5 +262,13 @@ def _name_of(parameter: Any) -> _Name:
     return name
 
 
-def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.cpu() if hasattr(value, "cpu") else value for name, value in state.items()}
+def _on_host(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+
+def _received(value: Any, rank: int, group: Any) -> Any:
+    if not isinstance(value, _Described):
+        return value
+    tensor = torch.empty(value.shape, dtype=value.dtype)
+    dist.recv(tensor, rank, group=group)
+    return tensor

@@ -1,0 +1,31 @@
+"""Equal weights at the start: those of the first rank on all ranks that hold copies or parts of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerofit.training.changes import Changes
+
+
+def take_values_of_first_rank(model: Any, changes: Changes) -> None:
+    """Let a whole model have the weights of the first rank on all ranks, as DistributedDataParallel does.
+
+    Only tensors whose sums differ are sent. What zero.Init has partitioned is alike already.
+    """
+    import torch
+    from accelerate.state import PartialState
+    from accelerate.utils.operations import broadcast, gather
+
+    device = PartialState().device
+    tensors = [one for one in model.state_dict(keep_vars=True).values() if not hasattr(one, "ds_id")]
+    if not tensors:
+        return
+    sums = torch.stack([one.detach().sum(dtype=torch.float64).cpu() for one in tensors])
+    all_sums = gather(sums[None].to(device))
+    differing = (all_sums != all_sums[0]).any(0).tolist()
+    for tensor in (one for one, differs in zip(tensors, differing, strict=True) if differs):
+        with torch.no_grad():
+            tensor.copy_(broadcast(tensor.detach().to(device).contiguous()))
+    if any(differing):
+        changes.add("all ranks start with the weights of the first: they were made from other random numbers")

@@ -1,0 +1,53 @@
+"""Random states that the stages of a pipeline share: for the order of samples, and for sampled tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from zerofit.training.pipeline.groups import Groups
+
+
+def shuffle_alike(loader: DataLoader[Any], *, has_seed: bool) -> int:
+    """Let the samplers of a loader draw the same order on all ranks; all ranks call it.
+
+    A sampler without a generator draws from the process's random state. That differs where a script seeds
+    each rank by itself, and after the first dropout in stages with different blocks.
+
+    Args:
+        loader: not prepared yet.
+        has_seed: True if accelerate shuffles by a seed of its own (use_seedable_sampler).
+
+    Returns:
+        The seed of the first rank's process, which such a seedable sampler is to take.
+    """
+    from accelerate.data_loader import get_sampler
+    from accelerate.utils import broadcast_object_list
+
+    sampler = get_sampler(loader)
+    generator = getattr(sampler, "generator", None)
+    if hasattr(sampler, "generator") and generator is None and not has_seed:
+        sampler.generator = generator = torch.Generator()
+        # As accelerate does for several ranks (1.15, data_loader.py, prepare_data_loader).
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+    first: list[Any] = [torch.initial_seed(), generator.get_state() if generator is not None else None]
+    broadcast_object_list(first)
+    if generator is not None and first[1] is not None:
+        generator.set_state(first[1])
+    return int(first[0])
+
+
+def take_random_state_of_first_stage(groups: Groups) -> None:
+    """Let all stages draw the same random numbers from now on, on the CPU and on the GPU."""
+    has_gpu = torch.cuda.is_available()
+    state = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if has_gpu else [])
+    for one in state:
+        dist.broadcast(one, groups.first_rank, group=groups.host)
+    torch.set_rng_state(state[0])
+    if has_gpu:
+        torch.cuda.set_rng_state(state[1])
