@@ -15,7 +15,7 @@ from example_runs import (
     trainer_example,
     trainer_losses,
 )
-from parallel_dimensions import save_model, script
+from parallel_dimensions import Runs, save_model, script
 from runs import Run, run_command
 
 if TYPE_CHECKING:
@@ -93,3 +93,11 @@ def one_process(
         return done[key]
 
     return train
+
+
+@pytest.fixture
+def runs(
+    launch: Callable[..., Run], model_of: Callable[[str], Path], one_process: Callable[..., Path]
+) -> Runs:
+    """Launches of the script of several dimensions, and its runs in one process."""
+    return Runs(launch=launch, model_of=model_of, one_process=one_process)

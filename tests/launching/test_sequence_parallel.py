@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,15 +16,15 @@ from example_runs import (
     trainer_example,
     trainer_losses,
 )
-from parallel_dimensions import NUM_STEPS, TOLERANCE, assert_same_weights, assert_trains_as, ranks_of, script
+from parallel_dimensions import resume_alike, script, train_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from parallel_dimensions import Runs
     from runs import Run
 
-SAVED_AT = 4
 _PAIR = ("--num-processes", "2", "--sequence-parallel-size", "2")
 _TWO_PAIRS = ("--num-processes", "4", "--sequence-parallel-size", "2")
 _FOUR = ("--num-processes", "4", "--sequence-parallel-size", "4")
@@ -33,18 +32,9 @@ _FOUR = ("--num-processes", "4", "--sequence-parallel-size", "4")
 
 @pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
 @pytest.mark.parametrize("ranks", [_PAIR, pytest.param(_TWO_PAIRS, marks=pytest.mark.slow)], ids=["2", "4"])
-def test_a_script_trains_as_in_one_process(
-    ranks: tuple[str, ...],
-    by_trainer: bool,
-    launch: Callable[..., Run],
-    model_of: Callable[[str], Path],
-    one_process: Callable[..., Path],
-) -> None:
+def test_a_script_trains_as_in_one_process(ranks: tuple[str, ...], by_trainer: bool, runs: Runs) -> None:
     """At ZeRO-2 with clipping, a schedule, held-out data that fill no batch, generation and an odd length."""
-    more = ("--length", "15", *(("--trainer",) if by_trainer else ()))
-    size = "8" if ranks is _PAIR else "4"
-    run = launch(*ranks, "--zero-stage", "2", *script(model_of("tied"), "--batch-size", size, *more)).check()
-    assert_trains_as(run.folder / "out", one_process("tied", "--batch-size", "8", *more))
+    run = train_alike(runs, "tied", (*ranks, "--zero-stage", "2"), "--length", "15", by_trainer=by_trainer)
     config = json.loads((run.run_folder / "ds_config.json").read_text())
     assert config["sequence_parallel_size"] == 2
 
@@ -64,19 +54,9 @@ _CASES = {
 @pytest.mark.evidence
 @pytest.mark.parametrize("case", _CASES)
 @pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
-def test_every_stage_trains_alike(
-    case: str,
-    by_trainer: bool,
-    launch: Callable[..., Run],
-    model_of: Callable[[str], Path],
-    one_process: Callable[..., Path],
-) -> None:
+def test_every_stage_trains_alike(case: str, by_trainer: bool, runs: Runs) -> None:
     ranks, stage, flags = _CASES[case]
-    size = "8" if ranks is _PAIR else "4"
-    more = ("--trainer",) if by_trainer else ()
-    target = script(model_of("llama"), "--batch-size", size, *more)
-    run = launch(*ranks, "--zero-stage", stage, *flags, *target).check()
-    assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8", *more))
+    train_alike(runs, "llama", (*ranks, "--zero-stage", stage, *flags), by_trainer=by_trainer)
 
 
 _FAMILIES = (
@@ -87,22 +67,13 @@ _FAMILIES = (
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("kind", _FAMILIES)
-def test_every_family_trains_alike(
-    kind: str,
-    launch: Callable[..., Run],
-    model_of: Callable[[str], Path],
-    one_process: Callable[..., Path],
-) -> None:
-    run = launch(*_PAIR, "--zero-stage", "2", *script(model_of(kind), "--batch-size", "8")).check()
-    assert_trains_as(run.folder / "out", one_process(kind, "--batch-size", "8"))
+def test_every_family_trains_alike(kind: str, runs: Runs) -> None:
+    train_alike(runs, kind, (*_PAIR, "--zero-stage", "2"))
 
 
 @pytest.mark.evidence
-def test_ranks_outnumber_the_key_value_heads(
-    launch: Callable[..., Run], model_of: Callable[[str], Path], one_process: Callable[..., Path]
-) -> None:
-    run = launch(*_FOUR, "--zero-stage", "2", *script(model_of("llama"), "--batch-size", "8")).check()
-    assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8"), group=4)
+def test_ranks_outnumber_the_key_value_heads(runs: Runs) -> None:
+    train_alike(runs, "llama", (*_FOUR, "--zero-stage", "2"))
 
 
 _BATCHES = {
@@ -117,59 +88,25 @@ _BATCHES = {
 @pytest.mark.evidence
 @pytest.mark.parametrize("case", _BATCHES)
 @pytest.mark.parametrize("kind", ["llama", "sliding window"])
-def test_masks_and_losses_are_those_of_whole_samples(
-    case: str,
-    kind: str,
-    launch: Callable[..., Run],
-    model_of: Callable[[str], Path],
-    one_process: Callable[..., Path],
-) -> None:
-    more = _BATCHES[case]
-    run = launch(*_PAIR, "--zero-stage", "2", *script(model_of(kind), "--batch-size", "8", *more)).check()
-    assert_trains_as(run.folder / "out", one_process(kind, "--batch-size", "8", *more))
+def test_masks_and_losses_are_those_of_whole_samples(case: str, kind: str, runs: Runs) -> None:
+    train_alike(runs, kind, (*_PAIR, "--zero-stage", "2"), *_BATCHES[case])
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("stage", ["2", "3"])
 @pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
-    stage: str,
-    by_trainer: bool,
-    launch: Callable[..., Run],
-    model_of: Callable[[str], Path],
-    one_process: Callable[..., Path],
-) -> None:
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(stage: str, by_trainer: bool, runs: Runs) -> None:
     """At stage 2 without sequence parallelism: each rank has saved its part of whole layers."""
-    more = ("--trainer",) if by_trainer else ()
-    target = script(model_of("llama"), "--batch-size", "4", f"--save-step={SAVED_AT}", *more)
-    run = launch(*_TWO_PAIRS, "--zero-stage", stage, *target).check()
-    saved = run.folder / "out" / (f"checkpoint-{SAVED_AT}" if by_trainer else "state")
-    kept = run.folder / "kept"
-    shutil.move(saved, kept)
-    for path in (run.folder / "out", run.folder / "zerofit-runs"):
-        shutil.rmtree(path)
-    ranks = ("--num-processes", "2") if stage == "2" else _TWO_PAIRS
-    resumed = launch(*ranks, "--zero-stage", stage, *target, "--resume", str(kept)).check()
-    alone = one_process("llama", "--batch-size", "8", *more)
-    (first, *_), (whole,) = ranks_of(resumed.folder / "out"), ranks_of(alone)
-    assert len(first["steps"]) == NUM_STEPS - SAVED_AT
-    losses = [loss for _, loss, _ in whole["steps"][SAVED_AT:]]
-    assert [loss for _, loss, _ in first["steps"]] == pytest.approx(losses, rel=TOLERANCE)
-    assert_same_weights(resumed.folder / "out", alone)
+    resumed_on = (*(("--num-processes", "2") if stage == "2" else _TWO_PAIRS), "--zero-stage", stage)
+    ranks = (*_TWO_PAIRS, "--zero-stage", stage)
+    resume_alike(runs, "llama", ranks, by_trainer=by_trainer, resumed_on=resumed_on)
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
-def test_accumulated_batches_make_the_same_steps(
-    by_trainer: bool,
-    launch: Callable[..., Run],
-    model_of: Callable[[str], Path],
-    one_process: Callable[..., Path],
-) -> None:
-    more = ("--accumulation", "2", *(("--trainer",) if by_trainer else ()))
-    target = script(model_of("llama"), "--batch-size", "4", *more)
-    run = launch(*_TWO_PAIRS, "--zero-stage", "2", *target).check()
-    assert_trains_as(run.folder / "out", one_process("llama", "--batch-size", "8", *more))
+def test_accumulated_batches_make_the_same_steps(by_trainer: bool, runs: Runs) -> None:
+    ranks = (*_TWO_PAIRS, "--zero-stage", "2")
+    train_alike(runs, "llama", ranks, "--accumulation", "2", by_trainer=by_trainer)
 
 
 _EXAMPLES = {

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from runs import SCRIPTS
+from runs import SCRIPTS, Run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 TOLERANCE = 2e-5
 """Relative. Sums over the ranks of a group are rounded in another order; twelve AdamW steps carry that on."""
 WEIGHT_TOLERANCE = 5e-5
 """Absolute, of weights of about 0.1 after as many steps."""
+NUM_SAMPLES = 96
 NUM_STEPS = 12
+GLOBAL_BATCH_SIZE = 8
+SAVED_AT = 4
+"""The step at whose end runs that will be resumed save."""
 _LLAMA = {"model_type": "llama", "num_key_value_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -56,8 +63,23 @@ MODELS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "moe_intermediate_size"), 16),
     },
     "mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4},
+    "mixtral with a balancing loss": {
+        "model_type": "mixtral",
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "output_router_logits": True,
+    },
     "dropout": {**_LLAMA, "num_key_value_heads": 1, "attention_dropout": 0.1},
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """What trains a model: the fixtures of these names, of tests/launching/conftest.py."""
+
+    launch: Callable[..., Run]
+    model_of: Callable[[str], Path]
+    one_process: Callable[..., Path]
 
 
 def save_model(kind: str, path: Path) -> None:
@@ -85,6 +107,72 @@ def ranks_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
 
 
+def groups_of(ranks: Sequence[str]) -> tuple[int, int]:
+    """Return how many groups share samples, and the ranks of each.
+
+    Args:
+        ranks: flags that begin with "--num-processes N --...-parallel-size M".
+    """
+    num_ranks, size = int(ranks[1]), int(ranks[3]) if ranks[2:3] and "parallel-size" in ranks[2] else 1
+    return num_ranks // size, size
+
+
+def train_alike(
+    runs: Runs, kind: str, ranks: Sequence[str], *arguments: str, by_trainer: bool = False
+) -> Run:
+    """Launch the script, and check that it trains what one process trains at the same global batch.
+
+    Args:
+        runs: the fixture of that name.
+        kind: of the model.
+        ranks: flags of the launch, as in groups_of().
+        arguments: of the script.
+        by_trainer: True to train by Trainer, False by a loop of the script's own.
+    """
+    more = (*arguments, *(("--trainer",) if by_trainer else ()))
+    num_groups, size = groups_of(ranks)
+    batch_size = str(GLOBAL_BATCH_SIZE // num_groups)
+    run = runs.launch(*ranks, *script(runs.model_of(kind), "--batch-size", batch_size, *more)).check()
+    alone = runs.one_process(kind, "--batch-size", str(GLOBAL_BATCH_SIZE), *more)
+    assert_trains_as(run.folder / "out", alone, group=size)
+    return run
+
+
+def resume_alike(
+    runs: Runs,
+    kind: str,
+    ranks: Sequence[str],
+    *,
+    by_trainer: bool,
+    resumed_on: Sequence[str] | None = None,
+) -> None:
+    """Check that a run that goes on from its checkpoint trains what one process trains without a stop.
+
+    Args:
+        runs: the fixture of that name.
+        kind: of the model.
+        ranks: flags of the launch, as in groups_of().
+        by_trainer: True to train by Trainer, False by a loop of the script's own.
+        resumed_on: flags of the second launch; None for the same.
+    """
+    more = ("--trainer",) if by_trainer else ()
+    batch_size = str(GLOBAL_BATCH_SIZE // groups_of(ranks)[0])
+    target = script(runs.model_of(kind), "--batch-size", batch_size, f"--save-step={SAVED_AT}", *more)
+    run = runs.launch(*ranks, *target).check()
+    kept = run.folder / "kept"
+    shutil.move(run.folder / "out" / (f"checkpoint-{SAVED_AT}" if by_trainer else "state"), kept)
+    for path in (run.folder / "out", run.folder / "zerofit-runs"):
+        shutil.rmtree(path)
+    resumed = runs.launch(*(ranks if resumed_on is None else resumed_on), *target, "--resume", str(kept))
+    resumed.check()
+    alone = runs.one_process(kind, "--batch-size", str(GLOBAL_BATCH_SIZE), *more)
+    (first, *_), (whole,) = ranks_of(resumed.folder / "out"), ranks_of(alone)
+    assert len(first["steps"]) == NUM_STEPS - SAVED_AT
+    losses = [loss for _, loss, _ in whole["steps"][SAVED_AT:]]
+    assert [loss for _, loss, _ in first["steps"]] == pytest.approx(losses, rel=TOLERANCE)
+    assert_same_weights(resumed.folder / "out", alone)
+
+
 def assert_trains_as(folder: Path, reference: Path, *, group: int = 2) -> None:
     """Check batches, losses, learning rates, what is gathered, and the saved weights."""
     ranks, (alone,) = ranks_of(folder), ranks_of(reference)
@@ -106,7 +194,7 @@ def assert_trains_as(folder: Path, reference: Path, *, group: int = 2) -> None:
 
 
 def assert_same_weights(folder: Path, reference: Path) -> None:
-    """Check that both files hold the same tensors, and that from_pretrained() finds each of them."""
+    """Check that both hold the same tensors and configurations, and that from_pretrained() finds each."""
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
@@ -114,6 +202,8 @@ def assert_same_weights(folder: Path, reference: Path) -> None:
     assert saved.keys() == expected.keys()
     for name, weight in expected.items():
         assert (saved[name] - weight).abs().max().item() < WEIGHT_TOLERANCE, name
+    for name in ("config.json", "generation_config.json"):
+        assert (folder / "model" / name).read_text() == (reference / "model" / name).read_text()
     _, found = AutoModelForCausalLM.from_pretrained(folder / "model", output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["mismatched_keys"]

@@ -54,19 +54,19 @@ class Tokens(Dataset):
 def loop(args: argparse.Namespace) -> None:
     from accelerate import Accelerator, DataLoaderConfiguration
 
+    # The order of the samples comes from a seed, whatever the number of ranks.
+    order = {} if args.seed_by_rank else {"use_seedable_sampler": True, "data_seed": 0}
     accelerator = Accelerator(
-        gradient_accumulation_steps=args.accumulation,
-        # The order of the samples comes from a seed, whatever the number of ranks.
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
+        gradient_accumulation_steps=args.accumulation, dataloader_config=DataLoaderConfiguration(**order)
     )
-    set_seed(0)
+    set_seed(accelerator.state.process_index if args.seed_by_rank else 0)
     model = load(args, accelerator.state.process_index)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    if args.stream:
-        accelerator.prepare(DataLoader(Stream(), args.batch_size))
     loader = DataLoader(Tokens(NUM_SAMPLES, 1, args=args), args.batch_size, shuffle=True, drop_last=True)
     # As in accelerate's own nlp_example.py: steps of the loader before its batches are shared by the ranks.
     num_steps = len(loader) // args.accumulation
+    if args.stream:
+        loader = DataLoader(Stream(), args.batch_size)
     scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=num_steps)
     held_out = DataLoader(Tokens(11, 2, args=args), 3)
     model, optimizer, loader, held_out, scheduler = accelerator.prepare(
@@ -170,8 +170,11 @@ def with_trainer(args: argparse.Namespace) -> None:
         logging_steps=1,
         logging_first_step=True,
         report_to="none",
-        save_strategy="steps" if args.save_step else "no",
-        save_steps=args.save_step or 1,
+        save_strategy="steps" if args.save_step or args.best else "no",
+        save_steps=args.save_step or 4,
+        eval_strategy="steps" if args.best else "no",
+        eval_steps=4,
+        load_best_model_at_end=args.best,
         disable_tqdm=True,
     )
     set_seed(0)
@@ -225,6 +228,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--layout", choices=("whole", "left", "right", "packed"), default="whole")
     parser.add_argument("--own-loss", action="store_true")
+    parser.add_argument("--seed-by-rank", action="store_true")
+    parser.add_argument("--best", action="store_true")
     parser.add_argument("--trainer", action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)

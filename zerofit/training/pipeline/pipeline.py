@@ -116,9 +116,13 @@ class Pipeline:
         self._num_items = float((labels[..., 1:] != IGNORED).sum() if num_items is None else num_items)
         rows, tokens = input_ids.shape
         passes, size = micro_batches_of(rows, most_rows=self.rows_per_pass, num_stages=self.groups.num_stages)
-        more = padded(
-            {**inputs, "input_ids": input_ids, "labels": labels}, rows, missing=passes * size - rows
+        missing = passes * size - rows
+        filled = f", with {missing} rows added that do not count" if missing else ""
+        self.changes.add(
+            f"a batch of {rows} rows runs in {passes} micro-batches of {size}{filled}",
+            once="pipeline micro-batches",
         )
+        more = padded({**inputs, "input_ids": input_ids, "labels": labels}, rows, missing=missing)
         input_ids, labels = more.pop("input_ids"), more.pop("labels")
         schedule = self._schedule_for(passes, size, tokens, device)
         before = [(one, one.grad) for one in self.parameters()]
