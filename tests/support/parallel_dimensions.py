@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = 2e-5
 """Relative. Sums over the ranks of a group are rounded in another order; twelve AdamW steps carry that on."""
-WEIGHT_TOLERANCE = 5e-5
-"""Absolute, of weights of about 0.1 after as many steps."""
+WEIGHT_TOLERANCE = 5e-4
+"""Absolute, of weights of about 0.1: a tenth of one AdamW step, whose sign is that of rounding where a
+gradient is nothing else; 1.4e-4 is seen at single weights (three heads over two tensor-parallel ranks)."""
+MEAN_TOLERANCE = 2e-6
+"""Absolute, of all weights of a tensor together."""
 NUM_SAMPLES = 96
 NUM_STEPS = 12
 GLOBAL_BATCH_SIZE = 8
@@ -201,7 +204,9 @@ def assert_same_weights(folder: Path, reference: Path) -> None:
     saved, expected = (load_file(one / "model" / "model.safetensors") for one in (folder, reference))
     assert saved.keys() == expected.keys()
     for name, weight in expected.items():
-        assert (saved[name] - weight).abs().max().item() < WEIGHT_TOLERANCE, name
+        differences = (saved[name] - weight).abs()
+        assert differences.max().item() < WEIGHT_TOLERANCE, name
+        assert differences.mean().item() < MEAN_TOLERANCE, name
     for name in ("config.json", "generation_config.json"):
         assert (folder / "model" / name).read_text() == (reference / "model" / name).read_text()
     _, found = AutoModelForCausalLM.from_pretrained(folder / "model", output_loading_info=True)

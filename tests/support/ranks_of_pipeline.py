@@ -153,6 +153,28 @@ def generated_alone(ranks: Ranks) -> dict[str, Any]:
     return refused(lambda: model.generate(torch.ones(1, 2, dtype=torch.int64), max_new_tokens=2))
 
 
+def saved(ranks: Ranks) -> dict[str, Any]:
+    """save_pretrained() and get_state_dict() on all ranks, then on rank 0 alone."""
+    model = ranks.model("tied")
+    expected = {name: one.clone() for name, one in model.state_dict().items()}
+    path = ranks.folder / "tied"
+    whole = ranks.pipeline(model)
+    model.save_pretrained(ranks.folder / "saved")
+    weights = whole.weights("accelerator.get_state_dict")
+    found = {
+        "weights": [bool(torch.equal(weights[name], one)) for name, one in expected.items() if weights],
+        "files": [
+            (ranks.folder / "saved" / name).read_bytes() == (path / name).read_bytes()
+            for name in ("model.safetensors", "config.json", "generation_config.json")
+            if ranks.rank == 0
+        ],
+    }
+    if ranks.rank:
+        time.sleep(10)
+        return found
+    return found | refused(lambda: model.save_pretrained(ranks.folder / "again"))
+
+
 def refusals(ranks: Ranks) -> dict[str, Any]:
     """What a pass of a pipeline does not take, and what its output does not have."""
     model = ranks.model("llama")
@@ -238,6 +260,7 @@ CASES: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "gradient on one copy": gradient_on_one_copy,
     "generated": generated,
     "generated alone": generated_alone,
+    "saved": saved,
     "refusals": refusals,
     "evaluated": evaluated,
 }

@@ -104,6 +104,15 @@ def test_generation_on_one_stage_alone_is_an_error_on_it(results: dict[str, Any]
     ]
 
 
+def test_weights_are_saved_whole_by_all_ranks_and_by_one_alone_not_at_all(results: dict[str, Any]) -> None:
+    first, *others = results["saved"]
+    assert first["files"] == 3 * [True]
+    assert first["weights"] == len(first["weights"]) * [True] != []
+    assert first["rule"] == "pipeline-saves-on-all-ranks"
+    assert "rank 0 alone" in first["found"]
+    assert others == 3 * [{"weights": [], "files": []}]
+
+
 @pytest.mark.parametrize("what", _REFUSED)
 def test_what_stages_can_not_do_is_refused_on_every_rank(what: str, results: dict[str, Any]) -> None:
     assert [rank[what] for rank in results["refusals"]] == 4 * [_REFUSED[what]]

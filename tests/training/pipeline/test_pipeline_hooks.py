@@ -73,7 +73,7 @@ class _Running:
         self.asked: list[Any] = []
 
     @contextlib.contextmanager
-    def gathered(self, *, optimizers: bool) -> Iterator[None]:
+    def gathered(self, call: str, *, optimizers: bool) -> Iterator[None]:
         self.asked.append("all" if optimizers else "weights")
         yield
 

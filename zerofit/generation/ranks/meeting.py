@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -36,27 +37,45 @@ _ANSWERS_WITHIN_S = 4.0
 _LEFT_TO_ANOTHER_S = 20.0
 """How long a rank leaves the error to another that raised it first. ASSUMPTION: torchrun looks every 0.1 s
 whether a rank has failed, and then ends the others; this is much longer."""
-_OURS = "zerofit.generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What the error of a call that some ranks alone have made says, beside where the ranks are."""
+
+    rule: str = "generate-not-on-all-ranks"
+    why: str
+    fix: str
+    see: str | None = None
+
+
+_MODELS = "model.generate"
 _ADVICE = {
-    True: (
-        "all ranks share the work and the results",
-        "call it equally often on all ranks, with per_rank=True and no prompts where one has none; ranks "
+    "zerofit.generate": Advice(
+        why="all ranks share the work and the results",
+        fix="call it equally often on all ranks, with per_rank=True and no prompts where one has none; ranks "
         "that are only slow get longer by limit_s=",
-        None,
     ),
-    False: (
-        "each rank holds a part of the weights and must take part in every forward pass",
-        "call it equally often on all ranks, or zerofit.generate(), which takes any number of prompts on "
+    _MODELS: Advice(
+        why="each rank holds a part of the weights and must take part in every forward pass",
+        fix="call it equally often on all ranks, or zerofit.generate(), which takes any number of prompts on "
         "each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch",
-        "https://huggingface.co/docs/transformers/main_classes/deepspeed",
+        see="https://huggingface.co/docs/transformers/main_classes/deepspeed",
     ),
 }
-"""Why, fix and link for a call of our own, and for model.generate() under ZeRO-3."""
+"""By the name of the call; others are of a model."""
 
 _arranged: ContextVar[bool] = ContextVar("zerofit_generation_arranged", default=False)
 
 
-def meet(name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = None) -> None:
+def meet(
+    name: str,
+    *,
+    line: str,
+    limit_s: float,
+    ranks: Sequence[int] | None = None,
+    advice: Advice | None = None,
+) -> None:
     """Wait until all ranks have come to this call; return at once without other ranks.
 
     Ranks are counted on from one call of a name to its next. A call that ends with the error counts as not
@@ -65,6 +84,7 @@ def meet(name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = 
     Args:
         limit_s: how long to wait for the other ranks, from now; 0 does not wait and does not watch.
         ranks: those that must call it together, this one among them; None for all.
+        advice: for the error; None for that of a call that generates.
 
     Raises:
         UserError: a rank has not come in this time, or has ended its script.
@@ -72,7 +92,7 @@ def meet(name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = 
     if limit_s <= 0:
         return
     watch()
-    _this_rank.meet(name, line=line, limit_s=limit_s, ranks=ranks)
+    _this_rank.meet(name, line=line, limit_s=limit_s, ranks=ranks, advice=advice)
 
 
 def watch() -> None:
@@ -142,8 +162,17 @@ class RankMeetings:
         """All ranks have come to a call; so on each of them or on none."""
         return self._numbers.total() > 0
 
-    def meet(self, name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = None) -> None:
+    def meet(
+        self,
+        name: str,
+        *,
+        line: str,
+        limit_s: float,
+        ranks: Sequence[int] | None = None,
+        advice: Advice | None = None,
+    ) -> None:
         """Wait until all ranks, or all of some, have come to this call."""
+        advice = advice or _ADVICE.get(name, _ADVICE[_MODELS])
         wanted_ranks = range(self._world_size) if ranks is None else ranks
         counted = name if ranks is None else f"{name} on {_name_ranks(ranks)}"
         number = self._numbers[counted] + 1
@@ -154,12 +183,12 @@ class RankMeetings:
                 counted, wanted, wanted_ranks, limit_s=limit_s
             )
             if not came:
-                error = self._not_on_all_ranks(name, wanted_ranks, line=line, limit_s=limit_s)
+                error = self._not_on_all_ranks(name, wanted_ranks, advice, line=line, limit_s=limit_s)
                 self._leave(counted, wanted, error)
             self._numbers[counted] = number
         except RuntimeError as gone:  # every error of torch's stores
             raise UserError(
-                "generate-not-on-all-ranks",
+                advice.rule,
                 f"the other ranks have gone before {name}()",
                 found=f"{line}, where the ranks' store (TCPStore) does not answer",
                 why="rank 0 or the launcher on the first node keeps the store, and has ended",
@@ -208,7 +237,9 @@ class RankMeetings:
             time.sleep(self._left_to_another_s)  # one rank's message is enough: it ends this one too
         raise error
 
-    def _not_on_all_ranks(self, name: str, ranks: Sequence[int], *, line: str, limit_s: float) -> UserError:
+    def _not_on_all_ranks(
+        self, name: str, ranks: Sequence[int], advice: Advice, *, line: str, limit_s: float
+    ) -> UserError:
         """Return the error of a call that some ranks alone have made: where the others stand."""
         ended = self._ended(ranks)
         others = [rank for rank in ranks if rank not in {self._rank, *ended}]
@@ -216,14 +247,13 @@ class RankMeetings:
         came = sorted({self._rank, *(rank for rank in answers if answers[rank][1] == self._meeting)})
         places = {rank: answers[rank][0] if rank in answers else None for rank in others if rank not in came}
         which = f"{_name_ranks(came)} alone" if len(came) == 1 else _name_ranks(came)
-        why, fix, see = _ADVICE[name == _OURS]
         return UserError(
-            "generate-not-on-all-ranks",
+            advice.rule,
             f"{name}() was not called on all ranks",
             found=f"{line} on {which}; {'; '.join(_describe_places(ended, places))}",
-            why=why if ended else f"{why}; {_name_ranks(came)} waited {limit_s:g} s",
-            fix=fix,
-            see=see,
+            why=advice.why if ended else f"{advice.why}; {_name_ranks(came)} waited {limit_s:g} s",
+            fix=advice.fix,
+            see=advice.see,
         )
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, tuple[str, str | None]]:
@@ -265,15 +295,15 @@ class _ThisRank:
         self._ends_at = math.inf
         self.leave: Callable[[UserError], None] | None = None
 
-    def meet(self, name: str, *, line: str, limit_s: float, ranks: Sequence[int] | None = None) -> None:
+    def meet(self, name: str, **call: Any) -> None:
         self._raised = None  # the script has caught it, and goes on
         meetings = self._opened()
         if meetings is None:
             return
         try:
-            meetings.meet(name, line=line, limit_s=limit_s, ranks=ranks)
+            meetings.meet(name, **call)
         except UserError as error:
-            self._raised, self._ends_at = error, time.monotonic() + limit_s
+            self._raised, self._ends_at = error, time.monotonic() + call["limit_s"]
             raise
 
     def _opened(self) -> RankMeetings | None:

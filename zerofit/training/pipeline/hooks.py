@@ -57,10 +57,12 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return original(self, model, device_placement, evaluation_mode or _is_pipeline(model))
 
     def get_state_dict(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return _running[0].weights() if _is_pipeline(model) else original(self, model, *args, **kwargs)
+        if not _is_pipeline(model):
+            return original(self, model, *args, **kwargs)
+        return _running[0].weights("accelerator.get_state_dict")
 
     def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _gathered(optimizers=True):
+        with _gathered("accelerator.save_state", optimizers=True):
             return original(self, *args, **kwargs)
 
     def load_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,11 +88,11 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
         original(self, model, *args, **kwargs)
 
     def save_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _gathered(optimizers=False):
+        with _gathered("trainer.save_model", optimizers=False):
             return original(self, *args, **kwargs)
 
     def save_checkpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _gathered(optimizers=not self.args.save_only_model):
+        with _gathered("trainer.save_checkpoint", optimizers=not self.args.save_only_model):
             return original(self, *args, **kwargs)
 
     def load_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,8 +197,8 @@ def _trains(model: Any) -> bool:
     return any(one.requires_grad for one in model.parameters())
 
 
-def _gathered(*, optimizers: bool) -> Any:
-    return _running[0].gathered(optimizers=optimizers) if _running else contextlib.nullcontext()
+def _gathered(call: str, *, optimizers: bool) -> Any:
+    return _running[0].gathered(call, optimizers=optimizers) if _running else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

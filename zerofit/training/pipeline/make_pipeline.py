@@ -69,7 +69,7 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
         f"the model trains in {num_stages} pipeline stages, of blocks {blocks_by_stage(bounds)}: a forward "
         "pass in training runs the backward pass too, and its output has the loss alone"
     )
-    return WholeStates(pipeline)
+    return WholeStates(pipeline, limit_s=settings.plan.generate_limit_s)
 
 
 def _run_together(pipeline: Pipeline, *, limit_s: float) -> None:

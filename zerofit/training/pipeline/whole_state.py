@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
+from zerofit.generation.ranks.meeting import Advice, meet
+from zerofit.generation.script_place import script_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +24,13 @@ _Name = tuple[int, str]
 """A parameter's place in the whole model, and its name."""
 _GROUPS = "groups"
 """The key of the names of an optimizer's parameters by group, beside its states."""
+
+
+_SAVING = Advice(
+    rule="pipeline-saves-on-all-ranks",
+    why="each rank holds the weights of its own stage, and rank 0 gathers them from all",
+    fix="call it on all ranks, outside of `if accelerator.is_main_process`; rank 0 alone writes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,15 @@ class WholeStates:
     A checkpoint is therefore that of one process: it resumes on any number of stages.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        """Take over how the model and, later, optimizers save and load."""
+    def __init__(self, pipeline: Pipeline, *, limit_s: float) -> None:
+        """Take over how the model and, later, optimizers save and load.
+
+        Args:
+            pipeline: of the model.
+            limit_s: how long a rank that saves waits for the others.
+        """
         self.pipeline = pipeline
+        self._limit_s = limit_s
         self._weights: OrderedDict[str, Any] | None = None
         self._optimizers: list[tuple[Any, list[list[_Name]]]] = []
         self._optimizer_states: dict[int, dict[str, Any]] = {}
@@ -96,11 +111,20 @@ class WholeStates:
         """Return True for a parameter of the model, of whatever stage."""
         return hasattr(parameter, "_zerofit_name")
 
-    def weights(self) -> OrderedDict[str, Any]:
-        """Return the weights of all stages on rank 0, and nothing on the others; all ranks call it."""
+    def weights(self, call: str) -> OrderedDict[str, Any]:
+        """Return the weights of all stages on rank 0, and nothing on the others; all ranks call it.
+
+        Args:
+            call: what the script has called.
+
+        Raises:
+            UserError: some ranks alone have called it.
+        """
         if self._weights is not None:
             return self._weights.copy()
-        model = self.pipeline.model
+        model, groups = self.pipeline.model, self.pipeline.groups
+        if groups.first_rank == 0:
+            meet(call, line=script_line(), limit_s=self._limit_s, ranks=groups.ranks, advice=_SAVING)
         found: OrderedDict[str, Any] = OrderedDict()  # of which accelerate drops tied names as it saves
         for part in self._gather(type(model).state_dict(model)):
             found.update({name: value for name, value in part.items() if name not in found})
@@ -109,15 +133,16 @@ class WholeStates:
         return found
 
     @contextlib.contextmanager
-    def gathered(self, *, optimizers: bool) -> Iterator[None]:
+    def gathered(self, call: str, *, optimizers: bool) -> Iterator[None]:
         """Let state_dict() of model and optimizers be whole on rank 0; all ranks enter it together.
 
         Args:
+            call: what the script has called.
             optimizers: False to gather the weights alone.
         """
         is_outermost = self._weights is None
         if is_outermost:
-            self._weights = self.weights()
+            self._weights = self.weights(call)
         if optimizers and not self._optimizer_states:
             for key in range(len(self._optimizers)):
                 if whole := self._whole_optimizer(key):
@@ -142,18 +167,17 @@ class WholeStates:
             return kind.load_state_dict(used, part, *args, **kwargs)
 
         def save_pretrained(used: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("state_dict") is None and (self._weights is None or used is not model):
+            if used is not model and kwargs.get("state_dict") is None:
                 raise UserError(
                     "pipeline-saves-a-part",
                     "this would save the weights of one stage",
-                    found=f"{kind.__name__}.save_pretrained() in {self.pipeline.groups.num_stages} stages",
-                    why="each rank holds the weights of its own stage alone",
-                    fix="call state_dict = accelerator.get_state_dict(model) on all ranks and pass it, "
-                    "or trainer.save_model()",
+                    found=f"save_pretrained() of a copy of the {kind.__name__} that trains",
+                    why="a copy holds the weights of its rank's stage alone",
+                    fix="save the model itself, on all ranks",
                 )
             if kwargs.get("state_dict") is None:
-                kwargs["state_dict"] = self._weights
-            return kind.save_pretrained(used, *args, **kwargs)
+                kwargs["state_dict"] = self.weights("model.save_pretrained")
+            return kind.save_pretrained(used, *args, **kwargs) if dist.get_rank() == 0 else None
 
         for name, method in (
             ("state_dict", state_dict),
