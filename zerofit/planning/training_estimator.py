@@ -257,6 +257,7 @@ class TrainingEstimator:
             own_optimizer=problem.own_optimizer,
             has_own_adapters=script is not None and bool(script.capture.model.adapters),
             other_weight_bytes=problem.other_weight_bytes,
+            rows_per_sample=problem.rows_per_sample,
         )
 
     def _log(self, strategy: Strategy) -> AllocationLog:

@@ -129,9 +129,11 @@ def tensor_terms(
     Args:
         traced: (formula, source) of the terms that the log brings.
     """
-    terms = []
+    terms, rows = [], engine.setup.rows_per_sample
+    of_rows = f"bytes a sample ({rows} rows at the model)" if rows > 1 else "bytes a sample"
     for name, num_bytes in peak.live:
         formula, source = engine.explain(name) or traced.get(name, _UNEXPLAINED)
+        formula = formula.replace("bytes a sample", of_rows)
         terms.append(
             Term(name=name, num_bytes=num_bytes, holder=Holder.TENSORS, formula=formula, source=source)
         )

@@ -79,7 +79,8 @@ def _other_models_term(num_bytes: int) -> Term | None:
     if not num_bytes:
         return None
     source = (
-        "ASSUMPTION: each rank holds them whole, as the script makes them; their activations are left out"
+        "ASSUMPTION: each rank holds them whole, as the script makes them; of their activations, those of a"
+        " Trainer's loss are traced"
     )
     return _outside(OTHER_MODELS, num_bytes, "weights and buffers of what is not trained", source)
 

@@ -58,6 +58,8 @@ class Setup:
     """True if the script's model has adapters, beside those that the strategy may name."""
     other_weight_bytes: int = 0
     """Of the models that the script holds beside the one that it trains, on each GPU."""
+    rows_per_sample: int = 1
+    """Rows that the model is given of one sample: two of a pair that a preference loss compares."""
 
     @property
     def trains_adapters(self) -> bool:
