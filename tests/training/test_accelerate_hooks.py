@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerators import hooked, own_class, quiet, settings
+from captures import LOOP
 from refusals import refusal
 from torch.utils.data import DataLoader
 
@@ -120,6 +121,21 @@ def test_a_second_smaller_training_loader_is_no_matter(at_once: bool) -> None:
     else:
         accelerator.prepare(model, optimizer, large)
         accelerator.prepare(small)
+
+
+def test_of_two_loaders_that_shuffle_the_captured_one_trains() -> None:
+    """huggan's pix2pix shuffles what it draws its sample pictures from, in larger batches."""
+    accelerator_class, changes = own_class(), quiet()
+    wanted = settings(micro_batch_size=2, gradient_accumulation_steps=2)
+    captured = replace(LOOP, micro_batch_size=4, gradient_accumulation_steps=1)
+    wanted = replace(wanted, plan=replace(wanted.plan, capture=captured))
+    install_all(ACCELERATOR_HOOKS, accelerator_class, wanted, changes)
+    model, optimizer, _ = parts()
+    trains, shown = (DataLoader(torch.randn(12, 4), batch_size=size, shuffle=True) for size in (4, 6))
+    accelerator = accelerator_class()
+    model, _, loader, _ = accelerator.prepare(model, optimizer, trains, shown)
+    accelerator.backward(model(next(iter(loader))).square().mean())
+    assert changes.lines == ("each forward pass of 4 samples runs as 2 micro-batches of 2",)
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 1])

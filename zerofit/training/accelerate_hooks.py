@@ -161,14 +161,17 @@ def _fill_auto(
 def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings) -> int | None:
     """Return the samples per rank of the DataLoader that surely trains, the largest; None without.
 
-    It is one that shuffles, or the only one beside an optimizer.
+    It is one that shuffles, or the only one beside an optimizer. Of several it is the captured one: a script
+    may shuffle what it evaluates on, too.
     """
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
     num_loaders = sum(isinstance(item, DataLoader) for item in objects)
     is_only_one = num_loaders == 1 and any(isinstance(item, Optimizer) for item in objects)
-    return max(_batch_sizes(accelerator, objects, settings, shuffled=not is_only_one), default=None)
+    sizes = _batch_sizes(accelerator, objects, settings, shuffled=not is_only_one)
+    captured = settings.plan.capture.micro_batch_size if settings.plan.capture is not None else None
+    return captured if captured in sizes else max(sizes, default=None)
 
 
 def _batch_sizes(
