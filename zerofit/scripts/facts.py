@@ -94,6 +94,8 @@ class ScriptCall:
     """FORWARD, GENERATE, EVALUATE: True if the script goes on to train after it."""
     is_in_each_training: bool = False
     """EVALUATE: True if each run of the script that trains makes it too, whatever its conditions are."""
+    is_conditional: bool = False
+    """True if it stands under a condition, so that some runs of the script may not make it."""
     every_few_steps: Sighting | None = None
     """The condition on a remainder, such as `step % 4 == 0`, under which it stands inside its loop."""
     loop: int | None = None
@@ -163,6 +165,7 @@ class Action(StrEnum):
     RESIZE = "resize_token_embeddings()"
     COMPILE = "torch.compile()"
     CHECKPOINT_ACTIVATIONS = "gradient_checkpointing_enable()"
+    TUNE_PREFIX = "PrefixTuningConfig()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     FORWARD = "model()"
     GENERATE = "generate()"
@@ -193,7 +196,7 @@ class ModelConstructor(StrEnum):
     PRETRAINED = "from_pretrained()"
     CONFIG = "from_config()"
     CLASS = "a class of transformers, called"
-    OWN_CLASS = "a class of the script"
+    OWN_CLASS = "a class of the script, of torch or of diffusers"
 
 
 class ModelState(StrEnum):

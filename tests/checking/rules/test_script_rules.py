@@ -62,6 +62,23 @@ trainer.train()
 """
 
 
+def _pipeline(made: str, *, where: str = "if accelerator.is_main_process:") -> str:
+    """Return a script that trains a UNet of diffusers and draws samples from it, as its examples do."""
+    return f"""\
+from accelerate import Accelerator
+from diffusers import DDPMPipeline, UNet2DModel
+accelerator = Accelerator()
+model = UNet2DModel.from_config(UNet2DModel.load_config("unet"))
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    accelerator.backward(model(batch).sample.mean())
+{where}
+    unet = accelerator.unwrap_model(model)
+    pipeline = {made}.to("cuda")
+    images = pipeline(steps=2)
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "stage", "expected"),
     [
@@ -117,10 +134,64 @@ trainer.train()
             [("zero3-save-needs-gathered-weights", "model.save_pretrained('out') without state_dict=")],
         ),
         (f"{_TRAINER}model.save_pretrained('out')\n", 2, []),
+        (_pipeline("DDPMPipeline(unet=unet)"), 3, [(_AT_ZERO3, f"pipeline(steps=2) {_UNDER}")]),
+        (
+            _pipeline("DDPMPipeline.from_pretrained('x', unet=unet)"),
+            3,
+            [(_AT_ZERO3, f"pipeline(steps=2) {_UNDER}")],
+        ),
+        (_pipeline("DDPMPipeline(unet=unet)"), 2, []),
+        (_pipeline("DDPMPipeline.from_pretrained('x')"), 3, []),
+        (_pipeline("DDPMPipeline(unet=unet)", where="if True:"), 3, []),
     ],
 )  # fmt: skip
 def test_ranks(script: str, stage: int, expected: list[tuple[str, str]]) -> None:
     assert _found(script, zero(stage)) == expected
+
+
+_PREFIX = """\
+from peft import PrefixTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+arguments = TrainingArguments("out"{argument})
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+{config}
+{switch}
+trainer = Trainer(model=get_peft_model(model, config), args=arguments)
+trainer.train()
+"""
+_MAKES = "config = PrefixTuningConfig()"
+_SWITCHES = "model.gradient_checkpointing_enable()"
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ({"switch": _SWITCHES}, [(f"{_SWITCHES} with PrefixTuningConfig()", "likely")]),
+        (
+            {"argument": ", gradient_checkpointing=True"},
+            [("PrefixTuningConfig() with gradient_checkpointing=True", "likely")],
+        ),
+        (
+            {"argument": ", activation_checkpointing=True"},
+            [("PrefixTuningConfig() with activation_checkpointing=True", "likely")],
+        ),
+        ({"argument": ", gradient_checkpointing=False"}, []),
+        ({}, []),
+        ({"config": "config = LoraConfig()", "switch": _SWITCHES}, []),
+        (
+            {"config": f"if kind == 'prefix':\n    {_MAKES}", "switch": _SWITCHES},
+            [(f"{_SWITCHES} with PrefixTuningConfig()", "possible")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("deepspeed", [None, zero(2)])
+def test_prefix_tuning_beside_gradient_checkpointing(
+    deepspeed: Any, parts: dict[str, str], found: list[tuple[str, str]]
+) -> None:
+    script = _PREFIX.format(**{"argument": "", "config": _MAKES, "switch": "", **parts})
+    (rule,) = [rule for rule in script_loop.RULES if rule.id == "prefix-tuning-without-checkpointing"]
+    findings = check(situation_of_script(script, deepspeed), rules=(rule,)).findings
+    assert [(one.found, one.confidence.value) for one in findings] == found
 
 
 _ADAPTED = """\

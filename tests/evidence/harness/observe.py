@@ -85,7 +85,7 @@ class Observer:
             return {}
         arrays = {}
         for name, parameter in self.model.named_parameters():
-            if id(parameter) in self.first_weights:
+            if parameter.requires_grad and id(parameter) in self.first_weights:
                 name = name.removeprefix("module.")
                 arrays[f"last/{name}"] = parameter.detach().float().numpy()
                 arrays[f"first/{name}"] = self.first_weights[id(parameter)].float().numpy()

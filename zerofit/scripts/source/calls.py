@@ -31,6 +31,7 @@ _SEEN_ONLY = {
     **dict.fromkeys(names.GENERATES, Action.GENERATE_TOGETHER),
     **dict.fromkeys(names.BARRIERS, Action.WAIT),
     **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
+    **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
 }
 """Functions and classes whose results are not followed."""
 _SAME_MODEL = {
@@ -119,11 +120,14 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return None
     if names.is_trainer(name):
         return make_trainer(reading, call)
-    if last in ("from_pretrained", "from_config") and names.is_model_class(owner):
+    is_loaded = last in ("from_pretrained", "from_config")
+    if names.is_pipeline(owner if is_loaded else name):
+        return _make_pipeline(call)
+    if is_loaded and names.is_model_class(owner):
         return _load_model(reading, last, call)
     if names.is_model_class(name) and not names.is_auto_class(name):
         return reading.make_model(node, source=ModelConstructor.CLASS)
-    if name in _PLAIN_MODELS:
+    if name in _PLAIN_MODELS or names.is_diffusers_model(owner if is_loaded else name):
         hand_on(call.arguments)
         return reading.make_model(node, source=ModelConstructor.OWN_CLASS)
     if name in _ADAPTS | _SAME_WEIGHTS:
@@ -165,6 +169,17 @@ def _load_model(reading: Reading, how: str, call: CallSite) -> Value:
     return reading.make_model(
         call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
     )
+
+
+def _make_pipeline(call: CallSite) -> Value:
+    """Return a pipeline as the model of the script's that it runs where it is called; None without one.
+
+    Of several models it is one that trains, which ZeRO-3 has partitioned.
+    """
+    hand_on(call.values)
+    held = [value for value in call.values if isinstance(value, Thing) and value.kind is ThingKind.MODEL]
+    held.sort(key=lambda model: model.state is ModelState.PLAIN)
+    return wrapped(held[0], call.node, held[0].state) if held else None
 
 
 def _initialize(reading: Reading, call: CallSite) -> Value:

@@ -37,9 +37,14 @@ DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
 """Adds options to a parser and returns it: --deepspeed and --deepspeed_config, not --local_rank."""
 ZERO_INIT = "deepspeed.zero.Init"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
+PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
 
 _TRANSFORMERS_MODEL = re.compile(
     r"transformers\.(?:.*\.)?(?!TF|Flax|DataCollator)[A-Z]\w*?(?:Model|For[A-Z]\w+|LMHeadModel)"
+)
+_DIFFUSERS_MODEL = re.compile(r"diffusers\.(?:.*\.)?(?:[A-Z]\w*Model|Autoencoder\w*|VQModel)")
+_PIPELINE = re.compile(
+    r"diffusers\.(?:.*\.)?[A-Z]\w*Pipeline\w*|transformers\.(?:.*\.)?(?:pipeline|[A-Z]\w*Pipeline)"
 )
 _PEFT_MODEL = re.compile(r"peft\.(?:.*\.)?(?:Auto)?PeftModel\w*")
 _TRAINER = re.compile(r"(?:transformers|trl)\.(?:.*\.)?\w*Trainer")
@@ -69,6 +74,16 @@ _EXACT_OPTIMIZERS = {
 def is_model_class(name: str) -> bool:
     """True if a dotted name is a model's class in transformers or peft."""
     return bool(_TRANSFORMERS_MODEL.fullmatch(name) or _PEFT_MODEL.fullmatch(name))
+
+
+def is_diffusers_model(name: str) -> bool:
+    """True if a dotted name is a model's class in diffusers, which makes it whole at every ZeRO stage."""
+    return bool(_DIFFUSERS_MODEL.fullmatch(name))
+
+
+def is_pipeline(name: str) -> bool:
+    """True if what a dotted name makes holds models, and runs them where it is called."""
+    return bool(_PIPELINE.fullmatch(name))
 
 
 def is_auto_class(name: str) -> bool:

@@ -158,6 +158,7 @@ def _call(reading: Reading, seen: SeenCall) -> ScriptCall:
         trains_after=_trains(reading, seen, afterwards=True),
         is_in_each_training=_is_in_each_training(reading, seen),
         is_model_left_alone=_is_left_alone(reading, seen),
+        is_conditional=bool(seen.conditions),
         every_few_steps=reading.text.sight(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
         keywords=seen.keywords,

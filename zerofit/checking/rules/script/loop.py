@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
 
+_CHECKPOINTING_FIELDS = ("gradient_checkpointing", "activation_checkpointing")
+"""Of TrainingArguments; the latter since transformers 5.23."""
 _DEFAULT_CLIPPING = 1.0
 """accelerate's default for "auto", and DeepSpeed's own (deepspeed/runtime/constants.py)."""
 _AUTO = zero(1, gradient_accumulation_steps=2)
@@ -71,6 +73,20 @@ _TWICE = changed(
     "optimizer = torch",
     'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})\n'
     "optimizer = torch",
+)
+_PREFIX = changed(
+    changed(
+        LANGUAGE,
+        "from transformers import",
+        "from peft import PrefixTuningConfig, get_peft_model\nfrom transformers import",
+    ),
+    "optimizer = torch",
+    'prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)\n'
+    "model = get_peft_model(model, prefix)\n"
+    "optimizer = torch",
+)
+_CHECKPOINTS_PREFIX = changed(
+    _PREFIX, "optimizer = torch", "model.gradient_checkpointing_enable()\noptimizer = torch"
 )
 _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/gradient_accumulation"
 
@@ -230,6 +246,32 @@ def _is_reentrant(call: ScriptCall) -> bool:
         keyword.name == "gradient_checkpointing_kwargs.use_reentrant" and keyword.value is True
         for keyword in call.keywords
     )
+
+
+@Rule(
+    id="prefix-tuning-without-checkpointing",
+    severity=Severity.ERROR,
+    summary="prefix tuning can't train with gradient checkpointing",
+    why="the prefix is in the cache of keys and values, which gradient checkpointing drops",
+    fix="leave gradient checkpointing off, or train other adapters, such as LoRA",
+    see="https://github.com/huggingface/peft/blob/v0.21.2/src/peft/peft_model.py",
+    bad=Example(deepspeed=zero(2), script=_CHECKPOINTS_PREFIX),
+    good=Example(deepspeed=zero(2), script=_PREFIX),
+    evidence=fails("The size of tensor a"),
+)
+def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
+    """Find both in one script, whatever runs it; the Trainer's own switch counts like the model's."""
+    script = situation.script
+    for prefix in script.find(Action.TUNE_PREFIX) if script else ():
+        for said in map(situation.arguments.find, _CHECKPOINTING_FIELDS):
+            if said is not None and said.value is True:
+                yield hit(prefix.seen, f" with {said.text}", _sure(prefix))
+        for call in unchecked(situation, Action.CHECKPOINT_ACTIVATIONS):
+            yield hit(call.seen, f" with {prefix.seen.text}", _sure(prefix, call))
+
+
+def _sure(*calls: ScriptCall) -> Confidence:
+    return Confidence.POSSIBLE if any(call.is_conditional for call in calls) else Confidence.LIKELY
 
 
 RULES = declared(vars())
