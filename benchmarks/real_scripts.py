@@ -2,9 +2,9 @@
 
 The scripts are fetched by whoever runs this, into one folder, laid out as real_scripts_table.py names them.
 Each runs offline, on models and data made for it, on the CPU: by plain `accelerate launch` in one process and
-on two ranks, then captured, then by `zerofit launch` with a smaller micro-batch in one process and under
-ZeRO-2 and ZeRO-3 on two ranks. Results are kept in the file of --out, and a run that is in it is not run
-again.
+on two ranks, then captured, then by `zerofit launch` with a smaller micro-batch in one process, without and
+with gradient checkpointing, and under ZeRO-2 and ZeRO-3 on two ranks. Results are kept in the file of --out,
+and a run that is in it is not run again.
 """
 
 import argparse
@@ -52,6 +52,11 @@ WAYS = {
     "whole-2": Way(num_processes=1, whole_batch=16),
     "captured": Way(num_processes=1),
     "applied": Way(num_processes=1, flags=("--engine", "native"), compared_with="plain"),
+    "checkpointed": Way(
+        num_processes=1,
+        flags=("--engine", "native", "--gradient-checkpointing"),
+        compared_with="plain",
+    ),
     "zero-2": Way(num_processes=2, flags=("--zero-stage", "2"), compared_with="plain-2"),
     "zero-3": Way(num_processes=2, flags=("--zero-stage", "3"), compared_with="plain-2"),
 }

@@ -314,8 +314,8 @@ _NEW = (
         name="alpaca",
         file="alpaca/train.py",
         arguments="--model_name_or_path models/llama --output_dir OUT "
-        "--data_path data/instructions_train.json "
-        "--num_train_epochs 1 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
+        "--data_path instructions.json --num_train_epochs 1 --per_device_train_batch_size 4 "
+        "--gradient_accumulation_steps 2 "
         "--save_strategy no --learning_rate 1e-3 --logging_steps 1 --model_max_length 64 "
         "--report_to none",
         has_trainer=True,
@@ -364,4 +364,71 @@ _NEW = (
     Script(name="ddpm", file="ddpm/train.py", arguments="photos_folder OUT", is_seeded=False),
     Script(name="fabric", file="fabric/train_fabric.py", arguments="--dry-run", is_seeded=False),
 )
-SCRIPTS = (*_NEW, *_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE, *_PEFT, *_ACCELERATE_MORE, *_OTHERS)
+_FAMILIES = (
+    Script(
+        name="gan_pix2pix",
+        file="huggan/pix2pix/train.py",
+        arguments="--dataset facades --n_epochs 1 --batch_size 4 --n_cpu 0 --sample_interval 100",
+        is_seeded=False,
+    ),
+    Script(
+        name="gan_cyclegan",
+        file="huggan/cyclegan/train.py",
+        arguments="--dataset_name facades --num_epochs 1 --batch_size 4 --num_workers 0 --image_size 32 "
+        "--decay_epoch 0 --n_residual_blocks 1 --sample_interval 100",
+        is_seeded=False,
+    ),
+    Script(
+        name="axolotl",
+        file="axolotl.cli.train",
+        arguments="axolotl.yaml --output_dir OUT",
+        is_module=True,
+        has_trainer=True,
+    ),
+    *(
+        Script(
+            name=f"open_instruct{name}",
+            file="open_instruct.finetune",
+            arguments="--model_name_or_path models/llama --tokenizer_name_or_path models/llama "
+            "--dataset_mixer_list dialogs.jsonl 1.0 --max_seq_length 64 --per_device_train_batch_size 4 "
+            "--gradient_accumulation_steps 2 --learning_rate 1e-3 --num_train_epochs 1 --seed 1 "
+            "--output_dir OUT --do_not_randomize_output_dir --dataset_skip_cache --push_to_hub false "
+            "--chat_template_name tulu --try_auto_save_to_beaker false "
+            f"--try_launch_beaker_eval_jobs false {more}".strip(),
+            is_module=True,
+        )
+        for name, more in (("", ""), ("_packed", "--packing"))
+    ),
+    Script(
+        name="handbook_dpo",
+        file="handbook/dpo.py",
+        arguments=f"--model_name_or_path models/llama --dataset_name preferences {_PREFERENCES}",
+        has_trainer=True,
+    ),
+    Script(
+        name="codeparrot",
+        file="codeparrot/codeparrot_training.py",
+        arguments="--model_ckpt models/gpt2 --save_dir OUT --dataset_name_train code --dataset_name_valid "
+        "code --train_batch_size 4 --valid_batch_size 4 --shuffle_buffer 8 --learning_rate 1e-3 "
+        "--num_warmup_steps 2 --gradient_accumulation_steps 2 --gradient_checkpointing false "
+        "--max_train_steps 5 --max_eval_steps 2 --seq_length 32 --save_checkpoint_steps 1000",
+    ),
+    _trl("sft_stream", "turns", "--streaming true --max_steps 6", file="trl/trl/scripts/sft.py"),
+    Script(
+        name="run_image_classification_no_trainer",
+        file="transformers/pytorch/image-classification/run_image_classification_no_trainer.py",
+        arguments=f"--model_name_or_path models/vit --dataset_name photos --image_column_name image "
+        f"--label_column_name labels {_LOOP}",
+    ),
+    Script(
+        name="st_training_stsb",
+        file="st/training_stsbenchmark.py",
+        arguments="models/bert",
+        micro_batch_size=16,
+        has_trainer=True,
+    ),
+)
+SCRIPTS = (
+    *(*_FAMILIES, *_NEW, *_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE),
+    *(*_PEFT, *_ACCELERATE_MORE, *_OTHERS),
+)

@@ -62,6 +62,10 @@ SLOW = {
     ("plain_loop", "ZeRO-2, micro-batch"),
     ("accumulating_loop", "checkpointing"),
     ("trainer_lora", "captured, micro-batch"),
+    ("late_loader", "captured, ZeRO-2, micro-batch"),
+    ("streamed_loop", "captured, micro-batch"),
+    ("trainer_own_parts", "captured, micro-batch"),
+    ("trainer_padding_free", "ZeRO-2"),
 }
 """What `make test-all` runs too: each kind of loop once, each way of applying a plan once."""
 NOT_TOGETHER = {
@@ -71,6 +75,11 @@ NOT_TOGETHER = {
         ("two_optimizers", way): "DeepSpeed trains one model with one optimizer"
         for way in WAYS
         if "ZeRO" in way or way == "checkpointing"
+    },
+    **{
+        ("trainer_padding_free", way): "its batches are one row, which is refused in parts"
+        for way in WAYS
+        if "micro-batch" in way or way == "checkpointing"
     },
 }
 

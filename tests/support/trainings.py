@@ -23,9 +23,13 @@ ARGUMENTS: dict[str, list[str]] = {
     "accumulating_loop": [],
     "loop_by_hand": [],
     "two_optimizers": [],
+    "late_loader": [],
+    "streamed_loop": [],
     "trainer_classifier": _TRAINER,
     "trainer_seq2seq": _TRAINER,
     "trainer_lora": _TRAINER,
+    "trainer_padding_free": _TRAINER,
+    "trainer_own_parts": _TRAINER,
 }
 """Each script with the arguments that it always gets; its own micro-batch is 4 samples, two_optimizers' 8."""
 

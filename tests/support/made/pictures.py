@@ -22,7 +22,7 @@ def save_pictures(folder: Path, chance: random.Random) -> None:
     """Write a dataset for each task, of 32 samples and 8, as its name on the hub would give it.
 
     The tasks: photos (a class), segments (a mask), boxes (objects), captions
-    (turns about a picture), sounds (what was said).
+    (turns about a picture), sounds (what was said), facades (two pictures of one thing).
     """
     from datasets import ClassLabel, Dataset, Features, Image, Sequence, Value
 
@@ -35,6 +35,7 @@ def save_pictures(folder: Path, chance: random.Random) -> None:
             {"image_id": Value("int64"), "image": image, "objects": {**box, "category": [name]}}
         ),
         "captions": None,
+        "facades": Features({"imageA": image, "imageB": image}),
     }
     for task, of in features.items():
         (folder / task).mkdir()
@@ -107,11 +108,16 @@ def _caption(chance: random.Random, index: int) -> dict[str, Any]:
     }
 
 
+def _pair(chance: random.Random, index: int) -> dict[str, Any]:
+    return {"imageA": _picture(chance), "imageB": _picture(chance)}
+
+
 _SAMPLES: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "photos": _photo,
     "segments": _segment,
     "boxes": _boxes,
     "captions": _caption,
+    "facades": _pair,
 }
 
 

@@ -123,11 +123,32 @@ def _make_more(folder: Path, data: Path, *, seed: int) -> None:
     shutil.copytree(data, folder / "factory")
     (folder / "factory" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
     (folder / "factory.yaml").write_text(_FACTORY, encoding="utf-8")
+    (folder / "axolotl.yaml").write_text(_AXOLOTL, encoding="utf-8")
+    _write_texts(folder, data)
     sought = [
         {"query": row["prompt"], "pos": [row["chosen"]], "neg": [row["rejected"]]}
         for row in map(json.loads, (data / "preferences_train.json").read_text(encoding="utf-8").splitlines())
     ]
     (folder / "sought.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sought), encoding="utf-8")
+
+
+def _write_texts(folder: Path, data: Path) -> None:
+    """Write dialogs.jsonl, of messages, instructions.json, a list, and code, a dataset of texts."""
+    instructions = (data / "instructions_train.json").read_text(encoding="utf-8").splitlines()
+    (folder / "instructions.json").write_text(f"[{','.join(instructions)}]", encoding="utf-8")
+    dialogs = [
+        [
+            {"role": "user" if turn["from"] == "human" else "assistant", "content": turn["value"]}
+            for turn in chat["conversations"]
+        ]
+        for chat in json.loads((data / "chats_train.json").read_text(encoding="utf-8"))
+    ]
+    lines = [json.dumps({"messages": dialog}) for dialog in dialogs]
+    (folder / "dialogs.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    texts = (data / "text_train.txt").read_text(encoding="utf-8").splitlines()
+    (folder / "code").mkdir()
+    rows = "".join(json.dumps({"content": text}) + "\n" for text in texts if text)
+    (folder / "code" / "train.jsonl").write_text(rows, encoding="utf-8")
 
 
 _SCORED = {"sentence1": "sentence1", "sentence2": "sentence2", "label": "score"}
@@ -150,6 +171,30 @@ save_strategy: "no"
 report_to: none
 disable_gradient_checkpointing: true
 preprocessing_num_workers: 1
+"""
+_AXOLOTL = """base_model: models/llama
+datasets:
+  - path: instructions
+    type: alpaca
+    split: train
+dataset_prepared_path: axolotl_prepared
+sequence_len: 64
+sample_packing: false
+micro_batch_size: 4
+gradient_accumulation_steps: 2
+num_epochs: 1
+optimizer: adamw_torch
+lr_scheduler: linear
+learning_rate: 0.001
+warmup_steps: 2
+bf16: false
+fp16: false
+tf32: false
+gradient_checkpointing: false
+logging_steps: 1
+save_strategy: "no"
+attn_implementation: eager
+seed: 1
 """
 
 
