@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typed_flags import check_flags_were_typed
 
 from zerofit.machine.extensions import extensions_folders, find_build_locks
 
@@ -117,7 +118,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs `python -m zerofit ARGS` in a folder, and waits for its end."""
+    """Return a function that runs `python -m zerofit ARGS` in a folder, and waits for its end.
+
+    Its errors and warnings must name no flag that is not among ARGS.
+    """
 
     def run(
         *arguments: str,
@@ -126,7 +130,7 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
         timeout_s: float = 240,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "zerofit", *arguments],
             cwd=cwd,
             env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
@@ -135,6 +139,8 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
             text=True,
             timeout=timeout_s,
         )
+        check_flags_were_typed(arguments, done.stderr)
+        return done
 
     return run
 

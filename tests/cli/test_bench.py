@@ -141,7 +141,7 @@ def test_a_plot_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> No
 @pytest.mark.parametrize(
     ("said", "rule", "found"),
     [
-        (("--rungs", "baseline,length-65"), "sequence-too-long", "--rungs with length-65 and --model tiny"),
+        (("--rungs", "baseline,length-65"), "sequence-too-long", "--rungs with length-65 and the model tiny"),
         (("--gpus", "2x4090"), "ladder-on-one-gpu", "--gpus 2x4090"),
     ],
 )

@@ -333,5 +333,5 @@ def test_the_rules_know_what_was_captured(plan_launch: Any) -> None:
     with pytest.raises(ExceptionGroup) as error:
         check_rules(to_launch, Console())
     assert [str(one).splitlines()[1] for one in error.value.exceptions] == [
-        "  found: the script's SGD with --offload-optimizer cpu"
+        "  found: the script's SGD with optimizer offload to cpu"
     ]

@@ -13,7 +13,7 @@ _OFFLOAD = ("--num-processes", "1", "--preset", "z2-offload")
 _OPTIMIZERS = str(SCRIPTS / "optimizers.py")
 _REFUSED = """\
 error[offload-needs-adam]: under offload another optimizer trains than the script's
-  found: the script's SGD with --offload-optimizer cpu
+  found: the script's SGD with optimizer offload to cpu
   why:   accelerate puts DeepSpeed's CPU Adam in its place and says nothing
   fix:   use AdamW, or leave out --offload-optimizer
   see:   https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py
@@ -41,7 +41,7 @@ def test_trainers_sgd_is_refused_before_anything_starts(launch: Launch, data_dir
     target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
     run = launch(*_OFFLOAD, *target, "--optim=sgd")
     assert run.exit_code == 2
-    assert "found: --optim=sgd with --offload-optimizer cpu\n" in run.stderr
+    assert "found: --optim=sgd with optimizer offload to cpu\n" in run.stderr
     assert not (run.folder / "zerofit-runs").exists()
 
 

@@ -450,7 +450,7 @@ def test_samples_and_targets_must_fit_the_positions(
     most = facts.max_sequence_length
     assert str(caught.value) == (
         "error[sequence-too-long]: the samples are longer than the model's positions\n"
-        f"  found: {flag} with --model {name}\n"
+        f"  found: {flag} with the model {name}\n"
         f"  why:   it has {most} positions, and fails or trains nonsense beyond them\n"
         f"  fix:   give {flag.split()[0]} {most} or less"
     )

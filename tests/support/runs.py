@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from typed_flags import check_flags_were_typed
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
 RUN_TIMEOUT_S = 285
@@ -55,7 +57,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
-    """Run a command in a folder to its end."""
+    """Run a command in a folder to its end; messages of zerofit must name no flag that is not in it."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -64,6 +66,8 @@ def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
         text=True,
         timeout=RUN_TIMEOUT_S,
     )
+    if tuple(command[1:3]) == ("-m", "zerofit"):
+        check_flags_were_typed(command, done.stderr)
     return Run(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr, folder=folder)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerofit.configs.document import NO_DOCUMENT
 from zerofit.configs.schema import walk_document
 from zerofit.core.command import Route
+from zerofit.core.request import FLAGS
 from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
@@ -125,6 +127,8 @@ class Situation:
     settings: RunSettings = field(default_factory=RunSettings)
     strategy: Strategy | None = None
     """zerofit's own, which says what it changes in the model; None where files alone make the run."""
+    typed: Collection[str] | None = None
+    """Fields of the strategy that the user set by flags; None: all of them."""
     route: Route | None = None
     launcher: Launcher | None = None
     deepspeed: Document | None = None
@@ -162,6 +166,41 @@ class Situation:
     def is_of_flags(self) -> bool:
         """True if the run is described by zerofit's own flags alone, without files."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
+
+
+def setting_text(strategy: Strategy, name: str, *, is_typed: bool) -> str:
+    """Return how a finding names a field of the strategy: by the flag that was typed, else in words."""
+    value = getattr(strategy, name)
+    if value is None or value == "none":
+        return f"no {FLAGS[name]}"
+    if not is_typed:
+        return _IN_WORDS[name].format(value.value if isinstance(value, IntEnum) else value)
+    if name == "lora":
+        return FLAGS[name]
+    shown = value.replace("_", "-") if name == "attention" else value
+    return f"{FLAGS[name]} {shown.value if isinstance(shown, IntEnum) else shown}"
+
+
+_IN_WORDS = {
+    "engine": "the {} engine",
+    "zero_stage": "ZeRO stage {}",
+    "optimizer": "{}",
+    "optimizer_offload": "optimizer offload to {}",
+    "param_offload": "parameter offload to {}",
+    "nvme_path": "the folder {}",
+    "precision": "{}",
+    "attention": "{} attention",
+    "lora": "LoRA adapters",
+    "quantization": "{} weights",
+}
+"""Settings that the planner or a preset chose: nobody typed their flags."""
+
+
+def text_of(situation: Situation, name: str) -> str:
+    """Return how a finding names a field of the situation's strategy."""
+    strategy = known(situation.strategy, "zerofit's strategy")
+    is_typed = situation.typed is None or name in situation.typed
+    return setting_text(strategy, name, is_typed=is_typed)
 
 
 def stage_of(situation: Situation) -> Said[ZeroStage]:

@@ -418,7 +418,7 @@ def _check_length(facts: ModelFacts, step: LadderStep) -> None:
         raise UserError(
             error.rule,
             error.summary,
-            found=f"--rungs with {step.rung.name} and --model {facts.name}",
+            found=f"--rungs with {step.rung.name} and the model {facts.name}",
             why=error.why,
             fix=f"name length-{facts.max_sequence_length} or less",
         ) from None

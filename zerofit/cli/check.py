@@ -197,6 +197,6 @@ def _page(name: str) -> str:
         "unknown-rule",
         f"there is no rule {name!r}",
         found=f"--explain {name}",
-        why="it is none of those that zerofit check --rules lists",
+        why="it is none of those that `zerofit check --rules` lists",
         fix=f"did you mean --explain {near}?" if near else "see zerofit check --rules",
     )

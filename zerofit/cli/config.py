@@ -98,7 +98,11 @@ def config(
     else:
         plan = choose(machine=specified.machine, versions=probe_versions(), request=request)
     situation = situation_of_strategy(
-        plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE
+        plan.strategy,
+        topology=plan.topology,
+        versions=plan.versions,
+        launcher=Launcher.ACCELERATE,
+        typed=plan.typed_fields,
     )
     stop_at_errors(situation, no_check=no_check, say=console.show)
     plan = plan if auto else with_explicit_numbers(plan)

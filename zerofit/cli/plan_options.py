@@ -226,12 +226,12 @@ def as_flag(said: str) -> list[str]:
     flags = {field.replace("_", "-"): flag for field, flag in FLAGS.items()}
     flags |= {flag.removeprefix("--"): flag for flag in FLAGS.values()}
     if not equals or word not in flags:
-        near = nearest(word, flags)
+        near, names = nearest(word, flags), sorted({flag[2:] for flag in FLAGS.values()})
         raise UserError(
             "fix-unreadable",
             "what --fix says can't be used",
             found=f"--fix {said}",
-            why=f"it is NAME=VALUE, with a name of {', '.join(sorted(set(FLAGS.values())))}",
+            why=f"it is NAME=VALUE, with a name of {', '.join(names)}",
             fix=f"did you mean --fix {near}=VALUE?" if near else "write it like --fix zero-stage=3",
         )
     flag = flags[word]

@@ -165,6 +165,11 @@ class Plan:
         """True if the user typed this field of the strategy on the command line."""
         return any(reason.field == field and reason.origin is Origin.FLAG for reason in self.reasons)
 
+    @property
+    def typed_fields(self) -> frozenset[str]:
+        """Fields of the strategy that the user typed; the others were planned, or are defaults."""
+        return frozenset(reason.field for reason in self.reasons if reason.origin is Origin.FLAG)
+
 
 _NUMBERS = re.compile(r"\[\n\s+((?:[-+.\deE]+,?\s+)+)\]")
 """A list of numbers alone, one a line; a text in JSON holds no line ends."""

@@ -96,7 +96,7 @@ def check_sequence_length(
             raise UserError(
                 "sequence-too-long",
                 "the samples are longer than the model's positions",
-                found=f"{flag} {length} with --model {facts.name}",
+                found=f"{flag} {length} with the model {facts.name}",
                 why=f"it has {most} positions, and fails or trains nonsense beyond them",
                 fix=f"give {flag} {most} or less",
             )

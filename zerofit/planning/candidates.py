@@ -13,6 +13,7 @@ from zerofit.checking.rules import ALL_RULES
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FREEZES
+from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Buckets,
@@ -305,6 +306,7 @@ def _errors(strategy: Strategy, problem: Problem) -> tuple[Finding, ...]:
         topology=problem.topology,
         versions=problem.versions,
         own_optimizer=_own_optimizer(problem),
+        typed=[name for name in FLAGS if getattr(problem.request, name) is not None],
     )
     return check(situation, rules=ALL_RULES).of(Severity.ERROR)
 

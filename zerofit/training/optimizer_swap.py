@@ -72,7 +72,9 @@ def _check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
     name = type(optimizer).__name__
     if getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8 and not name.endswith("8bit"):
         name += "8bit"  # bitsandbytes' AdamW(optim_bits=8), as Trainer makes it
-    situation = situation_of_strategy(plan.strategy, topology=plan.topology, versions=plan.versions)
+    situation = situation_of_strategy(
+        plan.strategy, topology=plan.topology, versions=plan.versions, typed=plan.typed_fields
+    )
     said = Said(value=optimizer_of_class(f"{type(optimizer).__module__}.{name}"), text=f"the script's {name}")
     situation = replace(situation, settings=replace(situation.settings, optimizer=said))
     verdict = check(situation, rules=OPTIMIZER_RULES)

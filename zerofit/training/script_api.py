@@ -348,7 +348,7 @@ def plan_of_strategy(strategy: Strategy) -> Plan:
         machine=probe_machine(may_be_unreadable=True),
         versions=probe_versions(),
     )
-    situation = situation_of_strategy(strategy, topology=plan.topology, versions=plan.versions)
+    situation = situation_of_strategy(strategy, topology=plan.topology, versions=plan.versions, typed=())
     for finding in check(situation, rules=ALL_RULES).of(Severity.ERROR):
         raise finding.as_error()
     return plan

@@ -9,7 +9,6 @@ from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.checking.inputs.situations import precision_of
 from zerofit.checking.situation import DEFAULTS, TrainerSettings
 from zerofit.core.command import Route
-from zerofit.core.request import FLAGS
 from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action, Keyword, Plain
 
@@ -55,9 +54,9 @@ def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = 
 
 def _optimizer(situation: Situation, capture: Capture) -> Said[str | None] | None:
     known, made = situation.settings.optimizer, capture.optimizer
-    is_of_flag = known is not None and known.text.startswith(FLAGS["optimizer"])
+    is_of_plan = situation.strategy is not None and situation.strategy.optimizer is not None
     is_of_file = situation.deepspeed is not None and situation.deepspeed.at("optimizer", "type") is not None
-    if made is None or is_of_flag or is_of_file:
+    if made is None or is_of_plan or is_of_file:
         return known
     value = optimizer_of_class(made.class_path)
     if known is not None and known.value == value:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.inputs.situations import read_scripts
 from zerofit.checking.inputs.training_arguments import trainer_of
-from zerofit.checking.situation import RunSettings, Situation
+from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
-from zerofit.core.strategy import OffloadDevice, OptimizerName
+from zerofit.core.strategy import OptimizerName
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from zerofit.checking.targets import Targets
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.plan import Plan, Topology
@@ -43,8 +45,9 @@ def situation_of_strategy(
     versions: Versions | None = None,
     launcher: Launcher = Launcher.ZEROFIT,
     own_optimizer: Said[str | None] | None = None,
+    typed: Collection[str] | None = None,
 ) -> Situation:
-    """Return the situation of a strategy that came by flags.
+    """Return the situation of a strategy that flags, a plan or a script chose.
 
     Args:
         strategy: what will run.
@@ -54,48 +57,36 @@ def situation_of_strategy(
         launcher: what will start the ranks.
         own_optimizer: the script's, by its id, which runs where the strategy names none; None where it is
             not known.
+        typed: fields of the strategy that the user set by flags, which findings then name; None: all of them.
     """
+
+    def text(field: str) -> str:
+        return setting_text(strategy, field, is_typed=typed is None or field in typed)
+
     optimizer = own_optimizer
     if strategy.optimizer is not None:
-        optimizer = Said(
-            value=OPTIMIZER_IDS[strategy.optimizer], text=f"{FLAGS['optimizer']} {strategy.optimizer}"
-        )
-    nvme_path = Said(
-        value=strategy.nvme_path or None,
-        text=f"{FLAGS['nvme_path']} {strategy.nvme_path}" if strategy.nvme_path else "no --nvme-path",
-    )
+        optimizer = Said(value=OPTIMIZER_IDS[strategy.optimizer], text=text("optimizer"))
+    nvme_path = Said(value=strategy.nvme_path or None, text=text("nvme_path"))
     return Situation(
         settings=RunSettings(
             names=dict(FLAGS),
-            engine=Said(value=strategy.engine, text=f"{FLAGS['engine']} {strategy.engine}"),
-            zero_stage=Said(
-                value=strategy.zero_stage, text=f"{FLAGS['zero_stage']} {strategy.zero_stage.value}"
-            ),
-            optimizer_offload=_offload("optimizer_offload", strategy.optimizer_offload),
-            param_offload=_offload("param_offload", strategy.param_offload),
+            engine=Said(value=strategy.engine, text=text("engine")),
+            zero_stage=Said(value=strategy.zero_stage, text=text("zero_stage")),
+            optimizer_offload=Said(value=strategy.optimizer_offload, text=text("optimizer_offload")),
+            param_offload=Said(value=strategy.param_offload, text=text("param_offload")),
             optimizer_nvme_path=nvme_path,
             param_nvme_path=nvme_path,
-            precision=Said(value=strategy.precision, text=_precision(strategy)),
+            precision=Said(value=strategy.precision, text=text("precision")),
             optimizer=optimizer,
             force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
         ),
         strategy=strategy,
+        typed=typed,
         launcher=launcher,
         topology=topology,
         machine=machine,
         versions=versions,
     )
-
-
-def _offload(field: str, device: OffloadDevice) -> Said[OffloadDevice]:
-    text = f"no {FLAGS[field]}" if device is OffloadDevice.NONE else f"{FLAGS[field]} {device}"
-    return Said(value=device, text=text)
-
-
-def _precision(strategy: Strategy) -> str:
-    if strategy.precision is None:
-        return f"no {FLAGS['precision']}"
-    return f"{FLAGS['precision']} {strategy.precision}"
 
 
 def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets) -> Situation:
@@ -107,7 +98,11 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         targets: the script and its arguments; without a script, what a module does stays unknown.
     """
     situation = situation_of_strategy(
-        plan.strategy, topology=plan.topology, machine=machine, versions=plan.versions
+        plan.strategy,
+        topology=plan.topology,
+        machine=machine,
+        versions=plan.versions,
+        typed=plan.typed_fields,
     )
     scripts, _ = read_scripts(targets)  # of one that is no Python, Python itself will say what is wrong
     script = scripts[0] if scripts else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import LANGUAGE
-from zerofit.checking.situation import known, stage_of
+from zerofit.checking.situation import known, stage_of, text_of
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
 
@@ -66,7 +66,7 @@ def _under_deepspeed(situation: Situation) -> Iterator[Hit]:
 def _with_adapters(situation: Situation) -> Iterator[Hit]:
     stages, strategy = _stages(situation), situation.strategy
     if stages is not None and strategy is not None and strategy.lora is not None:
-        yield Hit(found=f"{stages} with --lora")
+        yield Hit(found=f"{stages} with {text_of(situation, 'lora')}")
 
 
 @Rule(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.accelerate import launch_of
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, by_accelerate, config
-from zerofit.checking.situation import known
+from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.facts import GpuSpec, Machine
@@ -200,7 +200,7 @@ def _opposite(situation: Situation) -> Iterator[Hit]:
 def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is not None and strategy.quantization is not None and strategy.lora is None:
-        yield Hit(found=f"--quantize {strategy.quantization} without --lora")
+        yield Hit(found=f"{text_of(situation, 'quantization')} without --lora")
 
 
 @Rule(
@@ -220,7 +220,7 @@ def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
     if strategy is None or strategy.quantization is None:
         return
     if strategy.zero_stage is ZeroStage.PARAMETERS:
-        yield Hit(found=f"--quantize {strategy.quantization} with --zero-stage 3")
+        yield Hit(found=f"{text_of(situation, 'quantization')} with {text_of(situation, 'zero_stage')}")
 
 
 _LIGER_NEEDS_GPU = Rule(

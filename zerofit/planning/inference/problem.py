@@ -247,7 +247,12 @@ def check_request(problem: InferenceProblem) -> None:
             param_offload=offload,
             nvme_path=request.nvme_path,
         )
-        situation = situation_of_strategy(strategy, topology=Topology(), versions=problem.versions)
+        situation = situation_of_strategy(
+            strategy,
+            topology=Topology(),
+            versions=problem.versions,
+            typed=[name for name in FLAGS if getattr(request, name, None) is not None],
+        )
         if errors := check(situation, rules=ALL_RULES).of(Severity.ERROR):
             raise ExceptionGroup("flags that contradict each other", [one.as_error() for one in errors])
     if request.num_processes is not None:

@@ -18,7 +18,7 @@ from zerofit.checking.rule import (
     ignored,
 )
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, zero
-from zerofit.checking.situation import known
+from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
@@ -222,7 +222,7 @@ def _micro_batch(situation: Situation) -> Iterator[Hit]:
 def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
     group, strategy = _group(situation), situation.strategy
     if group is not None and strategy is not None and strategy.attention in _MASKED:
-        yield Hit(found=f"{group.text} with --attention {strategy.attention.replace('_', '-')}")
+        yield Hit(found=f"{group.text} with {text_of(situation, 'attention')}")
 
 
 @Rule(

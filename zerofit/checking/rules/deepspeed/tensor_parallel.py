@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, zero
-from zerofit.checking.situation import is_read_by_others, known, stage_of
+from zerofit.checking.situation import is_read_by_others, known, stage_of, text_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.facts import Checkpoint
 from zerofit.core.plan import Topology
@@ -176,7 +176,7 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
 def _with_adapters(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)
     if group is not None and situation.strategy is not None and situation.strategy.lora is not None:
-        yield Hit(found=f"{group.text} with --lora", place=group.place)
+        yield Hit(found=f"{group.text} with {text_of(situation, 'lora')}", place=group.place)
 
 
 @Rule(
