@@ -78,4 +78,7 @@ def test_states_on_four_gpus(strategy: Strategy, per_parameter: float) -> None:
     ],
 )
 def test_gradients(strategy: Strategy, per_parameter: int) -> None:
-    assert least_gradient_bytes(strategy, model(num_trainable_parameters=1000)) == 1000 * per_parameter
+    assert (
+        least_gradient_bytes(strategy, model(num_trainable_parameters=1000), Topology())
+        == 1000 * per_parameter
+    )

@@ -22,6 +22,8 @@ from zerofit.core.secrets import masked, shell_words
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import MachineFlags, settings_of
+from zerofit.planning.layout_table import layout_table
+from zerofit.planning.layouts import check_open
 from zerofit.planning.machine import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
     "--nodes", "--num-machines", "--nnodes", "num_nodes", type=Number(int, least=1), default=1, help="Nodes."
 )
 @click.option("--compare", metavar="SPECS", help="Several machines instead of --gpus: 8xA100-80G,1x4090.")
+@click.option(
+    "--compare-layouts",
+    is_flag=True,
+    help="Also list the ways in which GPUs can share samples: sequence, tensor, pipeline parallel.",
+)
 @click.option(
     "--fix",
     metavar="NAME=VALUE",
@@ -69,6 +76,7 @@ def plan(
     capture_limit_s: float,
     num_nodes: int,
     compare: str | None,
+    compare_layouts: bool,
     why: bool,
     as_json: bool,
     wide: bool,
@@ -86,6 +94,8 @@ def plan(
     """
     model_flags, machine_flags, request = settings_of(settings_from(flags))
     _check_together(compare, machine_flags, output, plot)
+    if compare_layouts:
+        check_open(request)
     target = _target(script, script_args, module=module, model=model_flags.model)
     check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
     if plot is not None:
@@ -109,6 +119,7 @@ def plan(
         is_here=compare is None and machine_flags.gpus is None,
         capture_limit_s=capture_limit_s,
         observer=console,
+        compares_layouts=compare_layouts,
     )
     for note in answers[0].notes:
         if all(note in answer.notes for answer in answers):
@@ -135,7 +146,17 @@ def plan(
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
 
 
-_ONLY_PLANNING = ("compare", "why", "wide", "as_json", "output", "force", "plot", "num_nodes")
+_ONLY_PLANNING = (
+    "compare",
+    "compare_layouts",
+    "why",
+    "wide",
+    "as_json",
+    "output",
+    "force",
+    "plot",
+    "num_nodes",
+)
 """Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
 
 
@@ -221,6 +242,7 @@ def _text(
     first = [] if is_comparison else as_it_is_lines(answers[0])
     parts = ["\n".join(wrapped(lines, width)) for lines in (first, subject.lines) if lines]
     parts += [plan_comparison(answers, width=width) if is_comparison else plan_table(answers[0], width=width)]
+    parts += [layout_table(answer, width=width) for answer in answers if answer.layouts]
     if subject.capture is not None and not is_comparison and answers[0].fits:
         parts += [applied_table(applied_rows(answers[0].plan), width=width, is_cut=False)]
     if why:

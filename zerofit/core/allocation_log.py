@@ -80,6 +80,8 @@ class Storages:
     """Index in operators of the one that made it."""
 
 
+COLLECTIVES = "collectives"
+"""The namespace of operators that stand for collectives of ranks which share samples."""
 EXPERT_ROWS = 64
 """Rows of an expert's product that hold no token: half a tile, as its last one is full by chance only.
 Tiles have 128 rows on Hopper (aten/src/ATen/native/cuda/GroupMM.cu)."""
@@ -94,6 +96,8 @@ class CostKind(StrEnum):
     ATTENTION = "attention"
     MEMORY = "memory"
     """Everything else: as long as its bytes take."""
+    EXCHANGE = "exchange"
+    """A collective of the ranks that share samples: as long as the link between them takes."""
 
 
 class Pass(StrEnum):
@@ -118,7 +122,7 @@ class OperatorCost:
     fixed_flops: int
     flops_per_sample: int
     fixed_bytes: int
-    """Read and written."""
+    """Read and written; of a collective, what one rank puts in."""
     bytes_per_sample: int
 
 
@@ -199,6 +203,10 @@ class TraceRequest:
     saves_linear_inputs: bool = False
     """True if every linear layer keeps its input for the backward pass, one with frozen weights too, as
     DeepSpeed's own linear function of stage 3 does."""
+    tensor_parallel_size: int = 1
+    """Ranks that share each layer; the log is that of the first."""
+    sequence_parallel_size: int = 1
+    """Ranks that share the tokens of a sample; the log is that of the first."""
     softmax_saves_input: bool = False
     """True if softmax keeps its input beside its result, as PyTorch up to 1.10 did."""
 

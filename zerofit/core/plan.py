@@ -41,10 +41,10 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why one field of the strategy, or on_cpu of the topology, has its value."""
+    """Why one field of the strategy or the topology has its value."""
 
     field: str
-    """Name of the Strategy field, or on_cpu."""
+    """Name of the Strategy field, or of on_cpu or the size of a group in the topology."""
     value: str
     """The value, as a person reads it."""
     origin: Origin
@@ -60,6 +60,10 @@ class Rejected:
     strategy: Strategy
     why: str
     """One sentence."""
+
+
+KINDS_OF_GROUPS = ("tensor", "sequence", "pipeline")
+"""What ranks of a group share: layers, the tokens of samples, blocks. In the order of Topology's fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,11 @@ class Topology:
     def data_parallel_size(self) -> int:
         """Groups of ranks that each take their own samples: a rank each under data parallelism alone."""
         return self.world_size // self.sample_group_size
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that train the same weights: over them gradients are summed, and ZeRO partitions."""
+        return self.world_size // (self.tensor_parallel_size * self.pipeline_parallel_size)
 
     @property
     def ranks_per_node(self) -> int:
@@ -186,9 +195,9 @@ def plan_to_json(plan: Plan) -> str:
 def topology_fields(topology: Topology) -> dict[str, int]:
     """Return the topology for a file; it says nothing of a parallelism that is not used."""
     document = dataclasses.asdict(topology)
-    for name in ("tensor_parallel_size", "sequence_parallel_size", "pipeline_parallel_size"):
-        if document[name] == 1:
-            del document[name]
+    for kind in KINDS_OF_GROUPS:
+        if document[f"{kind}_parallel_size"] == 1:
+            del document[f"{kind}_parallel_size"]
     return document
 
 

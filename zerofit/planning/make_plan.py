@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.capture import for_plan
-from zerofit.core.plan import Origin, Plan, Reason, Rejected
+from zerofit.core.plan import KINDS_OF_GROUPS, Origin, Plan, Reason, Rejected
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
 from zerofit.core.units import format_bytes
@@ -115,6 +115,7 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
     if request.zero_stage is None and request.engine is None and not is_settled:
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
         yield _chosen(strategy, field, _why_kind(head, found, problem))
+    yield from _of_groups(problem)
     yield from reasons_by_flag(request)
     for field in ("optimizer_offload", "param_offload"):
         device = getattr(strategy, field)
@@ -150,6 +151,17 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         value = f"{strategy.buckets.reduce_bucket_size} elements"
         why = "the default buckets do not fit, or are no faster"
         yield Reason(field="buckets", value=value, origin=Origin.PLANNER, why=why)
+
+
+def _of_groups(problem: Problem) -> Iterator[Reason]:
+    """Yield why ranks share samples, for each kind of group that there is."""
+    for kind in KINDS_OF_GROUPS:
+        name = f"{kind}_parallel_size"
+        size = getattr(problem.topology, name)
+        if size > 1:
+            origin = Origin.PLANNER if problem.why_shared else Origin.FLAG
+            why = problem.why_shared or f"--{name.replace('_', '-')} says so"
+            yield Reason(field=name, value=str(size), origin=origin, why=why)
 
 
 def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:

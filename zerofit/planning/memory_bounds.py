@@ -20,7 +20,9 @@ Lines = tuple[tuple[int, int], ...]
 """(fixed bytes, bytes a sample) of the moments that may be the largest of a run."""
 
 
-def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
+def least_gradient_bytes(
+    strategy: Strategy, model: ModelFacts, topology: Topology, *, weight_bytes: int = 4
+) -> int:
     """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least.
 
     Args:
@@ -28,9 +30,10 @@ def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes:
     """
     if not keeps_gradients(strategy):
         return 0
+    trained = _trained(strategy, model) * topology.num_replicas // topology.world_size
     if strategy.engine is Engine.NATIVE:
-        return _trained(strategy, model) * weight_bytes
-    return _trained(strategy, model) * (4 if strategy.precision in (None, Precision.FP32) else 2)
+        return trained * weight_bytes
+    return trained * (4 if strategy.precision in (None, Precision.FP32) else 2)
 
 
 def least_state_bytes(
@@ -49,9 +52,10 @@ def least_state_bytes(
     Args:
         weight_bytes: of an element of the narrowest weights, as the script makes them.
     """
-    ranks = topology.data_parallel_size
-    weights = model.num_parameters
-    trained = _trained(strategy, model)
+    ranks = topology.num_replicas
+    cuts = topology.world_size // ranks  # a rank may have parts of everything
+    weights = model.num_parameters // cuts
+    trained = _trained(strategy, model) // cuts
     precision = strategy.precision or Precision.FP32
     if strategy.quantization is not None:  # adapters train, whose bytes are not known here
         return weights // 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.plan import Plan, Topology
+from zerofit.core.plan import KINDS_OF_GROUPS, Plan
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, check_capture_limit, check_model_flags, settings_of
@@ -128,6 +128,7 @@ def plan_on_machines(
     is_here: bool,
     capture_limit_s: float,
     observer: Observer,
+    compares_layouts: bool = False,
 ) -> tuple[Subject, list[Answer]]:
     """Return what is planned for, and the answer for each of some machines.
 
@@ -136,6 +137,7 @@ def plan_on_machines(
         machines: the nodes of one plan are all like its machine.
         is_here: True where the machine is this one, for which there may be measured rates.
         capture_limit_s: how long the script may take to come to its training.
+        compares_layouts: True to look at every way to share samples.
 
     Raises:
         UserError: a flag can't be used, or no plan can be made.
@@ -145,11 +147,14 @@ def plan_on_machines(
     with _subject(target, flags, limit_s=capture_limit_s, gpus=gpus, observer=observer) as subject:
         planner = Planner(subject, observer=observer)
         for specified in machines:
-            topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
+            topology = topology_of(specified.machine, _ranks(request, num_nodes=num_nodes))
             problem = subject.problem(
                 request=request, machine=specified.machine, versions=versions, topology=topology
             )
-            answers.append(planner.answer(problem, is_here=is_here, notes=specified.assumptions))
+            answer = planner.answer(
+                problem, is_here=is_here, notes=specified.assumptions, compares_layouts=compares_layouts
+            )
+            answers.append(answer)
     return subject, answers
 
 
@@ -247,14 +252,8 @@ def plan_to_run(
         raise no_gpus_here(
             "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
-    ranks = Request(
-        num_processes=request.num_processes,
-        num_nodes=request.num_nodes,
-        tensor_parallel_size=request.tensor_parallel_size,
-        sequence_parallel_size=request.sequence_parallel_size,
-        pipeline_parallel_size=request.pipeline_parallel_size,
-    )
-    topology = topology_of(machine, ranks)
+    ranks = _ranks(request, num_nodes=request.num_nodes)
+    topology = topology_of(machine, replace(ranks, num_processes=request.num_processes, elsewhere=False))
     problem = subject.problem(
         request=request,
         machine=replace(machine, gpus=machine.gpus[: topology.ranks_per_node]),
@@ -292,6 +291,12 @@ def plan_to_run(
         answer.plan,
         *(plan_of(replace(answer.found, chosen=one), answer.problem) for one in others),
     )
+
+
+def _ranks(request: Request, *, num_nodes: int | None) -> Request:
+    """Return what a request says of the ranks of some nodes, one a GPU."""
+    sizes = {f"{kind}_parallel_size": getattr(request, f"{kind}_parallel_size") for kind in KINDS_OF_GROUPS}
+    return Request(num_nodes=num_nodes, elsewhere=True, **sizes)
 
 
 def _fix(answer: Answer) -> str:

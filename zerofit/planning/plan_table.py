@@ -18,6 +18,7 @@ from zerofit.planning.plan_words import (
     fit_words,
     gib,
     gpus_words,
+    group_sizes,
     kind_label,
     label,
     memory,
@@ -55,6 +56,11 @@ _SHORT = (
 )
 """How a strategy is written in a narrow table."""
 _TOO_LARGE = "too large"
+_GROUPS = {
+    "tp": "{} GPUs share the layers (tensor parallelism)",
+    "sp": "{} GPUs share the tokens of a sample (sequence parallelism)",
+    "pp": "{} GPUs share the blocks (pipeline parallelism)",
+}
 _HEADER = ("", "strategy", "batch", _BAR_NAME, "GiB", "host GiB", "step", "", "verdict")
 """All but the unit of the rate, which the model decides."""
 
@@ -181,6 +187,10 @@ def _legend(answer: Answer, *, columns: str = " ".join(_HEADER)) -> Iterator[str
     letters = ", ".join(f"{group.letter} {group.name}" for group in GROUPS)
     ranks = answer.problem.topology.world_size
     where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
+    for short, size in group_sizes(answer.problem.topology):
+        yield f"{short} {size}:{' ' * (5 - len(str(size)) - len(short))}{_GROUPS[short].format(size)}"
+    if (size := answer.problem.topology.sample_group_size) > 1:
+        where = f"each group of {size} GPUs"
     if "batch" in columns:
         yield f"batch: micro-batch x accumulation, on {where}"
     if _BAR_NAME in columns:

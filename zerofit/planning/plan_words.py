@@ -40,6 +40,7 @@ def label(strategy: Strategy, topology: Topology) -> str:
         words = ["DDP" if topology.world_size > 1 else "one GPU"]
     else:
         words = [f"ZeRO-{strategy.zero_stage.value}"]
+    words += [f"{short} {size}" for short, size in group_sizes(topology)]
     if strategy.optimizer_offload is not OffloadDevice.NONE:
         words.append(f"optimizer on {strategy.optimizer_offload.value}")
     if strategy.param_offload is not OffloadDevice.NONE:
@@ -64,6 +65,16 @@ def label(strategy: Strategy, topology: Topology) -> str:
     if strategy.compile:
         words.append("compiled")
     return ", ".join(words)
+
+
+def group_sizes(topology: Topology) -> tuple[tuple[str, int], ...]:
+    """Return the ranks of each kind of group that there is, by its short name: ("sp", 8)."""
+    sizes = (
+        ("tp", topology.tensor_parallel_size),
+        ("sp", topology.sequence_parallel_size),
+        ("pp", topology.pipeline_parallel_size),
+    )
+    return tuple((short, size) for short, size in sizes if size > 1)
 
 
 def strategy_words(plan: Plan) -> str:

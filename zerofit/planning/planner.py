@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Trace
@@ -51,6 +52,7 @@ class Planner:
         notes: tuple[str, ...] = (),
         num_fastest: int = 0,
         learns: bool = True,
+        compares_layouts: bool = False,
     ) -> Answer:
         """Return the plan of a problem.
 
@@ -59,6 +61,7 @@ class Planner:
             notes: what was assumed of it.
             num_fastest: how many of the fastest that fit to return beside the choice.
             learns: False to leave out what runs on this machine were observed to need.
+            compares_layouts: True to look at every way to share samples.
         """
         _check_estimable(problem)
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
@@ -67,18 +70,28 @@ class Planner:
             self._observations = read_observations()
         observed = ObservedRuns(problem, self._observations).notes
         notes = (*notes, *self._subject.notes, *self._unchecked(problem), *observed)
+        solved = partial(
+            self._solve, problem, rates, num_fastest=num_fastest, compares_layouts=compares_layouts
+        )
         try:
-            answer = self._solve(problem, rates, notes, num_fastest, is_fast=self._is_fast)
+            answer = solved(notes, is_fast=self._is_fast)
         except UserError as error:
             if error.rule not in _NOT_TRACED or not problem.model.num_layers:
                 raise
             why = f"the model can't be traced ({error.found}): its dimensions are gone by, as with --fast"
-            answer = self._solve(problem, rates, (*notes, why), num_fastest, is_fast=True)
+            answer = solved((*notes, why), is_fast=True)
         left_out = dict.fromkeys(note for trace in self._made.values() for note in trace.notes)
         return replace(answer, notes=(*answer.notes, *left_out))
 
     def _solve(
-        self, problem: Problem, rates: Rates, notes: tuple[str, ...], num_fastest: int, *, is_fast: bool
+        self,
+        problem: Problem,
+        rates: Rates,
+        notes: tuple[str, ...],
+        *,
+        num_fastest: int,
+        compares_layouts: bool,
+        is_fast: bool,
     ) -> Answer:
         def estimators(kind: type[TrainingEstimator], trace: Callable[[TraceRequest], Trace]) -> EstimatorOf:
             return lambda one: kind(
@@ -94,6 +107,7 @@ class Planner:
             is_fast=is_fast,
             notes=notes,
             num_fastest=num_fastest,
+            compares_layouts=compares_layouts,
         )
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
@@ -136,8 +150,6 @@ def _check_estimable(problem: Problem) -> None:
     request = problem.request
     if (request.tensor_parallel_size or 1) > 1:
         kind, size, whole = "tensor", request.tensor_parallel_size, "layers"
-    elif (request.sequence_parallel_size or 1) > 1:
-        kind, size, whole = "sequence", request.sequence_parallel_size, "samples"
     elif (request.pipeline_parallel_size or 1) > 1:
         kind, size, whole = "pipeline", request.pipeline_parallel_size, "models"
     else:

@@ -110,6 +110,8 @@ class Problem:
     """The script that will run, where one was captured; None for a model that was named."""
     loaded_in: Precision = Precision.FP32
     """Format in which a model that was named is loaded."""
+    why_shared: str = ""
+    """Why ranks share samples, where the search chose so."""
     limits: MemoryLimits = MemoryLimits()
     """The memory that was not there in an earlier attempt of the run."""
     notes: tuple[str, ...] = ()

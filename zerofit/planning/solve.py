@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerofit.core.strategy import Strategy
+from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates, default_precision
+from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
 from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import GpuSpec
     from zerofit.core.plan import Plan
     from zerofit.planning.candidates import Dropped
+    from zerofit.planning.layouts import Layout
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, Estimator, TrainingResult
 
@@ -48,6 +50,8 @@ class Answer:
     """Where nothing fits: with what it would."""
     notes: tuple[str, ...] = ()
     """Assumptions, one sentence each."""
+    layouts: tuple[Layout, ...] = ()
+    """Ways to share samples, the first of which is data parallelism alone; where they were to be compared."""
 
     @property
     def fits(self) -> bool:
@@ -71,23 +75,48 @@ def solve(
     is_fast: bool = False,
     notes: tuple[str, ...] = (),
     num_fastest: int = 0,
+    compares_layouts: bool = False,
 ) -> Answer:
     """Return the plan of a problem with all that was compared.
 
     Args:
         quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
             estimated by the other. None where estimator_of is as quick.
+        compares_layouts: True to look at every layout, and not at those alone that may come before.
 
     Raises:
         UserError: the global batch can't be made.
         ExceptionGroup: of UserErrors, where what the user fixed breaks a compatibility rule.
     """
-    notes = (*notes, *problem.notes)
     space = candidates(problem)
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
     found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+    tier_of = _tier_of(problem)
+    layouts: tuple[Layout, ...] = ()
+    if compares_layouts:
+        layouts = compare_layouts(problem, solve=lambda one: _best_or_nearest(one, estimator_of))
+    if is_open(problem) and wants_layouts(found.chosen, tier_of):
+        shared = best_layout(
+            problem,
+            found.chosen,
+            tier_of=tier_of,
+            solve=lambda changed: best_of(changed, estimator_of),
+            presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
+        )
+        if shared is not None:
+            head = found.chosen or found.nearest
+            answer = solve(
+                replace(shared, why_shared=_why_shared(head)),
+                estimator_of=estimator_of,
+                quick_estimator_of=quick_estimator_of,
+                gpus=gpus,
+                is_fast=is_fast,
+                notes=notes,
+                num_fastest=num_fastest,
+            )
+            return replace(answer, layouts=layouts)
     may_cut = found.chosen is None and Allow.LENGTH in problem.allow
     for shorter in problem.shorter() if may_cut else ():
         seems_to_fit = quick_estimator_of is None or best_of(shorter, quick_estimator_of)
@@ -97,6 +126,7 @@ def solve(
             length = problem.workload.sequence_length
             notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
             break
+    notes = (*notes, *problem.notes)
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
         notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: say --nvme-path")
@@ -119,6 +149,7 @@ def solve(
         dropped=space.dropped,
         suggestions=helps,
         notes=notes,
+        layouts=layouts,
     )
 
 
@@ -145,6 +176,11 @@ def best_of(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | 
     return _search(problem, candidates(problem).strategies, estimator_of, compares=False).chosen
 
 
+def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
+    found = _search(problem, candidates(problem).strategies, estimator_of, compares=True)
+    return found.chosen or found.nearest
+
+
 def _search(
     problem: Problem,
     strategies: Sequence[Strategy],
@@ -158,12 +194,25 @@ def _search(
         strategies,
         estimator=estimator_of(problem),
         device_bytes=problem.device_bytes,
-        tier_of=partial(tier, fixed=fields_said(problem.request), own_precision=problem.own_precision),
+        tier_of=_tier_of(problem),
         own=own if own in strategies else None,
         wins=wins,
         compares=compares,
         num_fastest=num_fastest,
     )
+
+
+def _tier_of(problem: Problem) -> Callable[[Strategy], float]:
+    return partial(tier, fixed=fields_said(problem.request), own_precision=problem.own_precision)
+
+
+def _why_shared(alone: EstimatedStrategy | None) -> str:
+    """Return why ranks share samples: what is wrong with the best of data parallelism alone."""
+    if alone is None:
+        return "with whole samples on each GPU nothing fits"
+    if not alone.fits:
+        return f"with whole samples on each GPU nothing fits; the nearest {alone.shortage}"
+    return f"with whole samples on each GPU only {describe_strategy(alone.strategy)} fits"
 
 
 def script_as_it_is(problem: Problem) -> Strategy | None:

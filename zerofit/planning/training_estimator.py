@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog, Trace
     from zerofit.core.estimates import StepTime
     from zerofit.core.facts import GpuSpec, Workload
+    from zerofit.core.plan import Topology
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.replay import TapePeak
@@ -93,7 +94,10 @@ class TrainingEstimator:
     def least_bytes(self, strategy: Strategy) -> int:
         """Return weights, optimizer states and gradients on each GPU, and what is not PyTorch's."""
         gradients = least_gradient_bytes(
-            strategy, self._problem.model, weight_bytes=self._problem.weight_bytes
+            strategy,
+            self._problem.model,
+            self._problem.topology,
+            weight_bytes=self._problem.weight_bytes,
         )
         return self._least_states(strategy) + gradients
 
@@ -243,10 +247,13 @@ class TrainingEstimator:
     def _setup(self, strategy: Strategy) -> Setup:
         problem = self._problem
         script = problem.script
+        log, topology = self._log(strategy), problem.topology
+        cuts = topology.num_replicas < topology.world_size
+        kept = sum(one.num_elements for one in log.parameters) if cuts else 0
         return Setup(
-            log=self._log(strategy),
+            log=log,
             strategy=strategy,
-            topology=problem.topology,
+            topology=topology,
             versions=problem.versions,
             keeps_outputs=problem.workload.keeps_outputs,
             compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
@@ -256,6 +263,7 @@ class TrainingEstimator:
             expandable_segments=problem.expandable_segments,
             own_optimizer=problem.own_optimizer,
             has_own_adapters=script is not None and bool(script.capture.model.adapters),
+            cut_elements=max(0, problem.model.num_parameters - kept) if cuts else 0,
             other_weight_bytes=problem.other_weight_bytes,
             rows_per_sample=problem.rows_per_sample,
         )
@@ -280,6 +288,7 @@ def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
         own_weights=Precision.FP32 if is_scaled else problem.weights,
         has_adapters=script is not None and bool(script.capture.model.adapters),
         has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
+        topology=problem.topology,
     )
 
 
@@ -320,6 +329,7 @@ def trace_request_for(
     own_weights: Precision = Precision.FP32,
     has_adapters: bool = False,
     has_frozen: bool = False,
+    topology: Topology | None = None,
 ) -> TraceRequest:
     """Return the request for a strategy's allocation log.
 
@@ -358,6 +368,8 @@ def trace_request_for(
         quantization=strategy.quantization,
         keeps_outputs=workload.keeps_outputs,
         saves_linear_inputs=is_stage_3 and is_frozen,
+        tensor_parallel_size=topology.tensor_parallel_size if topology else 1,
+        sequence_parallel_size=topology.sequence_parallel_size if topology else 1,
     )
 
 

@@ -47,8 +47,22 @@ class Case:
     clipping: float = 1.0
     zero: dict[str, Any] = field(default_factory=lambda: dict(OURS))
     """Keys of zero_optimization besides the stage and offload."""
+    tensor: int = 1
+    """Ranks that share each layer."""
+    sequence: int = 1
+    """Ranks that share the tokens of a sample, as `zerofit launch` has them do."""
+    length: int = 32
+    """Tokens of a sample: so many that activations decide, where ranks share them."""
     top: dict[str, Any] = field(default_factory=dict)
     """Keys of the DeepSpeed configuration beside these."""
+
+
+BATCH = 2
+
+
+def batch_bytes(case: Case) -> int:
+    """Return the bytes of token ids and mask, which the script makes on the host."""
+    return 2 * 8 * BATCH * case.length
 
 
 def deepspeed_config(case: Case) -> dict[str, Any]:
@@ -56,6 +70,7 @@ def deepspeed_config(case: Case) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": case.stage}
     if case.stage:
         zero |= {"contiguous_gradients": True, **case.zero}
+    cut = {"autotp_size": case.tensor, "vocab_parallel_lm_head": False}
     for section, wanted in (
         ("offload_optimizer", case.optimizer_offload),
         ("offload_param", case.param_offload),
@@ -68,6 +83,7 @@ def deepspeed_config(case: Case) -> dict[str, Any]:
         "gradient_clipping": case.clipping,
         "bf16": {"enabled": case.bf16},
         "zero_optimization": zero,
+        **({"tensor_parallel": cut} if case.tensor > 1 else {}),
         **case.top,
     }
 
@@ -143,5 +159,10 @@ CASES: tuple[Case, ...] = (
         *_named("round-robin", stages=(2,), zero={**SMALL, "round_robin_gradients": True}),
         *_named("lora", stages=(1, 2, 3), lora=True),
         *_named("init-lora", stages=(3,), zero_init=True, lora=True),
+        *_named("tp2", tensor=2, length=512),
+        *_named("tp2-checkpointing", tensor=2, length=512, checkpointing=True),
+        *_named("sp2", sequence=2, length=512),
+        *_named("sp2-checkpointing", sequence=2, length=512, checkpointing=True),
+        *_named("sp2-n4", stages=(2, 3), sequence=2, length=512, num_ranks=4),
 )  # fmt: skip
 """Every case, by its key."""

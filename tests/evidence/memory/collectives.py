@@ -23,6 +23,7 @@ _NAMES = (
     "all_gather_into_tensor",
     "reduce_scatter_tensor",
     "all_gather",
+    "all_to_all_single",
 )
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from zerofit.core.allocation_log import AllocationLog, Event, Storages, TensorKind, TracedParameter
+from zerofit.core.allocation_log import (
+    AllocationLog,
+    Event,
+    Storages,
+    TensorKind,
+    TracedParameter,
+    TraceRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +35,8 @@ def log_key(case: Case) -> str:
         "lora" * case.lora,
         "fp32-adapters" * (case.lora and case.zero_init),
         "checkpointing" * case.checkpointing,
+        f"tp{case.tensor}" * (case.tensor > 1),
+        f"sp{case.sequence}" * (case.sequence > 1),
     )
     return "-".join((case.model, *filter(None, marks)))
 
@@ -37,6 +46,8 @@ def record_log(case: Case) -> AllocationLog:
     import torch
 
     from memory.models import make_inputs, make_model
+    from zerofit.models.trace.layer_parts import cut_layers
+    from zerofit.models.trace.parts import Absent, as_first_rank
     from zerofit.models.trace.raw import Skeleton
     from zerofit.models.trace.recorder import Recorder, watching
     from zerofit.models.trace.run import _backward, hooked
@@ -45,11 +56,15 @@ def record_log(case: Case) -> AllocationLog:
     for parameter in model.parameters():
         if not (case.lora and case.zero_init and parameter.requires_grad):  # DeepSpeed casts no such adapters
             parameter.data = parameter.data.to(torch.bfloat16 if case.bf16 else torch.float32)
+    if case.tensor > 1:
+        cut_layers(model, Absent(case.tensor))
     skeleton = Skeleton(**_skeleton(model))
     recorder = Recorder(is_padded=True, as_on_cuda=False)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.ignore(tensor)
+    request = TraceRequest(sequence_length=case.length, sequence_parallel_size=case.sequence)
     with ExitStack() as stack:
+        stack.enter_context(as_first_rank(model, request))
         stack.enter_context(hooked(model, skeleton, recorder))
         stack.enter_context(watching(recorder))
         inputs = make_inputs(case, torch.device("cpu"))

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memory.cases import BATCH
+
 if TYPE_CHECKING:
     from memory.cases import Case
 
-BATCH, LENGTH = 2, 32
 LORA_RANK = 16
 TRAINS_WHEN_FROZEN = ("q_proj", "v_proj", "query", "value")
 
@@ -26,7 +27,9 @@ def make_model(case: Case) -> torch.nn.Module:
             tie_word_embeddings=False, use_cache=False,
         )  # fmt: skip
         model: torch.nn.Module = transformers.LlamaForCausalLM._from_config(
-            config, attn_implementation="eager", dtype=torch.float32
+            config,
+            attn_implementation="sdpa" if max(case.tensor, case.sequence) > 1 else "eager",
+            dtype=torch.float32,
         )
     else:
         config = transformers.BertConfig(
@@ -61,7 +64,7 @@ def _adapted(case: Case, model: torch.nn.Module) -> torch.nn.Module:
 def make_inputs(case: Case, device: torch.device) -> dict[str, torch.Tensor]:
     """Return one micro-batch."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(5, 3999, (BATCH, LENGTH), generator=generator)
+    tokens = torch.randint(5, 3999, (BATCH, case.length), generator=generator)
     labels = tokens if case.model == "llama" else torch.zeros(BATCH, dtype=torch.long)
     return {
         "input_ids": tokens.to(device),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 from measuring_ranks import fresh_state
@@ -12,6 +13,11 @@ from memory.cases import STEPS, Case, deepspeed_config
 from memory.devices import DEVICE, two_memories
 from memory.models import make_inputs, make_model
 from memory.track import Tracker, summary
+from zerofit.core.upstream.deepspeed import sequence_groups
+from zerofit.training.deepspeed.sequence_shards import Shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -58,7 +64,15 @@ def _train_deepspeed(
     case: Case, tracker: Tracker, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     tracker.phase("initialise")
-    engine, optimizer = accelerator.prepare(model, optimizer)
+    with _groups(case):
+        engine, optimizer = accelerator.prepare(model, optimizer)
+    forward: Any = engine
+    if case.sequence > 1:
+        shards = Shards(engine.module, group=engine.seq_parallel_group)
+
+        def forward(**inputs: Any) -> Any:
+            return shards.forward(engine, inputs)
+
     inside = engine.step
     label = ""
 
@@ -75,7 +89,7 @@ def _train_deepspeed(
                 accelerator.gradient_state._set_sync_gradients(micro == case.accumulation)
                 inputs = make_inputs(case, DEVICE)
                 tracker.phase(f"forward {label}")
-                loss = engine(**inputs).loss
+                loss = forward(**inputs).loss
                 tracker.phase(f"backward {label}")
                 accelerator.backward(loss)
                 del loss, inputs
@@ -83,6 +97,22 @@ def _train_deepspeed(
     finally:
         del engine.step
         engine.destroy()
+
+
+@contextlib.contextmanager
+def _groups(case: Case) -> Iterator[None]:
+    """Let the engine that is made inside have the case's groups; torch makes none on "cpu:0"."""
+    import deepspeed
+    from torch.distributed import device_mesh
+
+    original, mesh = deepspeed.initialize, device_mesh.init_device_mesh
+    device_mesh.init_device_mesh = lambda _, *args, **kwargs: mesh("cpu", *args, **kwargs)
+    if case.sequence > 1:
+        deepspeed.initialize = functools.partial(original, mpu=sequence_groups(case.sequence))
+    try:
+        yield
+    finally:
+        deepspeed.initialize, device_mesh.init_device_mesh = original, mesh
 
 
 def _train_native(

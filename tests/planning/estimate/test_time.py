@@ -17,7 +17,8 @@ from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.step_time import estimate_step_time, speeds_of
+from zerofit.planning.estimate.speeds import speeds_of
+from zerofit.planning.estimate.step_time import estimate_step_time
 
 _GPUS = ("V100-16G", "RTX4090", "A100-80G", "H100-80G")
 _STRATEGIES = st.builds(

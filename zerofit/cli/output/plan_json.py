@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.capture import Capture
     from zerofit.core.estimates import Estimate, MemoryEstimate
+    from zerofit.planning.layouts import Layout
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
 
@@ -74,6 +75,15 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         ],
         "counts": dataclasses.asdict(found.counts),
         "notes": list(answer.notes),
+        **({"layouts": [_layout(answer, one) for one in answer.layouts]} if answer.layouts else {}),
+    }
+
+
+def _layout(answer: Answer, layout: Layout) -> dict[str, Any]:
+    return {
+        "topology": topology_fields(layout.problem.topology),
+        "refusal": layout.refusal or None,
+        "best": _judged(answer, layout.best),
     }
 
 

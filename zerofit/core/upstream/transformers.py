@@ -45,6 +45,12 @@ NOTES_OF_GENERATION_CONFIG = ("_commit_hash", "_from_model_config", "transformer
 """Keys that GenerationConfig.save_pretrained writes beside the settings: where they come from."""
 
 
+def tensor_plan_of(model: Any) -> dict[str, str]:
+    """Return how the layers of a model are to be cut for tensor parallelism, by patterns of their names."""
+    plan = dict(getattr(model.config, "base_model_tp_plan", None) or {})
+    return plan | (getattr(type(model), "_tp_plan", None) or {})
+
+
 def attention_of(config: Any) -> str:
     """Return the attention implementation of a PretrainedConfig; "" where none is set."""
     return str(getattr(config, "_attn_implementation", None) or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import EXPERT_ROWS, CostKind
+from zerofit.core.allocation_log import COLLECTIVES, EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.torch import sparse_parts
 from zerofit.models.trace.raw import OperatorCall, leaves
@@ -58,9 +58,12 @@ class CostBook:
             kind = CostKind.ATTENTION if is_attention else kind
             if is_attention and self._is_causal(function, args, kwargs):
                 flops //= 2  # the formulas count the whole square of scores
+        is_exchange = function.namespace == COLLECTIVES
+        if is_exchange:
+            kind = CostKind.EXCHANGE
         first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
         precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
-        moved = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in outputs)
+        moved = sum(_touched(tensor) for tensor in (inputs[-1:] if is_exchange else (*inputs, *outputs)))
         return OperatorCall(operator, kind, during, precision, flops, moved)
 
     def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:

@@ -19,7 +19,9 @@ from zerofit.models.meta_device import transformers_config
 from zerofit.models.trace.affine import difference, exact, fit, to_allocation_log
 from zerofit.models.trace.attention import flash_package
 from zerofit.models.trace.cache import key_of, read_trace, write_trace
+from zerofit.models.trace.layer_parts import cut_layers
 from zerofit.models.trace.layers import find_stacks, shortened
+from zerofit.models.trace.parts import Absent, as_first_rank
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.raw import Skeleton
 from zerofit.models.trace.replicate import NotPeriodicError, replicate
@@ -129,8 +131,12 @@ def trace_made(
     flash = flash_package(replace(request, attention=request.attention or attention))
     with _quiet(), flash, FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            tracing = _Tracing(make_model(), request, on_progress or (lambda _: None), feed, loss)
-            return tracing.trace(all_layers=all_layers)
+            model = make_model()
+            if request.tensor_parallel_size > 1:
+                cut_layers(model, Absent(request.tensor_parallel_size))
+            tracing = _Tracing(model, request, on_progress or (lambda _: None), feed, loss)
+            with as_first_rank(model, request):
+                return tracing.trace(all_layers=all_layers)
         except UserError:
             raise
         except Exception as error:

@@ -118,7 +118,7 @@ class HostRank:
         self.ledger = HostLedger()
         strategy, log = setup.strategy, setup.log
         self._setup, self._strategy, self._rank = setup, strategy, rank
-        self._num_ranks = setup.topology.data_parallel_size
+        self._num_ranks = setup.topology.num_replicas
         self._sizes = [parameter.num_elements for parameter in log.parameters]
         self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
         self._trained = [n for n, one in enumerate(log.parameters) if setup.trains and one.trains]
@@ -132,6 +132,7 @@ class HostRank:
         self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
         self._accumulates = (strategy.gradient_accumulation_steps or 1) > 1
         self._parts = [-(-size // self._num_ranks) for size in self._sizes]
+        self._cut: list[int] = []
         self._weights: list[int] = []
         self._checkpoint: list[int] = []
         self._own_parts: dict[int, int] = {}
@@ -163,7 +164,8 @@ class HostRank:
         if self._is_partitioned:
             self._partition_weights()
         if self._has_checkpoint and self._rank == 0:
-            self._checkpoint = [self.ledger.take(sum(self._sizes) * self._loaded, CHECKPOINT)]
+            elements = sum(self._sizes) + self._setup.cut_elements
+            self._checkpoint = [self.ledger.take(elements * self._loaded, CHECKPOINT)]
         if self._is_partitioned:
             self._close_checkpoint()
             return
@@ -171,6 +173,8 @@ class HostRank:
             is_mapped = self._has_checkpoint and self._loaded_bytes_of(number) == self._loaded
             num_bytes = 0 if is_mapped else size * self._loaded_bytes_of(number)
             self._weights.append(self.ledger.take(num_bytes, WEIGHTS))
+        if not self._has_checkpoint:
+            self._cut = [self.ledger.take(self._setup.cut_elements * self._loaded, WEIGHTS)]
 
     def _loaded_bytes_of(self, number: int) -> int:
         """DeepSpeed casts by itself; without it the script loads the weights as the forward pass has them."""
@@ -196,6 +200,8 @@ class HostRank:
 
     def _initialise(self) -> None:
         """The engine casts the weights on the host, moves them to the GPU, and makes what it offloads."""
+        for block in self._cut:  # other ranks have these parts
+            self.ledger.drop(block)
         if not self._is_partitioned:
             self._cast_and_move()
             if self._stage is ZeroStage.PARAMETERS:
@@ -467,7 +473,7 @@ def nvme_bytes_needed(setup: Setup) -> int:
     strategy, log, topology = setup.strategy, setup.log, setup.topology
     num_bytes = 0
     for parameter in log.parameters:
-        part = -(-parameter.num_elements // topology.data_parallel_size)
+        part = -(-parameter.num_elements // topology.num_replicas)
         if strategy.optimizer_offload is OffloadDevice.NVME and parameter.trains and setup.trains:
             num_bytes += 16 * part
         if strategy.param_offload is OffloadDevice.NVME:

@@ -8,153 +8,23 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import CostKind, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
-from zerofit.core.rates import RateName, Unit
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.core.supported import release_of
 from zerofit.planning.estimate.device_memory.optimizers import COSTS, stepper_of
 from zerofit.planning.estimate.engines.native import BUCKET_BYTES
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
+from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s, speeds_of
 
 if TYPE_CHECKING:
-    from zerofit.core.facts import GpuSpec, Machine
-    from zerofit.core.plan import Topology
-    from zerofit.core.rates import Rate, Rates
+    from zerofit.core.facts import Machine
+    from zerofit.core.rates import Rates
     from zerofit.planning.estimate.engines.engine import Setup
+    from zerofit.planning.estimate.speeds import Speeds
 
-NODE_BYTES_PER_S = 12.5e9
-"""Between nodes where Machine does not say. ASSUMPTION: one card of 100 Gbit/s."""
-NVME_READ_BYTES_PER_S = 5.6e9
-NVME_WRITE_BYTES_PER_S = 4.3e9
-"""One NVMe disk on PCIe 4 where Machine does not say.
-Source: https://github.com/deepspeedai/DeepSpeed/blob/master/docs/_tutorials/deepnvme.md"""
-ADAM_BYTES_PER_ELEMENT = 28
-"""fp32 weight, gradient and both moments read; weight and moments written."""
 _SCALE_BYTES = 8
 """A gradient read and written where it is unscaled or clipped, on the CPU: at stages 1 and 2 where either is
 to be done, at stage 3 always. Source: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py,
 unscale_and_clip_grads (0.19.8). Measured on one core: 0.27 of CPU Adam's time; 8 of 28 bytes are 0.29."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """Achieved rates. Those of a GPU are each GPU's own, those of the node all its ranks' together."""
-
-    matmul_flops_per_s: dict[Precision, float]
-    grouped: float
-    """Share of that which products of experts reach."""
-    attention_flops_per_s: dict[Precision, float]
-    memory_bytes_per_s: float
-    dispatch_s: float
-    """CPU time that starts one operator."""
-    hook_s: float
-    """CPU time of ZeRO-3's hooks for one module and pass."""
-    gradient_hook_s: float
-    """CPU time of the hook of ZeRO's stages 1 and 2 for one parameter's gradient."""
-    partition_step_s: float
-    """CPU time of their step for one parameter."""
-    compiled: float
-    """Share of their time that memory-bound operators take under torch.compile."""
-    bus_bytes_per_s: float | None
-    """Bus bandwidth of a ring over all ranks, in nccl-tests' sense; None for one rank."""
-    bus_source: str
-    message_s: float
-    pinned_bytes_per_s: float
-    pageable_bytes_per_s: float
-    """Each direction between one GPU and the host."""
-    adam_elements_per_s: float
-    """Of DeepSpeedCPUAdam over the node."""
-    nvme_read_bytes_per_s: float
-    nvme_write_bytes_per_s: float
-
-    def flops_per_s(self, kind: CostKind, precision: Precision) -> float:
-        """Return the rate of one kind of operator on one number format."""
-        table = self.attention_flops_per_s if kind is CostKind.ATTENTION else self.matmul_flops_per_s
-        return table[precision] * (self.grouped if kind is CostKind.GROUPED else 1.0)
-
-
-def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | None:
-    """Return the speeds of a machine, or None where its GPU's peaks are not known."""
-    if topology.on_cpu or not machine.gpus:
-        return None
-    gpu = machine.gpus[0]
-    peaks = _peaks(gpu)
-    if peaks is None or gpu.memory_bytes_per_s is None or gpu.host_bytes_per_s is None:
-        return None
-    bus = _bus(machine, gpu, topology, rates)
-    if bus is None and topology.world_size > 1:
-        return None
-
-    def achieved(name: RateName, peak: float) -> float:
-        return _achieved(rates.of(name, gpu.compute_capability, gpu=gpu.name), peak)
-
-    matmul = {
-        precision: achieved(
-            RateName.MATMUL_FP32
-            if precision is Precision.FP32 or peak == peaks[Precision.FP32]
-            else RateName.MATMUL_16BIT,
-            peak,
-        )
-        for precision, peak in peaks.items()
-    }
-    host_bytes_per_s = machine.host_memory_bytes_per_s or rates.of(RateName.HOST_MEMORY).value
-    adam = rates.of(RateName.CPU_ADAM)
-    return Speeds(
-        matmul_flops_per_s=matmul,
-        grouped=rates.of(RateName.GROUPED).value,
-        attention_flops_per_s={
-            precision: achieved(RateName.ATTENTION, peak) for precision, peak in peaks.items()
-        },
-        memory_bytes_per_s=achieved(RateName.DEVICE_MEMORY, gpu.memory_bytes_per_s),
-        dispatch_s=rates.of(RateName.DISPATCH).value,
-        hook_s=rates.of(RateName.PARTITION_HOOK).value,
-        gradient_hook_s=rates.of(RateName.GRADIENT_HOOK).value,
-        partition_step_s=rates.of(RateName.PARTITION_STEP).value,
-        compiled=rates.of(RateName.COMPILED).value,
-        bus_bytes_per_s=bus[0] if bus else None,
-        bus_source=bus[1] if bus else "",
-        message_s=rates.of(RateName.MESSAGE).value,
-        pinned_bytes_per_s=achieved(RateName.PINNED_COPY, gpu.host_bytes_per_s),
-        pageable_bytes_per_s=achieved(RateName.PAGEABLE_COPY, gpu.host_bytes_per_s),
-        adam_elements_per_s=adam.value
-        if adam.unit is Unit.ELEMENTS_PER_S
-        else adam.value * host_bytes_per_s / ADAM_BYTES_PER_ELEMENT,
-        nvme_read_bytes_per_s=_achieved(
-            rates.of(RateName.NVME_READ), machine.nvme_read_bytes_per_s or NVME_READ_BYTES_PER_S
-        ),
-        nvme_write_bytes_per_s=_achieved(
-            rates.of(RateName.NVME_WRITE), machine.nvme_write_bytes_per_s or NVME_WRITE_BYTES_PER_S
-        ),
-    )
-
-
-def _achieved(rate: Rate, peak: float) -> float:
-    return rate.value * peak if rate.unit is Unit.FRACTION else rate.value
-
-
-def _peaks(gpu: GpuSpec) -> dict[Precision, float] | None:
-    """Return the GPU's peaks by number format; bf16 without tensor cores for it runs at the fp32 rate."""
-    if gpu.fp32_flops_per_s is None or gpu.fp16_flops_per_s is None:
-        return None
-    return {
-        Precision.FP32: gpu.fp32_flops_per_s,
-        Precision.FP16: gpu.fp16_flops_per_s,
-        Precision.BF16: gpu.bf16_flops_per_s or gpu.fp32_flops_per_s,
-    }
-
-
-def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> tuple[float, str] | None:
-    """Return the ring's bus bandwidth and its source: the slower of the node's links and the network."""
-    links: list[tuple[float, str]] = []
-    if topology.ranks_per_node > 1:
-        if gpu.peer_bytes_per_s is None:
-            return None
-        name = RateName.PEER_LINK if gpu.has_fast_links else RateName.PEER_PCIE
-        rate = rates.of(name, gpu.compute_capability, gpu=gpu.name)
-        links.append((_achieved(rate, gpu.peer_bytes_per_s), rate.source))
-    if topology.num_nodes > 1:
-        rate = rates.of(RateName.NODES)
-        links.append((_achieved(rate, machine.node_bytes_per_s or NODE_BYTES_PER_S), rate.source))
-    return min(links) if links else None
 
 
 _DISTURBANCE = 0.1
@@ -178,7 +48,7 @@ def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm |
     A ring moves 2 (N - 1) / N of the bytes in an all-reduce, half of that in an all-gather or a
     reduce-scatter: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
-    if setup.topology.data_parallel_size == 1 or not setup.trains:
+    if setup.topology.num_replicas == 1 or not setup.trains:
         return None
     stage, num_bytes = setup.strategy.zero_stage, trained_bytes(setup)
     if setup.strategy.engine is Engine.NATIVE:
@@ -191,7 +61,7 @@ def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm |
         source = "deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py (0.19.8)"
     elif stage is ZeroStage.NOTHING:
         num_messages = math.ceil(trained_elements(setup) / MESSAGE_ELEMENTS)
-        seconds = 2 * _one_way(num_bytes, num_messages, setup, speeds)
+        seconds = 2 * _one_way(_sent_bytes(setup), num_messages, setup, speeds)
         formula = "all-reduce of the gradients"
         source = "deepspeed/runtime/engine.py, allreduce_gradients (0.19.8)"
     else:
@@ -211,7 +81,7 @@ def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> tuple[float,
     weights = sum(one.num_elements * one.bytes_per_element for one in log.parameters)
     gather = _one_way(weights, num_holders(setup), setup, speeds)
     num_buckets = math.ceil(trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size)
-    scatter = _one_way(trained_bytes(setup), num_buckets, setup, speeds)
+    scatter = _one_way(_sent_bytes(setup), num_buckets, setup, speeds)
     gathers_again = num_gathers(setup) == 2
     forward = _beside(gather, passes.forward_s)
     backward = _beside((gather if gathers_again else 0.0) + scatter, passes.backward_s)
@@ -231,8 +101,9 @@ def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> tuple[float,
 def _reduce_and_gather(setup: Setup, speeds: Speeds, *, times: int) -> float:
     """Return the seconds of so many all-reduces of the gradients, and of gathering the stepped weights."""
     elements, num_bytes = trained_elements(setup), trained_bytes(setup)
+    sent = _sent_bytes(setup)
     buckets = setup.strategy.buckets
-    reduce = 2 * _one_way(num_bytes, math.ceil(elements / buckets.reduce_bucket_size), setup, speeds)
+    reduce = 2 * _one_way(sent, math.ceil(elements / buckets.reduce_bucket_size), setup, speeds)
     gather = _one_way(num_bytes, math.ceil(elements / buckets.allgather_bucket_size), setup, speeds)
     return times * reduce + gather
 
@@ -280,9 +151,18 @@ def trained_bytes(setup: Setup) -> int:
     return sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters if one.trains)
 
 
+def _sent_bytes(setup: Setup) -> int:
+    """Return the bytes of gradients as DeepSpeed sends them: fp32 where ranks share the tokens of a sample.
+
+    Source: deepspeed 0.19.8, runtime/constants.py:230, seq_parallel_communication_data_type.
+    """
+    is_shared = setup.topology.sequence_parallel_size > 1
+    return 4 * trained_elements(setup) if is_shared else trained_bytes(setup)
+
+
 def _one_way(num_bytes: int, num_messages: int, setup: Setup, speeds: Speeds) -> float:
     """Return the seconds of an all-gather or a reduce-scatter of so many bytes over all ranks."""
-    ranks = setup.topology.data_parallel_size
+    ranks = setup.topology.num_replicas
     if not speeds.bus_bytes_per_s:
         return 0.0
     return num_bytes * (ranks - 1) / ranks / speeds.bus_bytes_per_s + num_messages * speeds.message_s
@@ -417,7 +297,7 @@ def _transfers(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
 
 def _weights(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
     """Return the term of weights that come from the host, or the disk, each time before they are gathered."""
-    ranks = setup.topology.data_parallel_size
+    ranks = setup.topology.num_replicas
     num_bytes = sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters) / ranks
     seconds = num_bytes / _copy_bytes_per_s(setup, speeds)
     if setup.strategy.param_offload is OffloadDevice.NVME:
@@ -439,7 +319,7 @@ def _stepped_elements(setup: Setup) -> float:
     elements = trained_elements(setup)
     if setup.strategy.zero_stage is ZeroStage.NOTHING:
         return elements
-    return elements / setup.topology.data_parallel_size
+    return elements / setup.topology.num_replicas
 
 
 def _shared(setup: Setup) -> str:
@@ -470,6 +350,13 @@ _TERMS = {
     CostKind.GROUPED: "products of experts",
     CostKind.ATTENTION: "attention",
     CostKind.MEMORY: "memory-bound operators",
+    CostKind.EXCHANGE: "exchange in the group",
+}
+_FORMULAS = {
+    CostKind.MEMORY: "micro-batches x sum of bytes / bandwidth",
+    CostKind.EXCHANGE: "micro-batches x sum over collectives of a message + what a rank of N sends / link: "
+    "(N - 1) / N of its bytes in an all-to-all, twice that in an all-reduce, N - 1 times them in an "
+    "all-gather; nothing overlaps",
 }
 _ROOFLINE = "roofline over the traced operators: https://doi.org/10.1145/1498765.1498785"
 
@@ -490,7 +377,7 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
     if speeds is None:
         return None
     passes = {one: _Pass(setup, speeds, one) for one in Pass}
-    terms = [*_compute_terms(setup, passes)]
+    terms = [*_compute_terms(setup, passes, speeds)]
     if setup.trains:
         times = PassTimes(
             forward_s=passes[Pass.FORWARD].seconds,
@@ -527,7 +414,7 @@ class _Pass:
         self.by_kind = dict.fromkeys(CostKind, 0.0)
         for cost in costs:
             share = memory_share if cost.kind is CostKind.MEMORY else 1.0
-            self.by_kind[cost.kind] += share * _gpu_seconds(cost, strategy.micro_batch_size or 1, speeds)
+            self.by_kind[cost.kind] += share * _gpu_seconds(cost, setup, speeds)
         dispatch = dispatch_share * speeds.dispatch_s * sum(cost.count for cost in costs)
         if costs and strategy.engine is Engine.DEEPSPEED:
             dispatch += _hooks_s(setup, speeds, which)
@@ -548,27 +435,28 @@ def _hooks_s(setup: Setup, speeds: Speeds, which: Pass) -> float:
     return times * speeds.gradient_hook_s * num_trained(setup)
 
 
-def _gpu_seconds(cost: OperatorCost, micro_batch_size: int, speeds: Speeds) -> float:
+def _gpu_seconds(cost: OperatorCost, setup: Setup, speeds: Speeds) -> float:
     """Return the seconds that all calls of an operator keep the GPU busy in one micro-batch."""
+    micro_batch_size = setup.strategy.micro_batch_size or 1
     flops = cost.fixed_flops + cost.flops_per_sample * micro_batch_size
     num_bytes = cost.fixed_bytes + cost.bytes_per_sample * micro_batch_size
+    if cost.kind is CostKind.EXCHANGE:
+        return cost.count * exchange_s(cost.operator, num_bytes, setup.topology.sample_group_size, speeds)
     seconds = num_bytes / speeds.memory_bytes_per_s
     if cost.kind is not CostKind.MEMORY:
         seconds = max(seconds, flops / speeds.flops_per_s(cost.kind, cost.precision))
     return cost.count * seconds
 
 
-def _compute_terms(setup: Setup, passes: dict[Pass, _Pass]) -> list[TimeTerm]:
+def _compute_terms(setup: Setup, passes: dict[Pass, _Pass], speeds: Speeds) -> list[TimeTerm]:
     times = num_micro_batches(setup)
     first = (passes[Pass.FORWARD], passes[Pass.BACKWARD])
     terms = [
         TimeTerm(
             name=name,
             seconds=times * sum(one.by_kind[kind] for one in first),
-            formula="micro-batches x sum of max(FLOPs / rate, bytes / bandwidth)"
-            if kind is not CostKind.MEMORY
-            else "micro-batches x sum of bytes / bandwidth",
-            source=_ROOFLINE,
+            formula=_FORMULAS.get(kind, "micro-batches x sum of max(FLOPs / rate, bytes / bandwidth)"),
+            source=_ROOFLINE if kind is not CostKind.EXCHANGE else speeds.group_source,
         )
         for kind, name in _TERMS.items()
     ]

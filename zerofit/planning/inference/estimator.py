@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.host_memory import nvme_bytes_needed
-from zerofit.planning.estimate.step_time import NODE_BYTES_PER_S, NVME_READ_BYTES_PER_S
+from zerofit.planning.estimate.speeds import NODE_BYTES_PER_S, NVME_READ_BYTES_PER_S
 from zerofit.planning.inference.activations import cache_bytes_per_token
 from zerofit.planning.inference.memory import (
     device_memory,

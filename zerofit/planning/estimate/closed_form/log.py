@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import (
+    COLLECTIVES,
     EXPERT_ROWS,
     AllocationLog,
     CostKind,
@@ -79,6 +80,7 @@ def _of_layer(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
         )
     attentions = count * (2 if shape.is_decoder(layer) and shape.facts.num_decoder_layers else 1)
     costs += _of_eager_attention(shape, layer, attentions) or _of_fused_attention(shape, layer, attentions)
+    costs += _of_exchange(shape, layer, attentions)
     operators, casts = _RMS_LAYER_OPERATORS if shape.has_rms_norm else _LAYER_OPERATORS, 0
     if shape.is_cast:
         operators += _CASTS
@@ -102,7 +104,7 @@ def _of_fused_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
     """Return the costs of the flash or memory-efficient kernel, which skips what a causal mask hides."""
     tokens, width = shape.tokens(layer), shape.compute_bytes
     is_halved = shape.facts.is_causal and not shape.request.is_padded
-    flops = 4 * tokens * tokens * shape.query_width // (2 if is_halved else 1)
+    flops = 4 * tokens * shape.whole_tokens(layer) * shape.query_width // (2 if is_halved else 1)
     return _passes(
         shape,
         "attention",
@@ -113,6 +115,25 @@ def _of_fused_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
         moved=width * tokens * 2 * (shape.query_width + shape.key_width),
         backward_flops=int(_ATTENTION_BACKWARD * flops),
     )
+
+
+def _of_exchange(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
+    """Return what ranks that share the tokens exchange for heads: queries, keys, values and outputs."""
+    if shape.request.sequence_parallel_size == 1:
+        return []
+    width = shape.tokens(layer) * shape.compute_bytes
+    return [
+        cost
+        for moved, times in ((width * shape.query_width, 2), (width * shape.key_width, 2))
+        for cost in _passes(
+            shape,
+            f"{COLLECTIVES}.all_to_all.default",
+            CostKind.EXCHANGE,
+            times * count,
+            recomputed=shape.recomputed_share(layer),
+            moved=moved,
+        )
+    ]
 
 
 def _of_eager_attention(shape: Shape, layer: int, count: int) -> list[OperatorCost]:

@@ -182,7 +182,11 @@ class Shape:
         return layer >= self.facts.num_layers - self.facts.num_decoder_layers
 
     def tokens(self, layer: int) -> int:
-        """Return the tokens of a sample in a layer."""
+        """Return the tokens of a sample in a layer, on one of the ranks that share them."""
+        return -(-self.whole_tokens(layer) // self.request.sequence_parallel_size)
+
+    def whole_tokens(self, layer: int) -> int:
+        """Return the tokens of a whole sample in a layer."""
         request = self.request
         if self.is_decoder(layer) and request.target_length is not None:
             return request.target_length

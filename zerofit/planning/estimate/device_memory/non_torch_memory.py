@@ -110,20 +110,31 @@ def _loads_all_kernels(torch: str | None) -> bool:
 
 
 def nccl_term(gpu: GpuSpec, topology: Topology) -> Term | None:
-    """Return NCCL's buffers of one communicator over all ranks; None for one rank."""
-    if topology.data_parallel_size == 1:
+    """Return NCCL's buffers: of a communicator of the ranks that hold the same weights, and one of the ranks
+    that share samples; None where there is neither.
+    """
+    sizes = [size for size in (topology.num_replicas, topology.sample_group_size) if size > 1]
+    if not sizes:
         return None
+    found = [_communicator(gpu, size, topology) for size in sizes]
+    formula = " + ".join(formula for _, formula, _ in found)
+    return _outside(NCCL, sum(num_bytes for num_bytes, _, _ in found), formula, found[0][2])
+
+
+def _communicator(gpu: GpuSpec, size: int, topology: Topology) -> tuple[int, str, str]:
+    """Return the bytes of one communicator of so many ranks, their formula and its source."""
     if not gpu.has_fast_links:
         formula = f"{_PCIE_CONNECTIONS} connections x {_CONNECTION_BYTES} B"
         source = "https://github.com/NVIDIA/nccl/issues/1450; number of connections: ASSUMPTION"
-        return _outside(NCCL, _PCIE_CONNECTIONS * _CONNECTION_BYTES, formula, source)
-    mib = _NVLINK_PAIR_MIB if topology.data_parallel_size == 2 else _NVLINK_MIB
+        return _PCIE_CONNECTIONS * _CONNECTION_BYTES, formula, source
+    mib = _NVLINK_PAIR_MIB if size == 2 else _NVLINK_MIB
     formula = f"{mib} MiB over NVLink"
-    if (gpu.compute_capability or (0, 0)) >= (9, 0) and topology.ranks_per_node > 2:
-        mib += _NVLS_MIB * topology.ranks_per_node
-        formula += f" + {_NVLS_MIB} MiB x {topology.ranks_per_node} ranks of the node for NVLS"
+    on_node = min(size, topology.ranks_per_node)
+    if (gpu.compute_capability or (0, 0)) >= (9, 0) and on_node > 2:
+        mib += _NVLS_MIB * on_node
+        formula += f" + {_NVLS_MIB} MiB x {on_node} ranks of the node for NVLS"
     source = "https://github.com/NVIDIA/nccl/issues/964; NVIDIA/nccl src/transport/nvls.cc"
-    return _outside(NCCL, mib * MIB, formula, source)
+    return mib * MIB, formula, source
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:

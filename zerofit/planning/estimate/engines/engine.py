@@ -56,6 +56,8 @@ class Setup:
     """Kind of the script's own optimizer, where the strategy names none."""
     has_own_adapters: bool = False
     """True if the script's model has adapters, beside those that the strategy may name."""
+    cut_elements: int = 0
+    """Of parameters that each rank loads whole to keep its part: those that it does not keep."""
     other_weight_bytes: int = 0
     """Of the models that the script holds beside the one that it trains, on each GPU."""
     rows_per_sample: int = 1

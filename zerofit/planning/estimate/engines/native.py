@@ -74,7 +74,7 @@ class NativeEngine(SimulatedEngine):
         load_model(self.setup.log, self.tape)
 
     def initialise(self) -> None:
-        if self.setup.topology.data_parallel_size == 1 or not self.setup.trains:
+        if self.setup.topology.num_replicas == 1 or not self.setup.trains:
             return
         log, tape = self.setup.log, self.tape
         states = [one.num_elements * one.bytes_per_element for one in log.parameters]

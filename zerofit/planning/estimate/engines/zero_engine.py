@@ -32,6 +32,8 @@ class DeepSpeedEngine(SimulatedEngine):
 
     EXPLANATIONS: Mapping[str, tuple[str, str]] = {}
     """(formula, source) of each term that the stage makes."""
+    WIDENED: tuple[str, ...] = (COPY,)
+    """Terms with gradients as they are sent."""
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
@@ -44,7 +46,11 @@ class DeepSpeedEngine(SimulatedEngine):
         self.unit = min(numbers) if self.trained else FP32
         """Bytes of an element of the run's format, in which gradients are reduced and parts kept. Adapters
         made beside a model under zero.Init are fp32 all the same: deepspeed 0.19.8, engine.py:1859."""
-        self.num_ranks = setup.topology.data_parallel_size
+        is_shared = setup.topology.sequence_parallel_size > 1
+        self.sent_unit = FP32 if is_shared else self.unit
+        """Bytes of an element of a gradient as it is sent: fp32 where ranks share the tokens of a sample.
+        With any NCCL, as the check for a new one never holds (deepspeed 0.19.8, runtime/constants.py:230)."""
+        self.num_ranks = setup.topology.num_replicas
         self.offloads_optimizer = strategy.optimizer_offload is not OffloadDevice.NONE
         self._optimizer = make_optimizer(strategy, setup.own_optimizer)
         self._stepped: set[str] = set()
@@ -55,7 +61,10 @@ class DeepSpeedEngine(SimulatedEngine):
 
     def explain(self, term: str) -> tuple[str, str] | None:
         """Return (formula, source) of a term that the engine makes; None for one that the log brings."""
-        return self.EXPLANATIONS.get(term)
+        found = self.EXPLANATIONS.get(term)
+        if found is None or term not in self.WIDENED or self.sent_unit == self.unit:
+            return found
+        return f"{found[0]}; gradients are sent in fp32, as ranks share tokens", found[1]
 
     def bytes_of(self, parameter: int) -> int:
         """Return the bytes of a whole parameter."""
@@ -93,6 +102,18 @@ class DeepSpeedEngine(SimulatedEngine):
             self.tape.free(block)
         else:
             self._gradients[parameter] = block
+
+    def reduce_together(self, elements: int, *, flat_bytes: int) -> None:
+        """Note the copies in which gradients are reduced: one of all, and one in the format that is sent.
+
+        Args:
+            elements: of all of them.
+            flat_bytes: of their copy in one; 0 where there is one alone, which is reduced where it lies.
+        """
+        flat = self.take(flat_bytes, COPY)
+        if self.sent_unit > self.unit:
+            self.flash(elements * self.sent_unit, COPY)
+        self.drop(flat)
 
     def run_optimizer(self, sizes: Sequence[int], *, key: str = "") -> None:
         """Note one step of the optimizer on flat fp32 tensors of these numbers of elements.

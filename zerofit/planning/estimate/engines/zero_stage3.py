@@ -316,6 +316,7 @@ class DeepSpeedStage3(DeepSpeedEngine):
         STATES: ("what the optimizer keeps of P / N elements", "the optimizer's first step"),
         TEMPORARIES: ("what the optimizer's step makes of a sub-group", "the optimizer's step"),
     }
+    WIDENED = (BUCKET, COPY)
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
@@ -391,7 +392,7 @@ class DeepSpeedStage3(DeepSpeedEngine):
             self.take(self._part_elements(self.trained) * self.unit, WEIGHTS)
         if not self.offloads_optimizer:
             self._make_masters()
-        self.take(self._limit * self.unit, BUCKET)
+        self.take(self._limit * self.sent_unit, BUCKET)
         if not self.offloads_optimizer:
             self.take(self._part_elements(self.trained) * self.unit, PARTITION)
         for number in self.trained:
@@ -451,8 +452,15 @@ class DeepSpeedStage3(DeepSpeedEngine):
     def _empty_bucket(self) -> None:
         numbers = [number for number, _ in self._bucketed]
         is_in_place = len(numbers) == 1 and self.elements[numbers[0]] % self.num_ranks == 0
-        flat_bytes = 0 if is_in_place else self._part_elements(numbers) * self.num_ranks * self.unit
-        held = self.take(flat_bytes, COPY, stream=_REDUCE_STREAM)
+        parts = self._part_elements(numbers)
+        held = []
+        if self.sent_unit > self.unit:  # what lies beside the bucket is widened, and each part narrowed again
+            for number in (number for number, rest in self._bucketed if rest):
+                held += self.take(self.elements[number] * self.sent_unit, COPY, stream=_REDUCE_STREAM)
+        flat_bytes = 0 if is_in_place else parts * self.num_ranks * self.sent_unit
+        held += self.take(flat_bytes, COPY, stream=_REDUCE_STREAM)
+        if self.sent_unit > self.unit:
+            held += self.take(parts * self.unit, COPY, stream=_REDUCE_STREAM)
         for number, rest in self._bucketed:
             if self.offloads_optimizer:
                 held += self._hand_over(number)

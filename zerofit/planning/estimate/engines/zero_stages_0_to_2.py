@@ -86,13 +86,12 @@ class DeepSpeedStage0(DeepSpeedEngine):
             together.append(self.bytes_of(number))
             elements += self.elements[number]
             if elements > MESSAGE_ELEMENTS:
-                self._reduce(together)
+                self._reduce(together, elements)
                 together, elements = [], 0
-        self._reduce(together)
+        self._reduce(together, elements)
 
-    def _reduce(self, together: list[int]) -> None:
-        if len(together) > 1:  # a single tensor is reduced where it lies
-            self.flash(sum(together), COPY)
+    def _reduce(self, together: list[int], elements: int) -> None:
+        self.reduce_together(elements, flat_bytes=sum(together) if len(together) > 1 else 0)
 
     def step(self) -> None:
         """In 16 bit the gradients are copied to fp32; the norm of each takes an fp32 copy too."""
@@ -254,8 +253,8 @@ class DeepSpeedStage12(DeepSpeedEngine):
         self._reduce_together(together)
 
     def _reduce_together(self, together: list[int]) -> None:
-        if len(together) > 1:  # a single slice is reduced where it lies
-            self.flash(sum(together) * self.unit, COPY)
+        elements = sum(together)
+        self.reduce_together(elements, flat_bytes=elements * self.unit if len(together) > 1 else 0)
 
     def _keep_part(self, elements: int) -> None:
         if not self.offloads_optimizer:

@@ -1,0 +1,121 @@
+"""The first rank's part of a traced model: what ranks that share a sample halve, and what stays whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zerofit.core.allocation_log import AllocationLog, CostKind, TraceRequest
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
+from zerofit.models.trace.entry import trace_config
+from zerofit.planning.memory_bounds import highest, live_lines
+
+_REQUEST = TraceRequest(
+    sequence_length=256,
+    is_padded=False,
+    weights=Precision.BF16,
+    compute_capability=(9, 0),
+    keeps_outputs=False,
+)
+
+
+def _log(
+    size: int, *, heads: int = 4, samples: int = 2, tie_word_embeddings: bool = False, **fields: Any
+) -> AllocationLog:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=16 * heads, intermediate_size=176, num_hidden_layers=4,
+        num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=tie_word_embeddings,
+    )  # fmt: skip
+    request = replace(_REQUEST, sequence_parallel_size=size, **fields)
+    build = transformers.AutoModelForCausalLM.from_config
+    return trace_config(config, build, request).log_for(samples)
+
+
+def _flops(log: AllocationLog) -> int:
+    return sum(cost.count * (cost.fixed_flops + 2 * cost.flops_per_sample) for cost in log.costs)
+
+
+def _exchanged(log: AllocationLog) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return (calls, bytes of two samples) of each collective in each pass."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for cost in log.costs:
+        if cost.kind is CostKind.EXCHANGE:
+            key = cost.operator.split(".")[1], cost.during.value
+            calls, num_bytes = found.get(key, (0, 0))
+            each = cost.fixed_bytes + 2 * cost.bytes_per_sample
+            found[key] = calls + cost.count, num_bytes + cost.count * each
+    return found
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_ranks_that_share_tokens_share_activations_and_operations(checkpoints: bool) -> None:
+    whole, half = (_log(size, gradient_checkpointing=checkpoints) for size in (1, 2))
+    assert _flops(half) * 2 == _flops(whole)
+    needs = [highest(live_lines(log, with_gradients=False), 2) for log in (whole, half)]
+    assert needs[1] / needs[0] == pytest.approx(0.5, abs=0.02)
+    assert half.parameters == whole.parameters
+
+
+def test_queries_keys_values_and_outputs_are_exchanged_in_every_pass() -> None:
+    tokens, width, calls = 2 * 256 // 2, 2 * 64, 4 * 4
+    once = calls, calls * tokens * width
+    found = _exchanged(_log(2))
+    assert (found["all_to_all", "forward"], found["all_to_all", "backward"]) == (once, once)
+    # What is computed again in the backward pass is exchanged again.
+    again = _exchanged(_log(2, gradient_checkpointing=True))
+    assert again["all_to_all", "backward"] == (2 * once[0], 2 * once[1])
+    assert _exchanged(_log(1)) == {}
+
+
+def test_a_mask_of_padding_stays_whole_on_each_rank() -> None:
+    padded, plain = (_log(4, is_padded=is_padded) for is_padded in (True, False))
+    more = [highest(live_lines(log, with_gradients=False), 2) for log in (padded, plain)]
+    assert more[0] - more[1] >= 2 * 256 * 256
+
+
+def test_a_model_that_ranks_cannot_share_is_refused_and_the_attention_put_back() -> None:
+    from transformers import AttentionInterface
+
+    before = AttentionInterface()["sdpa"]
+    with pytest.raises(UserError) as refused:
+        _log(2, heads=3)
+    assert refused.value.rule == "sequence-parallel-heads"
+    _log(2)
+    assert AttentionInterface()["sdpa"] is before
+
+
+def test_ranks_that_share_layers_hold_parts_of_them_and_sum_their_outputs() -> None:
+    whole, part = (_log(1, tensor_parallel_size=size) for size in (1, 2))
+    sizes = [{one.name: one.num_elements for one in log.parameters} for log in (whole, part)]
+    for name, elements in sizes[0].items():
+        is_whole = "norm" in name or "embed_tokens" in name
+        assert sizes[1][name] == elements // (1 if is_whole else 2), name
+    assert _flops(part) * 2 == _flops(whole)
+    tokens, hidden, layers, vocabulary = 2 * 256, 2 * 64, 4, 2 * 512
+    found = _exchanged(part)
+    # Outputs of attention and of the feed-forward block; gradients of inputs of five layers cut by columns.
+    assert found["all_reduce", "forward"] == (2 * layers, 2 * layers * tokens * hidden)
+    assert found["all_reduce", "backward"] == (5 * layers + 1, (5 * layers + 1) * tokens * hidden)
+    assert found["all_gather_into", "forward"] == (1, tokens * vocabulary // 2)
+
+
+def test_a_tied_head_stays_whole() -> None:
+    part = _log(1, tensor_parallel_size=2, tie_word_embeddings=True)
+    assert [one.num_elements for one in part.parameters if "embed" in one.name] == [512 * 64]
+
+
+def test_a_model_without_a_plan_of_its_cuts_is_not_estimated() -> None:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    from zerofit.models.trace.layer_parts import cut_layers
+    from zerofit.models.trace.parts import Absent
+
+    config = OPTConfig(vocab_size=64, hidden_size=16, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2)
+    with pytest.raises(UserError) as refused:
+        cut_layers(OPTForCausalLM(config), Absent(2))
+    assert refused.value.rule == "tensor-parallel-not-estimated"

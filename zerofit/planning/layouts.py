@@ -1,0 +1,167 @@
+"""Layouts: how ranks share the samples of one copy of the model, where data parallelism alone does not do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zerofit.core.errors import UserError
+from zerofit.core.plan import KINDS_OF_GROUPS
+from zerofit.planning.from_capture import on_other_ranks
+from zerofit.planning.search import OFFLOADED, ROOM_TIME, SAME_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.core.plan import Topology
+    from zerofit.core.request import Request
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.search import EstimatedStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The best strategy of one way to share samples."""
+
+    problem: Problem
+    """With the layout's topology."""
+    best: EstimatedStrategy | None
+    """The best that fits there, or the nearest; None where the model can't run so."""
+    refusal: str = ""
+    """Why it can't, in one phrase."""
+
+
+def compare_layouts(
+    problem: Problem, *, solve: Callable[[Problem], EstimatedStrategy | None]
+) -> tuple[Layout, ...]:
+    """Return data parallelism alone and every other layout, each with its best strategy.
+
+    Args:
+        problem: with whole samples on each rank.
+        solve: the best that fits, or the nearest.
+    """
+    found = []
+    for one in (problem, *other_layouts(problem)):
+        try:
+            found.append(Layout(problem=one, best=solve(one)))
+        except UserError as error:
+            found.append(Layout(problem=one, best=None, refusal=error.summary))
+    return tuple(found)
+
+
+def is_open(problem: Problem) -> bool:
+    """Return True if the user left open how ranks share samples, and there are several of them."""
+    return problem.topology.world_size > 1 and not _said(problem.request)
+
+
+def check_open(request: Request) -> None:
+    """Check that the user left open how ranks share samples.
+
+    Raises:
+        UserError: a flag says it.
+    """
+    if said := _said(request):
+        raise UserError(
+            "layouts-to-compare-with-one-given",
+            "a flag says which layout to take",
+            found=f"--compare-layouts with {', '.join(said)}",
+            why="layouts are compared to choose one of them",
+            fix=f"leave out {said[0]}, or --compare-layouts",
+        )
+
+
+def _said(request: Request) -> list[str]:
+    """Return the flags that say how ranks share samples."""
+    sizes = {kind: getattr(request, f"{kind}_parallel_size") for kind in KINDS_OF_GROUPS}
+    return [f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size is not None]
+
+
+def wants_layouts(chosen: EstimatedStrategy | None, tier_of: Callable[[Strategy], float]) -> bool:
+    """Return True if data parallelism alone fits nothing, or by offload or another training alone."""
+    return chosen is None or tier_of(chosen.strategy) >= OFFLOADED
+
+
+def other_layouts(problem: Problem) -> Iterator[Problem]:
+    """Yield the problem with each layout that can run, small groups first; the global batch stays.
+
+    Groups stay within a node: their ranks exchange activations in every layer.
+    """
+    topology, heads = problem.topology, problem.model.num_attention_heads
+    for size in range(2, topology.ranks_per_node + 1):
+        if topology.ranks_per_node % size == 0 and heads % size == 0 and problem.model.is_causal:
+            shared = _with_topology(problem, replace(topology, sequence_parallel_size=size))
+            if shared is not None:
+                yield shared
+
+
+def _with_topology(problem: Problem, topology: Topology) -> Problem | None:
+    """Return the problem on such groups; None where the script can't make its global batch there."""
+    size = problem.workload.global_batch_size
+    if problem.script is not None and size is None:
+        return None
+    sizes = {name: getattr(topology, name) for name in _names()}
+    request = replace(problem.request, global_batch_size=size, **sizes)
+    try:
+        return on_other_ranks(replace(problem, request=request), problem.machine, topology)
+    except UserError:
+        return None
+
+
+def _names() -> tuple[str, ...]:
+    return tuple(f"{kind}_parallel_size" for kind in KINDS_OF_GROUPS)
+
+
+def best_layout(
+    problem: Problem,
+    chosen: EstimatedStrategy | None,
+    *,
+    tier_of: Callable[[Strategy], float],
+    solve: Callable[[Problem], EstimatedStrategy | None],
+    presolve: Callable[[Problem], EstimatedStrategy | None] | None,
+) -> Problem | None:
+    """Return the problem with the layout that comes before the choice of data parallelism alone.
+
+    Args:
+        chosen: that choice; None where nothing fits.
+        solve: the best strategy that fits, by a trace; None where none does.
+        presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
+    """
+    taken, best = None, chosen
+    for shared in other_layouts(problem):
+        try:
+            found = solve(shared) if presolve is None or presolve(shared) else None
+        except UserError:
+            continue  # a model that can't be run in parts
+        if found is not None and (best is None or _comes_before(found, best, problem, tier_of)):
+            taken, best = shared, found
+    return taken
+
+
+def _comes_before(
+    one: EstimatedStrategy, other: EstimatedStrategy, problem: Problem, tier_of: Callable[[Strategy], float]
+) -> bool:
+    """Return True if a strategy of larger groups comes before one of smaller ones.
+
+    It does where it changes less, surely fits and takes little more time, or is faster by more than estimates
+    tell apart.
+    """
+    tier, other_tier = tier_of(one.strategy), tier_of(other.strategy)
+    if tier != other_tier:
+        return tier < other_tier
+    seconds, other_seconds = _seconds(one), _seconds(other)
+    is_close, other_is_close = _is_close(one, problem), _is_close(other, problem)
+    if is_close != other_is_close:
+        safe, risky = (other_seconds, seconds) if is_close else (seconds, other_seconds)
+        if safe <= risky * (1 + ROOM_TIME):
+            return other_is_close
+    return seconds * (1 + SAME_TIME) < other_seconds
+
+
+def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
+    return problem.is_close(one.estimate.device, one.estimate.host)
+
+
+def _seconds(one: EstimatedStrategy) -> float:
+    time = one.estimate.step_time
+    return 0.0 if time is None else time.seconds
