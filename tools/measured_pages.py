@@ -188,7 +188,7 @@ Parameter offload changed no answer; nvme answers as cpu does.
 - **other numbers**: the optimizer that was asked for runs, and shards change what it computes.
 - **WRONG**: another optimizer runs, and nothing says so.
 - **refused**: the run ends in an error.
-- **?**: nobody measured it, and nothing in the libraries decides it.
+- **?**: not measured, and nothing in the libraries decides it.
 
 A star marks what a CPU can't run, and the libraries' source decides.
 """

@@ -15,9 +15,9 @@ _HEAD = """\
 <!-- Written by `make docs` from zerofit/checking/rules/: edit the rules there. -->
 # Rules of zerofit check
 
-An **error** fails, hangs, or trains something else than was asked for. A **warning** runs, and something that
-was asked for does not happen, or other numbers come out. **Advice** runs right, and slower or larger than it
-could. `zerofit check --explain RULE` prints one rule of this page.
+An **error** fails, hangs, or trains something else than requested. A **warning** runs, but a setting has no
+effect, or results differ. **Advice** is correct, but slower or larger than necessary.
+`zerofit check --explain RULE` prints one rule of this page.
 
 """
 

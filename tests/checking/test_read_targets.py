@@ -35,5 +35,5 @@ def test_encodings(data: bytes, text: str) -> None:
 def test_bytes_that_are_no_text(data: bytes, why: str) -> None:
     with pytest.raises(Unreadable) as caught:
         decode_script(data)
-    assert caught.value.problem == "the file is no text in the encoding that it declares"
+    assert caught.value.problem == "the file is not text in its declared encoding"
     assert caught.value.why.startswith(f"Python can't read it: {why}")

@@ -68,7 +68,7 @@ def test_dry_run_prints_the_rungs_and_what_each_changes(run_zerofit: RunZerofit,
     finished = run_zerofit(*line.split(), cwd=tmp_path)
     assert finished.stdout == (
         "all-minilm-l6-v2 (BertForSequenceClassification, 22.7 M parameters), batch 4, length 128\n"
-        "on CPU, 2 timed steps a rung\n"
+        "on CPU, 2 timed steps per rung\n"
         "  baseline: changes nothing\n"
         "  + micro-batches of 2: micro_batch_size 4 -> 2, gradient_accumulation_steps 1 -> 2\n"
         "  + length 16: sequence_length 128 -> 16\n"
@@ -122,9 +122,9 @@ def test_a_ladder_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> 
     (folder / "out" / "ladder.json").write_text("{}")
     finished = run_zerofit("bench", "ladder", "--cpu", "--output", "out", cwd=folder)
     assert finished.stderr == (
-        "error[file-exists]: a file of that name is there and differs\n"
+        "error[file-exists]: the file exists and differs\n"
         "  found: out/ladder.json\n"
-        "  why:   it may hold work of yours\n"
+        "  why:   it may contain your work\n"
         "  fix:   write elsewhere with --output FOLDER, or overwrite with --force\n"
     )
     assert finished.returncode == 2
@@ -134,7 +134,7 @@ def test_a_plot_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> No
     pytest.importorskip("matplotlib")
     (folder / "ladder.png").write_bytes(b"mine")
     finished = run_zerofit("bench", "ladder", *_SIZES, "--plot", "ladder.png", "--dry-run", cwd=folder)
-    assert finished.stderr.startswith("error[file-exists]: a file of that name is there and differs\n")
+    assert finished.stderr.startswith("error[file-exists]: the file exists and differs\n")
     assert (finished.returncode, finished.stdout) == (2, "")
 
 

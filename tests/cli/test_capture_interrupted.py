@@ -30,7 +30,7 @@ def test_ctrl_c_while_the_script_is_looked_at_ends_with_a_sentence_and_no_child(
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (
         130,
-        "zerofit: looking at what train.py trains, up to its first step ...\n\n"
+        "zerofit: capturing what train.py trains, up to its first step ...\n\n"
         "zerofit: stopped by Ctrl-C; no training was started\n",
     )
     assert psutil.wait_procs(children, timeout=10)[1] == []

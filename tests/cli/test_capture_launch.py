@@ -263,7 +263,7 @@ def test_a_plan_file_for_other_arguments_is_held_against_what_the_script_trains_
     plan = plan_launch("--plan", "p.json", target=_OTHER, capture=same).plan
     assert plan.capture == for_plan(same)
     assert capsys.readouterr().err == (
-        "zerofit: p.json was made for `train.py --epochs 3`, and `train.py --epochs 3 --bs 4` is to run\n"
+        "zerofit: p.json was made for `train.py --epochs 3`, but this is `train.py --epochs 3 --bs 4`\n"
     )
     with pytest.raises(UserError) as error:
         plan_launch("--plan", "p.json", target=_OTHER, capture=replace(same, micro_batch_size=4))

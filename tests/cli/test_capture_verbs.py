@@ -224,10 +224,10 @@ def test_without_a_script_there_is_nothing_to_capture(run: _Run, folder: Path) -
     with pytest.raises(UserError) as error:
         run(check_module, "--capture", "ds_config.json")
     assert str(error.value) == (
-        "error[capture-needs-a-script]: there is not one script to run\n"
+        "error[capture-needs-a-script]: --capture needs exactly one script\n"
         "  found: --capture with 0 scripts\n"
-        "  why:   --capture runs the script among the targets up to where its training would begin\n"
-        "  fix:   name one script, with its arguments behind it, or leave out --capture"
+        "  why:   it runs the script among the targets up to where its training would begin\n"
+        "  fix:   name one script, followed by its arguments, or leave out --capture"
     )
 
 
@@ -261,9 +261,9 @@ def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: RunZerof
         (
             "raise ValueError('x')",
             1,
-            "if `python train.py` fails too, mend that; if not, leave out --capture",
+            "if `python train.py` fails too, fix that; if not, leave out --capture",
         ),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--lr'])", 2, "mend what stands after"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--lr'])", 2, "fix the arguments after"),
         ("print('hello')", 2, "or leave out --capture"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_file_that_is_named_and_missing_is_a_finding_at_the_naming_line(
     run_zerofit: RunZerofit, folder: Path
 ) -> None:
     finished = _check(run_zerofit, folder, "acc_gone.yaml")
-    headline = "error[named-file-missing]: a configuration that is named is not there"
+    headline = "error[named-file-missing]: a named configuration does not exist"
     assert f"{headline}\n  found: deepspeed_config_file: gone.json   (acc_gone.yaml:6)\n" in finished.stdout
     assert finished.returncode == 1
 
@@ -257,6 +257,6 @@ def test_a_file_for_fsdp_says_what_does_not_apply(run_zerofit: RunZerofit, tmp_p
     finished = run_zerofit("check", "a.yaml", cwd=tmp_path)
     num_deepspeed, num_others = len(DEEPSPEED_RULES), len(ALL_RULES) - len(DEEPSPEED_RULES)
     assert finished.stdout == (
-        "not checked: fsdp_config of a.yaml, which zerofit has no rules for; with distributed_type=FSDP its "
-        f"{num_deepspeed} rules of DeepSpeed do not apply\n\nok: a.yaml: {num_others} rules hold\n"
+        "not checked: fsdp_config of a.yaml, for which zerofit has no rules; with distributed_type=FSDP its "
+        f"{num_deepspeed} rules of DeepSpeed do not apply\n\nok: a.yaml: {num_others} rules passed\n"
     )

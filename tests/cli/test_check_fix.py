@@ -68,7 +68,7 @@ def test_what_is_mended_keeps_all_else_and_a_backup(run_zerofit: RunZerofit, tmp
     assert _texts(tmp_path) == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
     diff = _DIFF.format(name="ds.json").replace("\r\n", "\n")  # as Python reads a pipe
-    assert finished.stderr == f"{diff}zerofit: mended ds.json; as it was: ds.json.bak\n"
+    assert finished.stderr == f"{diff}zerofit: fixed ds.json; original: ds.json.bak\n"
     assert "deepspeed-key-misspelt" not in finished.stdout
 
 
@@ -104,7 +104,7 @@ def test_a_precision_is_taken_out_where_the_deepspeed_file_has_it(
 def test_nothing_to_mend(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json", _AFTER)
     finished = _fix(run_zerofit, tmp_path, "ds.json")
-    assert finished.stderr == "zerofit: nothing to mend: no finding has exactly one right answer\n"
+    assert finished.stderr == "zerofit: nothing to fix: no finding has exactly one right answer\n"
     assert _texts(tmp_path) == {"ds.json": _AFTER}
 
 
@@ -126,7 +126,7 @@ def test_a_link_stays_a_link_and_its_target_is_mended(run_zerofit: RunZerofit, t
     _write(tmp_path / "real/ds.json")
     (tmp_path / "link.json").symlink_to("real/ds.json")
     finished = _fix(run_zerofit, tmp_path, "link.json")
-    assert finished.stderr.endswith("zerofit: mended link.json; as it was: real/ds.json.bak\n")
+    assert finished.stderr.endswith("zerofit: fixed link.json; original: real/ds.json.bak\n")
     assert (tmp_path / "link.json").is_symlink()
     assert _texts(tmp_path / "real") == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
 
@@ -136,7 +136,7 @@ def test_a_read_only_file_is_refused_and_no_other_is_written(run_zerofit: RunZer
     _write(tmp_path / "b.json").chmod(0o440)
     finished = _fix(run_zerofit, tmp_path, "a.json", "b.json")
     assert finished.stderr.endswith(
-        "error[fix-not-written]: a file can't be mended\n"
+        "error[fix-not-written]: a file can't be fixed\n"
         "  found: b.json: it is read-only\n"
         "  why:   someone protected it from changes\n"
         "  fix:   make it writable, or see the change with check --fix --dry-run\n"
@@ -147,9 +147,9 @@ def test_a_read_only_file_is_refused_and_no_other_is_written(run_zerofit: RunZer
 
 def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = _write(tmp_path / "ds.json", "{}")
-    with pytest.raises(UserError, match="a file can't be mended") as error:
+    with pytest.raises(UserError, match="a file can't be fixed") as error:
         write_fixes((Fix(name=str(path), before='{"a": 1}', after='{"b": 1}'),))
-    assert error.value.found == f"{path}: it has changed since it was checked"
+    assert error.value.found == f"{path}: it has changed since the check"
     assert _texts(tmp_path) == {"ds.json": "{}"}
 
 
@@ -198,10 +198,10 @@ def test_edits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         find_fixes(_looking_at(path, *edits))
     assert str(error.value) == (
-        "error[fix-not-possible]: the file can't be mended\n"
+        "error[fix-not-possible]: the file can't be fixed\n"
         f"  found: {path}: two different changes of bf16.enabled are asked for\n"
-        "  why:   --fix changes only what has exactly one right answer, and nothing beside it\n"
-        "  fix:   change it by hand, as the findings of zerofit check say"
+        "  why:   --fix only makes changes with exactly one right answer\n"
+        "  fix:   change it manually, as described in the findings of zerofit check"
     )
 
 

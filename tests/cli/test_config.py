@@ -82,9 +82,9 @@ def test_a_file_that_differs_is_kept_unless_forced(
     (tmp_path / "ds_config.json").write_bytes(content)
     refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
     assert refused.stderr == (
-        "error[file-exists]: a file of that name is there and differs\n"
+        "error[file-exists]: the file exists and differs\n"
         "  found: ds_config.json\n"
-        "  why:   it may hold work of yours\n"
+        "  why:   it may contain your work\n"
         "  fix:   write elsewhere with --output-dir DIR, or overwrite with --force\n"
     )
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -254,4 +254,4 @@ def test_files_of_accelerate_and_deepspeed_are_imported(run_zerofit: RunZerofit,
         written = json.loads((tmp_path / source[:3] / "ds_config.json").read_text())
         assert written["zero_optimization"]["stage"] == stage
         assert "num_processes: 4" in (tmp_path / source[:3] / "accelerate.yaml").read_text()
-    assert run.stderr.startswith("zerofit: ds.json says engine deepspeed, zero_stage 1, precision bf16")
+    assert run.stderr.startswith("zerofit: ds.json sets engine deepspeed, zero_stage 1, precision bf16")

@@ -164,7 +164,7 @@ def test_table_document_and_plot_of_one_report(run_zerofit: RunZerofit, tmp_path
     )
     assert parts[1].splitlines()[1].split() == ["0-7", "170", "5.7%", "#" * 25]
     assert parts[2] == "mean 47.2, p50 47, p90 83, p95 88, p99 92, longest 92"
-    assert parts[3].startswith("Padding, in batches of 4, samples cut at 64\n")
+    assert parts[3].startswith("Padding, in batches of 4, samples truncated to 64\n")
     assert parts[5].splitlines()[1].startswith("  max_length          64 ")
     with Image.open(tmp_path / "p.png") as image:
         assert image.format == "PNG"
@@ -174,7 +174,7 @@ def test_table_document_and_plot_of_one_report(run_zerofit: RunZerofit, tmp_path
     again = run_zerofit(*line.split(), cwd=tmp_path)
     assert (again.returncode, again.stderr.splitlines()[0]) == (
         2,
-        "error[file-exists]: a file of that name is there and differs",
+        "error[file-exists]: the file exists and differs",
     )
 
 
@@ -185,8 +185,8 @@ def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
     assert finished.stdout.startswith("a.jsonl: words (not tokens) of the column text\n")
     assert "recommended" not in finished.stdout
     assert finished.stdout.endswith(
-        "These are words, not tokens: the shares are near to those of tokens, the lengths are not.\n"
-        "Give --tokenizer for a maximum length and a recommendation.\n"
+        "These are words, not tokens: the shares are close to those of tokens, the lengths are not.\n"
+        "Use --tokenizer for a maximum length and a recommendation.\n"
     )
 
 

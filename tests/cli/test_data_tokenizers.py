@@ -42,8 +42,8 @@ def test_a_slow_tokenizer_counts_the_same_and_is_told(
     expected = sorted(len(slow(text)["input_ids"]) for text in _TEXTS)
     assert document["histogram"] == [[length, 1] for length in expected]
     assert document["notes"] == [
-        "slow runs in Python, in one process: dataset.map(..., num_proc=8) tokenizes in several, "
-        "and its ids are counted as they are",
+        "slow runs in Python, in one process: dataset.map(..., num_proc=8) tokenizes in several, and its "
+        "ids can then be counted",
         "1 sample of empty text",
     ]
 

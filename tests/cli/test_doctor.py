@@ -128,8 +128,8 @@ def test_gpus_that_can_not_be_read_are_a_warning() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--nvme-path .", "--nvme-path names a disk for --calibrate to measure: add that"),
-        ("--observations --calibrate", "--observations lists what runs needed, and measures nothing"),
+        ("--nvme-path .", "--nvme-path needs --calibrate, which measures the disk"),
+        ("--observations --calibrate", "--observations lists what runs needed, without measuring"),
         ("--calibrate --nvme-path no/such/folder", "error[nvme-path-unusable]: nothing can be written to"),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_was_measured_is_printed_even_where_it_can_not_be_kept(
     if is_writable:
         assert told.startswith(f"zerofit: wrote {cache}/zerofit/rates-")
     else:
-        assert told.startswith("zerofit: what was measured is not kept, and zerofit plan will not know it: ")
+        assert told.startswith("zerofit: the measurements can't be stored for zerofit plan: ")
 
 
 def test_a_calibration_stands_in_the_json() -> None:

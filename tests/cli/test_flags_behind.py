@@ -45,9 +45,9 @@ def test_script_that_ignores_its_arguments_does_not_train(run_zerofit: RunZerofi
     run = run_zerofit("launch", *line.split(), cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr == (
-        "error[flag-behind-script]: a flag of zerofit's stands behind train.py, which does not know it\n"
+        "error[flag-behind-script]: a zerofit flag follows train.py, which does not know it\n"
         "  found: train.py ... --cpu, --dry-run, --zero_stage\n"
-        "  why:   words behind the script are its own, and its source names no "
+        "  why:   arguments after the script belong to it, but its source has no "
         "--cpu, --dry-run, --zero_stage\n"
         "  fix:   zerofit launch --cpu --dry-run --zero_stage 3 train.py --epochs 3 x\n"
     )

@@ -39,7 +39,7 @@ def _tokens(line: str, *more: str, stdin: str | None = None) -> list[dict[str, A
     [
         (
             "--chat-template silent.jinja",
-            "--chat-template silent.jinja changes nothing: no prompt is a chat without --chat",
+            "--chat-template silent.jinja has no effect: without --chat no prompt is a chat",
         ),
         ("--chat-template prompts.txt --chat", None),
     ],
@@ -77,7 +77,7 @@ def test_a_decoder_has_a_position_for_its_start(generate_folder: Path) -> None:
         "completion-too-long",
         "at most 96 new tokens, and the decoder's start token",
     )
-    assert refused.fix == "give --max-new-tokens 95 or less"
+    assert refused.fix == "set --max-new-tokens to 95 or less"
 
 
 def test_a_length_of_the_models_config_is_said_to_be_its(
@@ -319,7 +319,7 @@ def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_ov
     _unfinished(job)
     finished = run_zerofit("generate", *_LINE.split(), cwd=generate_folder)
     assert (finished.returncode, finished.stdout) == (0, "")
-    assert "zerofit: 1 of 2 prompts are done already" in finished.stderr
+    assert "zerofit: 1 of 2 prompts are already done" in finished.stderr
     assert re.search(
         r"^zerofit: 1 prompt \(of 2; the others were done before\), 8 new tokens in ", finished.stderr, re.M
     )

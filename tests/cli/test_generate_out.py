@@ -40,7 +40,7 @@ def test_a_run_that_is_going_on_stops_another_and_its_dry_run(generate_folder: P
 
 def test_a_dry_run_says_what_is_done_already(generate_folder: Path) -> None:
     _unfinished(_job(_LINE))
-    assert _run(_LINE).stderr.splitlines()[-1] == "zerofit: 1 of 2 prompts are done already"
+    assert _run(_LINE).stderr.splitlines()[-1] == "zerofit: 1 of 2 prompts are already done"
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_sampling_goes_on_in_the_batches_in_which_it_began(generate_folder: Path
     again = _job(on_two_ranks)
     assert (again["batch_size"], again["fingerprint"]) == (2, job["fingerprint"])
     parts = Path(f"{job['out']}.parts").name
-    why = f"batch 2: that of the unfinished results in {parts}: other batches draw other tokens"
+    why = f"batch 2: from the unfinished results in {parts}: other batches sample other tokens"
     assert why in _run(on_two_ranks).stderr.splitlines()
     refused = _error(_SAMPLED, "--batch-size", "1")
-    assert refused.found.endswith("in batches of 2 prompts, and 1 are asked for")
+    assert refused.found.endswith("in batches of 2 prompts, but 1 are requested")
     assert refused.fix.endswith("if batches alone differ: --batch-size 2")
 
 
@@ -89,7 +89,7 @@ def test_batches_of_unfinished_results_that_no_longer_fit_are_said(generate_fold
     _unfinished({**_job(_SAMPLED), "batch_size": 10**12})
     refused = _error(_SAMPLED)
     assert refused.rule == "nothing-fits"
-    assert refused.fix == "rm -r out.jsonl.parts, to begin anew in smaller batches"
+    assert refused.fix == "rm -r out.jsonl.parts, to restart with smaller batches"
 
 
 def test_greedy_goes_on_in_any_batches(generate_folder: Path) -> None:
@@ -119,12 +119,12 @@ def test_a_dry_run_shows_the_first_of_many_prompts(generate_folder: Path) -> Non
         (
             {"out.jsonl.parts/start1-rank0.jsonl": '{"index": 3}\n{"in'},
             True,
-            "1 of 9 prompts are done, and kept: the same command goes on from them",
+            "1 of 9 prompts are done: the same command resumes",
         ),
         (
             {"out.jsonl.parts/start1-rank0.jsonl": '{"index": 3}\n{"in'},
             False,
-            "1 of 9 prompts are done, and kept: the same command with --out OUT goes on from them",
+            "1 of 9 prompts are done: the same command with --out OUT resumes",
         ),
     ],
 )
@@ -171,6 +171,6 @@ def test_results_that_nobody_takes_are_said_to_be_in_their_file(
         exit_code,
         "error[generate-stdout-not-writable]: the results can't be written to standard output\n"
         f"  found: --out -: {found}\n"
-        "  why:   what reads it has gone, or the disk behind it is full\n"
+        "  why:   its reader has exited, or its disk is full\n"
         f"  fix:   all results are in {out}\n",
     )

@@ -40,9 +40,9 @@ def test_line_of_accelerate_trains(run_zerofit: RunZerofit, folder: Path) -> Non
     assert run.returncode == 0, run.stderr
     assert "trained on 2 MULTI_CPU ['--lr', '1']" in run.stdout
     assert run.stderr.splitlines()[:2] == [
-        "zerofit: the launch line is read as: zerofit launch --num-processes 2 --cpu --engine native "
+        "zerofit: the command is equivalent to: zerofit launch --num-processes 2 --cpu --engine native "
         "train.py --lr 1",
-        "zerofit: without --multi_gpu: zerofit does by itself what that says",
+        "zerofit: without --multi_gpu, which zerofit handles itself",
     ]
 
 
@@ -104,7 +104,7 @@ def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: RunZerofit, folde
     line = "--cpu --dry-run --num_processes 2 --zero_stage 1 --deepspeed ds.json train.py"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
     assert said[0] == (
-        "zerofit: ds.json says engine deepspeed, zero_stage 2, optimizer_offload cpu; not taken: scheduler"
+        "zerofit: ds.json sets engine deepspeed, zero_stage 2, optimizer_offload cpu; not used: scheduler"
     )
     assert "engine DDP DeepSpeed ZeRO-1 --zero-stage says so" in said
 
@@ -116,7 +116,7 @@ def test_deepspeed_file_of_the_script_is_followed_where_nothing_is_planned(
     line = "--cpu --dry-run --num_processes 2 train.py --deepspeed ds.json"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
     # What the file has beside it stays: the script reads it itself.
-    assert said[0] == "zerofit: ds.json says engine deepspeed, zero_stage 2, optimizer_offload cpu"
+    assert said[0] == "zerofit: ds.json sets engine deepspeed, zero_stage 2, optimizer_offload cpu"
     assert said[1] == "zerofit: strategy: DeepSpeed ZeRO-2, optimizer on cpu, fp32 on 2 CPU ranks"
 
 
@@ -126,8 +126,8 @@ def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: RunZero
     line = "--cpu --dry-run --num_processes 4 --deepspeed ds.json train.py"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
     assert said[0] == (
-        "zerofit: ds.json says engine deepspeed, zero_stage 1, tensor_parallel_size 2; "
-        "not taken: tensor_parallel.tp_overlap_comm"
+        "zerofit: ds.json sets engine deepspeed, zero_stage 1, tensor_parallel_size 2; not "
+        "used:tensor_parallel.tp_overlap_comm"
     )
     assert "zerofit: strategy: DeepSpeed ZeRO-1, fp32 on 4 CPU ranks in tensor-parallel groups of 2" in said
 
@@ -154,10 +154,10 @@ def test_plan_replaces_the_strategy_of_a_file(run_zerofit: RunZerofit, folder: P
         (
             "distributed_type: FSDP\n",
             """\
-error[fsdp-not-taken]: zerofit shards by ZeRO, not by FSDP
+error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
   found: distributed_type: FSDP   (acc.yaml)
   why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
-  fix:   say ranks and precision by flags in place of acc.yaml; --zero-stage 3 asks for what FULL_SHARD does
+  fix:   set ranks and precision by flags instead of acc.yaml; --zero-stage 3 corresponds to FULL_SHARD
 """,
         ),
         (
@@ -165,8 +165,8 @@ error[fsdp-not-taken]: zerofit shards by ZeRO, not by FSDP
             """\
 error[config-file-missing]: there is no such configuration file
   found: acc.yaml
-  why:   no file of that name stands where the launch is started
-  fix:   name a file that is there
+  why:   the current folder has no such file
+  fix:   name an existing file
 """,
         ),
     ],

@@ -114,10 +114,10 @@ def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: RunZero
         line = f"launch --cpu --nnodes 2 --node_rank 0 --master_addr localhost --master_port {port} train.py"
         finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
     assert finished.stderr == (
-        "error[port-taken]: the port on which the nodes meet can't be used\n"
+        "error[port-taken]: the port for the nodes' rendezvous can't be used\n"
         f"  found: --main-process-port {port}\n"
         "  why:   another process listens on it\n"
-        "  fix:   name a free port, the same on every node\n"
+        "  fix:   set a free port, the same on every node\n"
     )
     assert (finished.returncode, finished.stdout) == (2, "")
     assert _tree(folder) == before
@@ -171,7 +171,7 @@ def test_debug_shows_every_error(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
     rules = re.findall(r"error\[([a-z0-9-]+)\]", finished.stderr)
     assert rules == ["nvme-needs-path", "nvme-offload-needs-zero3", "param-offload-needs-zero3"]
-    assert "ExceptionGroup: combinations that do not work" in finished.stderr
+    assert "ExceptionGroup: combinations that don't work" in finished.stderr
 
 
 def test_debug_shows_the_traceback_of_an_error(run_zerofit: RunZerofit, folder: Path) -> None:

@@ -78,9 +78,9 @@ def test_what_is_assumed_goes_to_stderr(run_zerofit: RunZerofit, folder: Path) -
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--nvme", "7T")
     assert finished.stderr == (
         "zerofit: assumed: 240.0 GiB of host memory on each node, 1.5 times that of its GPUs: "
-        "say --host-ram\n"
-        "zerofit: assumed: 24 CPU cores on each node, 6 a GPU: say --cpu-cores\n"
-        "zerofit: assumed: 100 GB/s from and to the host memory of each node: say --host-bandwidth\n"
+        "set --host-ram\n"
+        "zerofit: assumed: 24 CPU cores on each node, 6 per GPU: set --cpu-cores\n"
+        "zerofit: assumed: 100 GB/s of host memory bandwidth on each node: set --host-bandwidth\n"
     )
 
 
@@ -127,9 +127,9 @@ def test_a_plan_that_differs_is_not_written_over(run_zerofit: RunZerofit, folder
     flags = ("--fast", *_BERT, *_A100, "--output", "plan.json")
     finished = _plan(run_zerofit, folder, *flags)
     assert finished.stderr == (
-        "error[file-exists]: a file of that name is there and differs\n"
+        "error[file-exists]: the file exists and differs\n"
         "  found: plan.json\n"
-        "  why:   it may hold work of yours\n"
+        "  why:   it may contain your work\n"
         "  fix:   write elsewhere with --output FILE, or overwrite with --force\n"
     )
     assert ((folder / "plan.json").read_text(), finished.stdout, finished.returncode) == ("mine", "", 2)
@@ -249,7 +249,7 @@ def test_a_plot_is_drawn_and_not_written_over(run_zerofit: RunZerofit, folder: P
     assert (first.returncode, forced.returncode) == (0, 0), first.stderr
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.startswith("error[file-exists]: a file of that name is there and differs\n")
+    assert again.stderr.startswith("error[file-exists]: the file exists and differs\n")
     assert "overwrite with --force" in again.stderr
 
 
@@ -270,7 +270,7 @@ def test_without_matplotlib_a_plot_is_refused(run_zerofit: RunZerofit, folder: P
     assert finished.stderr == (
         "error[plots-missing]: plots need matplotlib\n"
         "  found: --plot plan.png, and no matplotlib in this environment\n"
-        "  why:   zerofit does not bring it, as only plots need it\n"
+        "  why:   zerofit does not install it, as only plots need it\n"
         "  fix:   pip install 'zerofit[plots]', or leave out --plot\n"
     )
     assert finished.returncode == 2

@@ -47,7 +47,7 @@ def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
     assert to_launch.rendezvous.gpu_ids == "0"
     _tell(to_launch, Console())
     assert capsys.readouterr().err.endswith(
-        "zerofit: one rank uses GPU 0 alone: with more in sight Trainer would spread over them all\n"
+        "zerofit: one rank uses only GPU 0: with more visible, Trainer would use them all\n"
     )
 
 

@@ -59,10 +59,10 @@ def test_a_cluster_out_of_reach_is_no_refusal(tmp_path: Path, says: str, error: 
     path = _kubectl(tmp_path, f"echo '{says}' >&2; exit 1")
     done = run_command((*_SUBMIT, *_NODES, "loop.py", "4", "0"), tmp_path, PATH=path)
     assert done.exit_code == 1
-    what = "kubectl does not reach its scheduler" if error else "kubectl has refused"
+    what = "kubectl can't reach its scheduler" if error else "kubectl refused the request"
     assert f"error[scheduler-{'unreachable' if error else 'refused'}]: {what}\n" in done.stderr
     assert says in done.stderr
-    assert ("`kubectl cluster-info` says if one answers" in done.stderr) == bool(error)
+    assert ("`kubectl cluster-info` tells if one responds" in done.stderr) == bool(error)
 
 
 def test_a_dry_run_shows_the_job_and_not_the_plan(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_dry_run_shows_the_job_and_not_the_plan(tmp_path: Path) -> None:
     assert "kind: TrainJob" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("kubectl create --output=name --filename=")
     assert "activeDeadlineSeconds" not in done.stdout  # of ranks on the CPU nobody predicts it
-    assert "--cpu: host memory is asked for as the plan on GPUs needs it, and no GPU" in done.stderr
+    assert "--cpu: host memory is requested as for the plan on GPUs, but no GPU" in done.stderr
 
 
 def test_an_output_folder_beside_the_volume_is_named(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_an_output_folder_beside_the_volume_is_named(tmp_path: Path) -> None:
     words = ("--dry-run", "--volume", "checkpoints:/data", *_NODES)
     done = run_command((*_SUBMIT, *words, "trainer.py", "4", "0"), tmp_path).check()
     assert (
-        "checkpoints go to out, which is lost with its node: --volume keeps what is below /data; "
-        "have the script write to /data/out" in done.stderr
+        "checkpoints go to out, which is lost with its node: --volume only keeps /data; make the script "
+        "write to /data/out" in done.stderr
     )
 
 

@@ -26,13 +26,13 @@ def test_a_run_of_this_machine_is_seen_followed_and_cancelled(tmp_path: Path) ->
     assert f"run:    zerofit-runs/{launch.run_folder.name}" in status
     assert "end:    it runs" in status
     cancelled = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path).check()
-    assert cancelled.stderr == f"zerofit: process {process.pid}, which runs it, is told to end\n"
+    assert cancelled.stderr == f"zerofit: process {process.pid} of the run was told to end\n"
     assert launch.end()[0] == 128 + 15
     status = run_command((*_ZEROFIT, "runs", "status", launch.run_folder.name), tmp_path).check().stdout
     assert "exit code 143: stopped by SIGTERM" in status
     again = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path)
     assert again.exit_code == 1
-    assert "error[run-not-running]: the run does not run here" in again.stderr
+    assert "error[run-not-running]: the run is not running here" in again.stderr
 
 
 def test_a_killed_zerofit_is_seen_by_every_verb(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_killed_zerofit_is_seen_by_every_verb(tmp_path: Path) -> None:
     launch.end()
     assert_all_gone(below)
 
-    killed = f"zerofit itself, process {process.pid}, has ended without a record: it was killed"
+    killed = f"zerofit itself, process {process.pid}, ended without a record: it was killed"
     assert f"no record  {name}\n" in run_command((*_ZEROFIT, "runs", "list"), tmp_path).check().stdout
     status = run_command((*_ZEROFIT, "runs", "status"), tmp_path).check().stdout
     assert status.endswith(f"end:    {killed}\n")
@@ -60,7 +60,7 @@ def test_a_killed_zerofit_is_seen_by_every_verb(tmp_path: Path) -> None:
     assert "error[log-missing]: the run has printed nothing\n" in logs.stderr
     assert f"why:   {killed}\n" in logs.stderr
     explained = run_command((*_ZEROFIT, "explain", str(launch.run_folder)), tmp_path).check().stdout
-    assert explained == f"no log says why: {killed}\n"
+    assert explained == f"no log has the reason: {killed}\n"
     pruned = run_command((*_ZEROFIT, "runs", "prune", "--keep-last", "0"), tmp_path).check()
     assert "removed 1 runs" in pruned.stderr
     assert list((tmp_path / "zerofit-runs").glob("2*")) == []

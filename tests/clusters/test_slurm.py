@@ -127,6 +127,6 @@ def test_what_slurm_refuses_is_told_and_leaves_nothing(cluster: SlurmCluster, tm
     command = ("submit", "--on", "slurm", *_NODES, "--partition", "none", "loop.py", "1", "0")
     done = cluster.run(*_ZEROFIT, *command, folder=tmp_path)
     assert done.returncode == 1
-    assert "error[scheduler-refused]: sbatch has refused" in done.stderr
+    assert "error[scheduler-refused]: sbatch refused the request" in done.stderr
     assert "invalid partition" in done.stderr.lower()
     assert list((tmp_path / "zerofit-runs").glob("2*")) == []

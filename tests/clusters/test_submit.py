@@ -71,7 +71,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
         (
             ("--gpus", "1xH100", "--env", "NOT_SET_HERE", "loop.py"),
             (),
-            "error[env-not-set]: there is no such variable to pass on",
+            "error[env-not-set]: the variable to pass on is not set",
         ),
         (("--gpus", "1xH100", "--time", "soon", "loop.py"), (), "error[bad-value]: --time can't be 'soon'"),
         (("--gpus", "1xH100", "--time", "12:00", "loop.py"), (), "error[bad-value]: --time can't be '12:00'"),
@@ -88,7 +88,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
         (
             ("--gpus", "1xH100", "accelerate", "launch", "loop.py"),
             (),
-            "error[launcher-in-place-of-script]: a launcher is no training script",
+            "error[launcher-in-place-of-script]: a launcher is not a training script",
         ),
         (
             ("--gpus", "1xH100", "--image", "i:1", "loop.py"),

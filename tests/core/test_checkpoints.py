@@ -98,7 +98,7 @@ _DAMAGES = [
         None,
         "scheduler.bin is empty",
     ),
-    (_flip, "scheduler.bin has other content than was saved", None),
+    (_flip, "scheduler.bin differs from what was saved", None),
 ]
 
 
@@ -114,7 +114,7 @@ def test_a_damage_is_named(
     if with_manifest is None and without is not None:
         size = (committed / "scheduler.bin").stat().st_size
         assert found is not None
-        assert found.startswith(f"scheduler.bin has {size} bytes, and was saved with ")
+        assert found.startswith(f"scheduler.bin has {size} bytes, but was saved with")
     else:
         assert found == with_manifest
     assert inspect_checkpoint(plain).problem == without

@@ -135,9 +135,9 @@ def _without(path: str) -> str:
     return json.dumps(document)
 
 
-_CUT = "it is not whole JSON, as of a write that was cut short"
+_CUT = "it is incomplete JSON, as after an interrupted write"
 _OTHER_VERSION = "this zerofit reads plan files of version 1"
-_FIELDS = "every field must be known, of its type and in its range"
+_FIELDS = "every field must be known, of the right type and in range"
 
 
 def _check_refusal(text: str, found: str, why: str) -> None:
@@ -147,7 +147,7 @@ def _check_refusal(text: str, found: str, why: str) -> None:
         "error[plan-file-broken]: the plan file can't be read\n"
         f"  found: {found}   (runs/plan.json)\n"
         f"  why:   {why}\n"
-        "  fix:   write the plan anew, or leave out --plan"
+        "  fix:   write the plan again, or leave out --plan"
     )
     assert error.value.exit_code == 2
 

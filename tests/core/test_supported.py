@@ -120,9 +120,9 @@ def test_what_is_out_of_range_or_missing_is_named_with_its_range_and_the_command
         huggingface_hub="1.3.0",
     )
     assert str(unsupported(versions, ALWAYS_USED)) == (
-        "error[version-unsupported]: a library is missing, or of a version that zerofit does not run on\n"
+        "error[version-unsupported]: a library is missing, or has an unsupported version\n"
         "  found: torch 2.5.1+cu121, no deepspeed, transformers 4.57.6\n"
-        "  why:   zerofit runs on torch>=2.8, deepspeed>=0.18.3,<0.20, transformers>=5.0,<6\n"
+        "  why:   zerofit supports torch>=2.8, deepspeed>=0.18.3,<0.20, transformers>=5.0,<6\n"
         "  fix:   pip install 'torch>=2.8' 'deepspeed>=0.18.3,<0.20' 'transformers>=5.0,<6'"
     )
 

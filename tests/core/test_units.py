@@ -51,7 +51,7 @@ def test_text_to_bytes(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "512", "G", "1Q", "-1G", "1Gi", "1,5T", "1e3G", "1GG", "512 Gigs"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size with a unit, such as"):
+    with pytest.raises(ValueError, match="is not a size with a unit, such as"):
         parse_bytes(text)
 
 
@@ -79,7 +79,7 @@ def test_text_to_rate(text: str, bytes_per_s: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "400", "400G", "400G/s", "400GB", "fast"])
 def test_what_is_no_rate_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no rate with a unit, such as"):
+    with pytest.raises(ValueError, match="is not a rate with a unit, such as"):
         parse_bytes_per_s(text)
 
 

@@ -132,8 +132,8 @@ def test_a_sample_that_is_longer_than_a_batch_is_refused() -> None:
     assert str(caught.value) == (
         "error[sample-longer-than-batch]: a sample does not fit into a batch\n"
         "  found: a sample of 99 tokens, 104 with padding, and max_tokens=100\n"
-        "  why:   a batch holds one sample at least\n"
-        "  fix:   give max_tokens of 104 or more, or cut the samples"
+        "  why:   a batch has at least one sample\n"
+        "  fix:   pass max_tokens of 104 or more, or truncate the samples"
     )
 
 

@@ -139,7 +139,7 @@ def test_a_seq2seq_models_decoder_gets_its_inputs() -> None:
             english,
             "error[unknown-task]: there is no collator for causal-ml\n"
             "  found: task='causal-ml'\n"
-            "  why:   a collator knows what becomes of labels, and each task has its own\n"
+            "  why:   each task has its own collator, which makes the labels\n"
             "  fix:   take causal-lm",
         ),
         ("packed-causal-lm", english, "error[packing-needs-model]: documents share rows"),

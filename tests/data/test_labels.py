@@ -74,7 +74,7 @@ def test_tags_that_are_ignored_stay_so() -> None:
         (
             NAMES,
             [[1]],
-            "error[words-and-tags-differ]: a row has not as many tags as words\n"
+            "error[words-and-tags-differ]: the numbers of tags and words differ in a row\n"
             "  found: row 0 of the batch: 2 words in tokens, 1 tags in ner_tags\n",
         ),
     ],
@@ -87,7 +87,7 @@ def test_what_cannot_be_carried_on_is_refused(names: tuple[str, ...], tags: list
 
 def test_aligned_by_hand_too_few_tags_are_refused() -> None:
     encodings = english()([["banking", "york"]], is_split_into_words=True)
-    with pytest.raises(UserError, match="a row has not as many tags as words"):
+    with pytest.raises(UserError, match="the numbers of tags and words differ in a row"):
         align_labels(encodings, [[3]], names=NAMES)
 
 
@@ -95,9 +95,9 @@ def test_a_slow_tokenizer_is_refused(tmp_path) -> None:
     vocabulary = english().get_vocab()
     (tmp_path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
     slow = BertTokenizerLegacy(str(tmp_path / "vocab.txt"))
-    with pytest.raises(UserError, match="does not say which word a token belongs to"):
+    with pytest.raises(UserError, match="does not report the word of each token"):
         tokenize_and_align(ENGLISH, slow, names=NAMES)
-    with pytest.raises(UserError, match="does not say which word a token belongs to"):
+    with pytest.raises(UserError, match="does not report the word of each token"):
         align_labels(slow(ENGLISH["tokens"], is_split_into_words=True), ENGLISH["ner_tags"], names=NAMES)
 
 

@@ -140,7 +140,7 @@ def test_with_a_cache_documents_see_each_other_so_it_is_switched_off() -> None:
     alone = model(input_ids=torch.tensor([second])).logits[0]
     assert (model(input_ids=ids, position_ids=positions).logits[0, 9:] - alone).abs().max() > 1e-2
     assert keep_documents_apart(model) == (
-        "the model's cache is off: with it, packed documents see each other",
+        "the model's cache is switched off: with it, packed documents attend to each other",
     )
     assert (model(input_ids=ids, position_ids=positions).logits[0, 9:] - alone).abs().max() < 1e-5
     assert keep_documents_apart(model) == ()
@@ -161,7 +161,7 @@ def test_what_is_said_of_a_family_is_so(family: str, monkeypatch: pytest.MonkeyP
                 alone = model(input_ids=ids[:, 9:]).logits[0]
             torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
         else:
-            with pytest.raises(UserError, match="packed documents see each other"):
+            with pytest.raises(UserError, match="packed documents attend to each other"):
                 keep_documents_apart(model)
 
 
@@ -169,7 +169,7 @@ def test_a_family_that_mixes_is_refused_before_any_batch() -> None:
     with pytest.raises(UserError) as caught:
         collator_for("packed-causal-lm", byte_level(), model=_model("opt"))
     assert str(caught.value).startswith(
-        "error[packing-mixes-documents]: packed documents see each other in OPTForCausalLM\n"
+        "error[packing-mixes-documents]: packed documents attend to each other in OPTForCausalLM\n"
         "  found: opt with eager attention, measured for its family\n"
     )
 
@@ -178,7 +178,7 @@ def test_an_unknown_family_without_weights_is_told_of() -> None:
     with torch.device("meta"):
         model = _model("gpt_neox_japanese")
     assert keep_documents_apart(model)[-1] == (
-        "nothing is known of packing with gpt_neox_japanese: its weights are not there to try it"
+        "packing with gpt_neox_japanese is untested: its weights are not available for a test"
     )
 
 

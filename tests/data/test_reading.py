@@ -28,11 +28,11 @@ def _texts(path: Path) -> list[Any]:
     ("name", "text", "found"),
     [
         ("a.json", '[{"text": "a"},\n {"text": c}]', "Expecting value: line 2 column 11 (char 26)"),
-        ("a.json", '[{"text": "a"},\n7]', "entry 2 of the list is no object: 7"),
+        ("a.json", '[{"text": "a"},\n7]', "entry 2 of the list is not an object: 7"),
         ("a.json", '{\n "data": [\n {"text": "a"}]}', "line 1: expecting property name enclosed in double"),
         ("a.jsonl", '{"text": "a"}\n\n7\n', "line 3: no object: 7"),
         ("a.jsonl", "[" * 100_000, "line 1: mappings and lists are nested too deep"),
-        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: a string holds a lone surrogate"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: a string contains a lone surrogate"),
         ("a.csv", 'text\na\n"never closed\nb\nc\n', "Error tokenizing data. C error: EOF inside string"),
         ("b.jsonl", '{"other": 1}\n' * 200 + '{"text": "late"}\n', "no column text"),
         ("b.csv", "other\n1\n", "no column text"),
@@ -55,7 +55,7 @@ def test_a_cut_off_file_is_told(tmp_path: Path, name: str, share: float) -> None
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     with pytest.raises(UserError) as caught:
         _texts(path)
-    assert (caught.value.rule, caught.value.fix) == ("data-file-broken", "store it anew")
+    assert (caught.value.rule, caught.value.fix) == ("data-file-broken", "store it again")
 
 
 def test_bytes_read_come_to_the_size_of_the_file(tmp_path: Path) -> None:

@@ -169,9 +169,9 @@ def test_the_batches_of_one_rank_are_not_dealt_again() -> None:
     with pytest.raises(UserError) as caught:
         prepared(LengthGroupedBatches(range(1, 41), batch_size=4, num_ranks=2, rank=0))
     assert str(caught.value) == (
-        "error[batches-dealt-twice]: accelerate is given the batches of one rank\n"
+        "error[batches-dealt-twice]: accelerate gets the batches of one rank\n"
         "  found: rank=0 of 2 ranks, in a DataLoader for accelerate\n"
-        "  why:   it deals them to the ranks once more, and most samples would never be read\n"
+        "  why:   it would distribute them over the ranks again, and most samples would never be read\n"
         "  fix:   leave rank out: LengthGroupedBatches(..., num_ranks=2)"
     )
 
@@ -245,4 +245,4 @@ def test_rows_of_tensors_go_back_to_their_samples_and_missing_ones_are_told() ->
     with pytest.raises(UserError) as caught:
         batches.in_input_order([[1, 2]])
     assert caught.value.found == "2 results of 5 samples"
-    assert "with several ranks give batch_size without max_tokens" in caught.value.fix
+    assert "with several ranks use batch_size without max_tokens" in caught.value.fix

@@ -153,7 +153,7 @@ def test_a_node_without_its_gpus_is_named_on_every_node(cluster: Cluster) -> Non
     cluster.start(0, 1)
     assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
     for node in (0, 1):
-        error = f"error[node-without-its-gpus]: {cluster.name(0)} has not the GPUs of the plan"
+        error = f"error[node-without-its-gpus]: {cluster.name(0)} lacks the GPUs of the plan"
         assert error in cluster.said(node)
         assert "no GPU; the plan is for 1 x NVIDIA H100 80GB HBM3" in cluster.said(node)
 
@@ -166,7 +166,7 @@ def test_a_wrong_address_is_named_on_every_node(cluster: Cluster, address: str) 
     cluster.start(1, address=wrong)
     assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
     assert "error[node-missing]: node 1 of 2 did not come" in cluster.said(0)
-    assert "error[node-unreachable]: node 0 does not answer" in cluster.said(1)
+    assert "error[node-unreachable]: node 0 does not respond" in cluster.said(1)
     assert f"{cluster.name(1)} can't reach node 0 at {wrong}, port {_PORT}" in cluster.said(1)
     assert "frame #" not in cluster.said(1)
 
@@ -178,7 +178,7 @@ def test_nodes_with_other_plans_are_told_apart(cluster: Cluster) -> None:
     cluster.start(1, folder=other)
     assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
     for node in (0, 1):
-        assert "error[nodes-differ-in-plan]: the nodes do not have the same plan" in cluster.said(node)
+        assert "error[nodes-differ-in-plan]: the nodes differ in their plan" in cluster.said(node)
         assert cluster.name(1) in cluster.said(node)
 
 

@@ -107,8 +107,9 @@ def test_ranks_gather_where_the_fullest_has_room_and_where_the_user_says_so(
     [
         "zerofit: gathers 48.4 KiB of weights on each rank once for the call: ",
         "zerofit: gathers 61.8 KiB of weights on each rank once for the call: ",
-        "zerofit: weights come layer by layer for each token, as 48.4 KiB of weights on each rank would be ",
-        "zerofit: gathers 48.4 KiB of weights on each rank once for the call, as gather=always says, and ",
+        "zerofit: weights are gathered layer by layer for each token, since 48.4 KiB of weights on each "
+        "rank would be ",
+        "zerofit: gathers 48.4 KiB of weights on each rank once for the call, because of gather=always, and ",
     ],
 )
 def test_rank_0_says_once_a_model_what_was_decided(said: str, few: tuple[dict[str, Answers], str]) -> None:

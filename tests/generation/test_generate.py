@@ -69,7 +69,7 @@ _ANSWERS: dict[str, Callable[[], list[Any]]] = {
 }
 """Results of the other cases on each rank."""
 _OUT_OF_STEP = "generate-out-of-step"
-_PARTITIONED = "and weights that ZeRO-3 partitions over the ranks"
+_PARTITIONED = "with weights partitioned by ZeRO-3"
 _ERRORS = {
     "other_prompts_on_each_rank": ("generate-prompts-differ", "7 on rank 0, 6 on rank 1, and not the same"),
     "other_settings_on_each_rank": ("generate-ranks-differ", "1 on rank 0, and 2 on rank 1"),

@@ -23,7 +23,7 @@ def _refused(model: Any, **settings: Any) -> str | None:
     try:
         settings_in_step(call, model)
     except UserError as error:
-        return error.found.removesuffix(", and weights that ZeRO-3 partitions over the ranks")
+        return error.found.removesuffix(", with weights partitioned by ZeRO-3")
     return None
 
 
@@ -62,7 +62,7 @@ def test_every_setting_says_why() -> None:
 def test_a_generate_of_an_instances_own_is_not_taken_for_that_of_transformers() -> None:
     model = _model()
     model.generate = lambda *_, **__: None
-    assert _refused(model) == f"{type(model).__name__}, which has a generate() of its own"
+    assert _refused(model) == f"{type(model).__name__}, which has its own generate()"
 
 
 _SMALL = {"vocab_size": 16, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 1, "num_experts": 2}
@@ -109,7 +109,7 @@ def test_separate_experts_are_refused_until_their_block_is_a_leaf(
     with pytest.raises(UserError) as error:
         check_experts(model, found_at="train.py:3: ")
     assert error.value.rule == "generate-experts-apart"
-    assert error.value.found == f"train.py:3: {experts}, and weights that ZeRO-3 partitions over the ranks"
+    assert error.value.found == f"train.py:3: {experts}, with weights partitioned by ZeRO-3"
     for module in model.modules():
         if type(module).__name__ == around:
             module._z3_leaf = True  # as deepspeed.utils.set_z3_leaf_modules() marks it

@@ -34,11 +34,11 @@ _JOB = GenerationJob(
 @pytest.mark.parametrize(
     ("job", "fix"),
     [
-        (_JOB, "start it again with --batch-size 3: it goes on where it stopped"),
+        (_JOB, "start it again with --batch-size 3: it resumes where it stopped"),
         (
             dataclasses.replace(_JOB, generation={"do_sample": True}),
-            "start it again with --batch-size 3, having removed out.jsonl.parts: "
-            "other batches draw other tokens",
+            "start it again with --batch-size 3, having removed out.jsonl.parts: other batches sample "
+            "other tokens",
         ),
     ],
 )
@@ -64,13 +64,13 @@ _AGAIN = "start it again with"
 @pytest.mark.parametrize(
     ("offload", "is_of_gpu", "is_loading", "fix"),
     [
-        (None, True, False, f"{_AGAIN} --param-offload cpu: it goes on where it stopped"),
-        (None, True, True, f"{_AGAIN} --param-offload cpu: it goes on where it stopped"),
+        (None, True, False, f"{_AGAIN} --param-offload cpu: it resumes where it stopped"),
+        (None, True, True, f"{_AGAIN} --param-offload cpu: it resumes where it stopped"),
         (
             "cpu",
             True,
             True,
-            f"{_AGAIN} --param-offload nvme and --nvme-path DIR: it goes on where it stopped",
+            f"{_AGAIN} --param-offload nvme and --nvme-path DIR: it resumes where it stopped",
         ),
         ("nvme", True, False, f"{_AGAIN} a smaller --max-new-tokens, or with shorter prompts"),
         (None, False, False, f"{_AGAIN} a smaller --max-new-tokens, or with shorter prompts"),
@@ -78,7 +78,7 @@ _AGAIN = "start it again with"
             None,
             False,
             True,
-            "end what else runs there, or take fewer ranks with --num-processes, or a smaller --dtype",
+            "end other processes, or use fewer ranks with --num-processes, or a smaller --dtype",
         ),
     ],
 )

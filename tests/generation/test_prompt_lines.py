@@ -11,7 +11,7 @@ from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines
 
 _TEXT, _JSONL = PromptFormat.TEXT, PromptFormat.JSONL
 _CHAT = '[{"role": "user", "content": "hi"}]'
-_FIX = "mend the lines, or give a file of plain text, one prompt a line, the ending .txt"
+_FIX = "fix the lines, or rename a plain text file with one prompt per line to .txt"
 
 
 def _read(text: str | bytes, form: PromptFormat) -> list[tuple[int, Any, dict[str, Any]]]:
@@ -58,7 +58,7 @@ def test_blank_lines_are_counted_and_the_end_of_the_last_line_is_none() -> None:
         ("hello", "line 1: invalid JSON: Expecting value at column 1"),
         ('"a" "b"', "line 1: invalid JSON: Extra data at column 5"),
         ('{"prompt": "cut', "line 1: invalid JSON: Unterminated string starting at at column 12"),
-        ('{"prompt": "p", "x": NaN}', "line 1: invalid JSON: NaN is no number of JSON"),
+        ('{"prompt": "p", "x": NaN}', "line 1: invalid JSON: NaN is not a JSON number"),
         (
             f'{{"messages": {_CHAT}, "tools": [{{}}]}}',
             'line 1: "tools" beside "messages": what a template gets is "messages" alone',
@@ -67,7 +67,7 @@ def test_blank_lines_are_counted_and_the_end_of_the_last_line_is_none() -> None:
         ("7", "line 1: a number, not a string or an object"),
         ("null", "line 1: null, not a string or an object"),
         ('["p"]', "line 1: a list, not a string or an object"),
-        ("{}", "line 1: an object without anything in it"),
+        ("{}", "line 1: an empty object"),
         ('{"id": 7}', 'line 1: no "prompt" and no "messages" among id'),
         (
             '{"promt": "p", "id": 7}',
@@ -75,21 +75,21 @@ def test_blank_lines_are_counted_and_the_end_of_the_last_line_is_none() -> None:
         ),
         ('{"message": []}', None),
         (f'{{"prompt": "p", "messages": {_CHAT}}}', 'line 1: both "prompt" and "messages"'),
-        ('{"prompt": 7}', 'line 1: "prompt" is no string'),
+        ('{"prompt": 7}', 'line 1: "prompt" is not a string'),
         ('{"prompt": ""}', "line 1: an empty prompt"),
         ('""', "line 1: an empty prompt"),
         (
             '{"prompt": "p", "completions": []}',
-            'line 1: a field "completions", which is where the result puts its own',
+            'line 1: a field "completions", which is reserved for the result',
         ),
         ("[" * 100_000, "line 1: invalid JSON: lists and objects are nested too deep"),
-        (r'"\ud83d"', "line 1: half of a character (such as \\ud83d without its other half)"),
-        ('{"messages": []}', 'line 1: "messages" is no list of messages'),
-        ('{"messages": "hi"}', 'line 1: "messages" is no list of messages'),
-        ('{"messages": ["hi"]}', 'line 1: message 1 is no object with "role" and "content"'),
+        (r'"\ud83d"', "line 1: a lone surrogate (such as \\ud83d without its other half)"),
+        ('{"messages": []}', 'line 1: "messages" is not a list of messages'),
+        ('{"messages": "hi"}', 'line 1: "messages" is not a list of messages'),
+        ('{"messages": ["hi"]}', 'line 1: message 1 is not an object with "role" and "content"'),
         (
             '{"messages": [{"role": "user", "content": "a"}, {"role": "user"}]}',
-            'line 1: message 2 is no object with "role" and "content"',
+            'line 1: message 2 is not an object with "role" and "content"',
         ),
     ],
 )
@@ -106,9 +106,9 @@ def test_the_first_lines_that_are_none_are_all_named() -> None:
     with pytest.raises(UserError) as caught:
         _read("\n".join(lines), _JSONL)
     assert str(caught.value) == (
-        "error[prompts-broken]: the file of prompts has lines that are no prompts\n"
+        "error[prompts-broken]: the file of prompts has invalid lines\n"
         "  found: FILE: line 7: invalid JSON: Expecting value at column 1; "
-        "line 9: an object without anything in it; "
+        "line 9: an empty object; "
         "lines 10, 11, 12, 13, 14 and 2 more: a number, not a string or an object\n"
         '  why:   a line of JSONL is a string, or an object with "prompt" or "messages"\n'
         f"  fix:   {_FIX}"
@@ -118,9 +118,9 @@ def test_the_first_lines_that_are_none_are_all_named() -> None:
 @pytest.mark.parametrize(
     ("data", "rule", "found", "fix"),
     [
-        (b"", "prompts-empty", "FILE: it is empty", "name a file with one prompt a line"),
-        (b"\xef\xbb\xbf", "prompts-empty", "FILE: only blank lines", "name a file with one prompt a line"),
-        (b"\n \r\n\n", "prompts-empty", "FILE: only blank lines", "name a file with one prompt a line"),
+        (b"", "prompts-empty", "FILE: it is empty", "name a file with one prompt per line"),
+        (b"\xef\xbb\xbf", "prompts-empty", "FILE: only blank lines", "name a file with one prompt per line"),
+        (b"\n \r\n\n", "prompts-empty", "FILE: only blank lines", "name a file with one prompt per line"),
         (b'"a"\n"\xff"\n', "prompts-no-text", "FILE: line 2", "save it as UTF-8"),
         ('"a"'.encode("utf-16"), "prompts-no-text", "FILE: line 1", "save it as UTF-8"),
         (b'["a",\n "b"]\n', "prompts-broken", None, "write one element of the list a line: jq -c '.[]' FILE"),

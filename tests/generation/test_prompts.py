@@ -105,8 +105,8 @@ def test_what_is_no_prompt_is_named(prompts: Any, tokenizer: Any, rule: str, fou
 @pytest.mark.parametrize(
     ("tokens", "found"),
     [
-        ((3, 99), "token 99 in prompt 1, and the model knows 0 to 63"),
-        ((-100,), "token -100 in prompt 1, and the model knows 0 to 63"),
+        ((3, 99), "token 99 in prompt 1; the model's vocabulary is 0 to 63"),
+        ((-100,), "token -100 in prompt 1; the model's vocabulary is 0 to 63"),
     ],
 )
 def test_a_token_that_the_model_does_not_know_is_named(tokens: tuple[int, ...], found: str) -> None:

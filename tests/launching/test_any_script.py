@@ -77,5 +77,5 @@ def test_a_script_that_trains_nothing_is_not_launched(tmp_path: Path, cache: Pat
     (tmp_path / "nothing.py").write_text("print('hello')\n")
     run = _zerofit(tmp_path, cache, "launch", "--cpu", "--gpus", "2xT4", "nothing.py")
     assert run.exit_code == 2
-    assert "error[capture-no-training]: nothing.py ended before it trained anything\n" in run.stderr
+    assert "error[capture-no-training]: nothing.py ended before training anything\n" in run.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["nothing.py"]

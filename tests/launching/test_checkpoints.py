@@ -94,7 +94,7 @@ def test_a_partial_one_that_is_named_is_refused_before_the_start(
     assert run.stderr.endswith(
         "error[checkpoint-incomplete]: the checkpoint is not complete\n"
         f"  found: {folder / 'checkpoint_2'}: scheduler.bin is missing\n"
-        "  why:   a run that was stopped while it saved, or a copy that was cut off, leaves a part of the "
+        "  why:   a run that was stopped while saving, or an interrupted copy, leaves only part of the "
         "state\n"
         f"  fix:   take {folder / 'checkpoint_1'}, the newest complete one, and delete this one\n"
     )

@@ -76,7 +76,8 @@ CASES = {
             kind=EndKind.SCRIPT_ERROR,
         ),
         1,
-        "rank 1 ended with exit code 0 after 8 steps, and rank 0, still training, lost it",
+        "rank 1 ended with exit code 0 after 8 steps, and rank 0, still training, lost its connection to "
+        "its connection to it",
     ),
     "another node": (
         _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1)), is_one_of_nodes=True, kind=EndKind.LOST_NODE),
@@ -124,7 +125,7 @@ CASES = {
     "the launcher died in the training": (
         _Case({}, observations=(observation(Phase.FORWARD, step=3),), kind=EndKind.LAUNCHER),
         1,
-        "accelerate launch failed while the ranks trained, and told nothing of how they ended",
+        "accelerate launch failed during training, without reporting how the ranks ended",
     ),
     "the launcher killed for want of memory": (
         _Case({}, launcher_code=_KILL, oom_kills=1, kind=EndKind.HOST_OUT_OF_MEMORY),
@@ -153,7 +154,7 @@ CASES = {
     "killed by somebody": (
         _Case({1: _KILL}, oom_kills=0),
         137,
-        f"{_KILLED_1}; the kernel's out-of-memory counter has not moved, so somebody else sent it",
+        f"{_KILLED_1}; the kernel's out-of-memory counter has not moved, so someone else sent it",
     ),
     "a crash is no want of memory": (
         _Case({0: _SEGV}, oom_kills=1),
@@ -267,8 +268,7 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
     )
     assert verdict == RunEnd(
         exit_code=1,
-        cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than was free, 72.0 GiB in "
-        "all",
+        cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than free, 72.0 GiB in all",
         kind=EndKind.GPU_OUT_OF_MEMORY,
         rank=1,
         phase=Phase.BACKWARD,

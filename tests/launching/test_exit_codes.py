@@ -118,7 +118,7 @@ def test_the_command_file_says_what_was_run_and_where(launch: Launch, tmp_path: 
     command = run.run_folder / "command.sh"
     shebang, comment, folder, *rest = command.read_text().splitlines()
     assert shebang == "#!/bin/sh"
-    assert comment.startswith("# What zerofit ran through `accelerate launch`.")
+    assert comment.startswith("# The `accelerate launch` command of zerofit.")
     assert folder == f"cd {shlex.quote(str(tmp_path))} || exit"
     assert rest == [f'export PATH={os.path.dirname(sys.executable)}:"$PATH"', run.record()["command"]]
     again = subprocess.run([command], cwd="/", env=environment(), capture_output=True, text=True, timeout=120)

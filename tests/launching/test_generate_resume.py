@@ -99,7 +99,7 @@ def test_a_run_killed_in_the_middle_goes_on_as_if_it_had_not_been(model: Path, t
     left = num_lines(tmp_path)
     assert NUM_PROMPTS // 3 <= left < NUM_PROMPTS
     again = generate_run(tmp_path, *asked).check()
-    assert f"zerofit: {left} of {NUM_PROMPTS} prompts are done already\n" in again.stderr
+    assert f"zerofit: {left} of {NUM_PROMPTS} prompts are already done\n" in again.stderr
     assert names(tmp_path / "out.jsonl") == NAMES
     assert (tmp_path / "out.jsonl").read_bytes() == uninterrupted(tmp_path)
     assert not (tmp_path / "out.jsonl.parts").exists()
@@ -144,7 +144,7 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(model: Path, folder: Path,
     num_done = sum(path.read_bytes().count(b"\n") for path in parts())
     goes_on = "the same command" if out != "-" else f"the same command with --out {results}"
     assert (folder / "stderr").read_text().splitlines()[-1] == (
-        f"zerofit: {num_done} of {NUM_PROMPTS} prompts are done, and kept: {goes_on} goes on from them"
+        f"zerofit: {num_done} of {NUM_PROMPTS} prompts are done: {goes_on} resumes"
     )
     generate_run(folder, *arguments(model, str(results), *SAMPLED)).check()
     assert names(results) == NAMES

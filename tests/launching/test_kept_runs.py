@@ -156,8 +156,8 @@ def test_a_forgotten_job_is_not_refused_but_over(kept: Path) -> None:
     cancel = (sys.executable, "-m", "zerofit", "runs", "cancel", _JOB)
     run = run_command(cancel, kept, PATH=_slurm_says(kept, says))
     assert run.exit_code == 1
-    assert "error[run-not-running]: the run does not run here" in run.stderr
-    assert "why:   slurm job 7 is not known to the scheduler any more" in run.stderr
+    assert "error[run-not-running]: the run is not running here" in run.stderr
+    assert "why:   slurm job 7 is no longer known to the scheduler" in run.stderr
 
 
 def test_a_saved_run_goes_once_no_scheduler_starts_it_again(kept: Path) -> None:
@@ -182,5 +182,5 @@ def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:
 def test_a_prune_without_a_limit_is_refused(kept: Path) -> None:
     done = _runs(kept, "prune")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "without a limit all runs would go: give --older-than DAYS" in done.stderr
+    assert "without a limit all runs would be removed: use --older-than DAYS" in done.stderr
     assert len(_names(kept)) == 7

@@ -23,7 +23,7 @@ def test_every_second_block_recomputes_with_the_attention_and_products_of_the_pl
     for line in ("recompute 1 0 1 0", "attention eager", "fp32 products high"):
         assert line in lines
     assert "zerofit: attention of LlamaForCausalLM is eager; the script has sdpa\n" in run.stderr
-    said = "zerofit: fp32 matrix products round their inputs to tf32, which changes nothing here: no GPU of"
+    said = "zerofit: fp32 matrix products use tf32, without effect here: no GPU of"
     assert said in run.stderr
 
 
@@ -38,7 +38,7 @@ def test_an_attention_that_is_not_installed_ends_the_run_with_what_is(launch: La
     )
     assert run.exit_code == 2
     assert "error[attention-not-available]" in run.stderr
-    assert "  fix:   give eager or sdpa or flex_attention, or keep the model's own" in run.stderr
+    assert "  fix:   use eager or sdpa or flex_attention, or keep the model's own" in run.stderr
 
 
 def _losses(run: Run) -> list[float]:

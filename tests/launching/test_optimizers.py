@@ -12,9 +12,9 @@ from runs import SCRIPTS, Launch
 _OFFLOAD = ("--num-processes", "1", "--preset", "z2-offload")
 _OPTIMIZERS = str(SCRIPTS / "optimizers.py")
 _REFUSED = """\
-error[offload-needs-adam]: under offload another optimizer trains than the script's
+error[offload-needs-adam]: with offload another optimizer trains than the script's
   found: the script's SGD with optimizer offload to cpu
-  why:   accelerate puts DeepSpeed's CPU Adam in its place and says nothing
+  why:   accelerate silently replaces it by DeepSpeed's CPU Adam
   fix:   use AdamW, or leave out --offload-optimizer
   see:   https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py
 """
@@ -48,7 +48,7 @@ def test_trainers_sgd_is_refused_before_anything_starts(launch: Launch, data_dir
 @pytest.mark.slow
 def test_other_numbers_under_zero_are_warned_of(launch: Launch) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", _OPTIMIZERS, "Adafactor").check()
-    assert run.stderr.count("warning[zero-flattens-tensors]: this optimizer computes something else") == 1
+    assert run.stderr.count("warning[zero-flattens-tensors]: this optimizer gives different results") == 1
 
 
 @pytest.mark.slow

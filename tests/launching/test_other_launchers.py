@@ -57,30 +57,30 @@ def test_script_is_no_launch_line(line: str) -> None:
 
 _REFUSED = {
     "accelerate launch --use_fsdp train.py": """\
-error[fsdp-not-taken]: zerofit shards by ZeRO, not by FSDP
+error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
   found: --use_fsdp
   why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
-  fix:   leave out --use_fsdp and all --fsdp_ flags; --zero-stage 3 asks for what FULL_SHARD does""",
+  fix:   leave out --use_fsdp and all --fsdp_ flags; --zero-stage 3 corresponds to FULL_SHARD""",
     "accelerate launch --use_megatron_lm train.py": """\
-error[launcher-flag-not-taken]: a flag of accelerate launch can't be taken
+error[launcher-flag-not-taken]: a flag of accelerate launch is not supported
   found: --use_megatron_lm
-  why:   zerofit plans data parallelism and ZeRO, and no pipeline or tensor parallelism
+  why:   zerofit plans data parallelism and ZeRO, not pipeline or tensor parallelism
   fix:   leave it out, or start this run without zerofit""",
     "srun -n 1 accelerate launch train.py": """\
-error[runner-behind-zerofit]: zerofit is started by srun, and does not start it
+error[runner-behind-zerofit]: zerofit must be started by srun, not the other way round
   found: zerofit launch ... srun
   why:   srun chooses where and in which environment the rest of its line runs
   fix:   srun -n 1 zerofit launch accelerate launch train.py""",
     "deepspeed --include worker-0@worker-1 train.py": """\
-error[launcher-flag-not-taken]: a flag of another launcher can't be taken
+error[launcher-flag-not-taken]: a flag of another launcher is not supported
   found: --include worker-0@worker-1
-  why:   zerofit is started on each node by itself, and reads nodes from a hostfile
-  fix:   give --hostfile FILE before the launcher, and leave this out""",
+  why:   zerofit is started separately on each node, and reads nodes from a hostfile
+  fix:   pass --hostfile FILE before the launcher, and leave this out""",
     "torchrun --nproc_per_node 2": """\
 error[launcher-without-script]: the launch line names no script
   found: torchrun --nproc_per_node 2
-  why:   its flags take all the words behind the launcher
-  fix:   name the script behind the flags, or write each flag with its value as --flag=value""",
+  why:   its flags consume all arguments of the launcher
+  fix:   name the script after the flags, or write flags with values as --flag=value""",
 }
 
 

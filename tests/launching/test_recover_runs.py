@@ -73,7 +73,7 @@ def _recovered(target: list[str], case: _Case, folder: Path) -> Run:
         resumed = recovery["resumed_from"]
         assert resumed == (case.resumed and str(folder / "out" / case.resumed))
         how = f"resumes from {resumed}" if resumed else "starts anew"
-        said = f"out of memory under {recovery['strategy_before']}: {how} under {recovery['strategy']}"
+        said = f"out of memory with {recovery['strategy_before']}: {how} with {recovery['strategy']}"
         assert said in run.stderr
     saved = int(case.resumed.removeprefix("checkpoint-")) if case.resumed else 0
     assert recoveries[0]["lost_steps"] == recoveries[0]["step"] - saved

@@ -59,10 +59,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, runs: str, found: str) -> 
     with pytest.raises(UserError) as error:
         new_run_folder(tmp_path / runs, target="train.py", at=_AT)
     assert str(error.value) == (
-        "error[run-folder-not-writable]: the run's folder can't be written\n"
+        "error[run-folder-not-writable]: the run's folder is not writable\n"
         f"  found: {found.replace('ROOT', str(tmp_path.resolve()))}\n"
-        "  why:   each run leaves its plan, configs, logs and records in a folder of its own\n"
-        "  fix:   name a folder that can be written: --run-dir DIR"
+        "  why:   each run writes its plan, configurations, logs and records into its own folder\n"
+        "  fix:   name a writable folder: --run-dir DIR"
     )
 
 

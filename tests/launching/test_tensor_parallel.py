@@ -94,7 +94,7 @@ def test_a_checkpoint_resumes_with_its_own_size_alone(
     run = launch(*_PAIR, "--zero-stage", "2", *target).check()
     resumed = launch("--num-processes", "2", "--zero-stage", "2", *target, "--resume", "out/state")
     assert resumed.exit_code == 2
-    assert "out/state: layers cut over 2 ranks, and 1 are to go on" in resumed.stderr
+    assert "out/state: layers sharded over 2 ranks, and 1 are to go on" in resumed.stderr
     command = [sys.executable, "-m", "zerofit", "export", "out/state", "--out", "whole"]
     exported = run_command(command, run.folder)
     assert exported.exit_code == 2

@@ -139,9 +139,9 @@ def test_a_rehearsal_compares_no_times_with_those_of_gpus() -> None:
     assert tuning_table(replace(tuning, is_out_of_time=True), width=None).splitlines()[1:] == [
         ">  ZeRO-1    8 x 1  600 ms  500 ms     -      2.0 GiB  1.0 GiB    1.0 GiB",
         "",
-        "fastest: ZeRO-1, micro-batches 8 x 1, 600 ms a step; it is the planner's choice too",
-        "measured on CPU ranks; what is predicted is of the GPUs that they rehearse",
-        "the budget is used up: the same command with a larger one goes on from here",
+        "fastest: ZeRO-1, micro-batches 8 x 1, 600 ms a step; it is also the planner's choice",
+        "measured on CPU ranks; predictions are for the GPUs planned for",
+        "the time budget is used up: the same command with a larger one continues",
     ]
 
 
@@ -150,5 +150,5 @@ def test_the_plan_of_the_fastest_says_that_it_was_measured() -> None:
     assert launch is not None
     (reason,) = launch.plan.reasons
     assert (reason.field, reason.value) == ("zero_stage", "2")
-    assert reason.why == "the fastest of 2 that were measured here, 550 ms a step"
+    assert reason.why == "the fastest of 2 measured here, 550 ms per step"
     assert _tuning((_plan(0, 8, 0.4), _OUT_OF_MEMORY)).launch is None

@@ -72,7 +72,7 @@ def test_the_fastest_is_measured_kept_and_noted_and_no_file_changes(
     plan = json.loads((tmp_path / "best.json").read_text())
     assert plan["trial"] is None
     assert plan["topology"] == {"num_nodes": 1, "world_size": 2, "on_cpu": True}
-    assert plan["reasons"][0]["why"].startswith("the fastest of 2 that were measured here, ")
+    assert plan["reasons"][0]["why"].startswith("the fastest of 2 measured here, ")
 
     more = ("--engine=native", "--trials=3", "--budget=0s", "--json")
     again = _document(_tune(tmp_path, *more, *example))
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_a_trial_and_the_same_command_goes_on(data_dir: Path, tmp_pa
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert stderr.endswith("zerofit: stopped by SIGINT; the same command goes on from here\n")
+    assert stderr.endswith("zerofit: stopped by SIGINT; the same command continues\n")
     assert "\nfastest: ZeRO-2" in stdout
     assert _files(tmp_path) == before
     assert not [one for one in ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
@@ -155,5 +155,5 @@ def test_a_launch_trains_under_the_fastest_of_its_trials(data_dir: Path, tmp_pat
 def test_a_script_without_enough_steps_says_so(tmp_path: Path) -> None:
     run = _tune(tmp_path, "--trials=1", "--warm-up=40", str(SCRIPTS / "tiny_loop.py"), "done.txt")
     assert run.exit_code == 1
-    assert "trial 1 of 1: the script ended within 40 steps, before one could be timed" in run.stderr
+    assert "trial 1 of 1: the script ended within 40 steps, before a timed one" in run.stderr
     assert not (tmp_path / "done.txt").exists()

@@ -77,11 +77,11 @@ def test_all_that_is_said_holds_and_nothing_is_assumed() -> None:
 def test_what_is_not_said_is_assumed_aloud() -> None:
     said = machine_of_spec("8xA100-80G", num_nodes=2)
     assert said.assumptions == (
-        "960.0 GiB of host memory on each node, 1.5 times that of its GPUs: say --host-ram",
-        "48 CPU cores on each node, 6 a GPU: say --cpu-cores",
-        "100 GB/s from and to the host memory of each node: say --host-bandwidth",
-        "no NVMe disks: say --nvme",
-        "100 Gb/s between the nodes: say --network",
+        "960.0 GiB of host memory on each node, 1.5 times that of its GPUs: set --host-ram",
+        "48 CPU cores on each node, 6 per GPU: set --cpu-cores",
+        "100 GB/s of host memory bandwidth on each node: set --host-bandwidth",
+        "no NVMe disks: set --nvme",
+        "100 Gb/s between the nodes: set --network",
     )
     machine = said.machine
     assert (machine.host_memory_bytes, machine.num_cpu_cores) == (960 * GIB, 48)

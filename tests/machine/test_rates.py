@@ -85,7 +85,7 @@ def test_a_broken_calibration_counts_as_none_aloud(
     assert read_calibration(_MACHINE, environ=environ) == ()
     told = capsys.readouterr().err
     assert told.startswith(f"zerofit: {path} is ignored: ")
-    assert told.endswith("; zerofit doctor --calibrate measures anew\n")
+    assert told.endswith("; zerofit doctor --calibrate measures again\n")
 
 
 @pytest.mark.parametrize(

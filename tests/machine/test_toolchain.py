@@ -237,9 +237,9 @@ def test_a_launch_removes_what_a_killed_build_left_and_warns_of_what_it_is_not_s
     with held.open():
         said = list(clear_abandoned_locks(environ={"XDG_CACHE_HOME": str(tmp_path)}, home=tmp_path))
     assert said == [
-        f"no process here holds {young}; if none does on another node, this run waits for it for ever: "
-        f"rm {young}",
-        f"removed {old}, which a killed build left behind, and for which runs wait for ever",
+        f"no process here holds {young}; if none does on another node, this run waits for it forever: rm "
+        f"{young}",
+        f"removed {old}, left over from a killed build; runs would wait for it forever",
     ]
     assert (old.exists(), young.exists(), held.exists()) == (False, True, True)
 

@@ -50,9 +50,9 @@ def test_this_environment_has_all_packages_and_none_is_imported() -> None:
 _SCRIPT = "from pathlib import Path\nPath('ran').touch()\n"
 _MODEL = ("--model", "llama-3-8b", "--seq-len", "512", "--global-batch-size", "8")
 _REFUSED = (
-    "error[version-unsupported]: a library is missing, or of a version that zerofit does not run on\n"
+    "error[version-unsupported]: a library is missing, or has an unsupported version\n"
     "  found: transformers 4.57.6\n"
-    "  why:   zerofit runs on transformers>=5.0,<6\n"
+    "  why:   zerofit supports transformers>=5.0,<6\n"
     "  fix:   pip install 'transformers>=5.0,<6'\n"
 )
 

@@ -78,7 +78,7 @@ def test_bytes_are_those_of_the_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rungs", "summary"),
     [
-        ("tf32", "tf32 needs a GPU that has it"),
+        ("tf32", "tf32 needs a GPU that supports it"),
         ("paged-adamw-8bit", "paged-adamw-8bit needs a GPU"),
     ],
 )

@@ -94,9 +94,9 @@ def test_the_ladder_itself_goes_by_tokens(tmp_path: Path, config: dict[str, obje
     assert str(
         refusal(ladder.main, ["--model", str(tmp_path), "--cpu", "--dry-run"], standalone_mode=False)
     ) == (
-        "error[ladder-needs-tokens]: the ladder trains models that read tokens\n"
+        "error[ladder-needs-tokens]: the ladder only supports models with tokens\n"
         f"  found: --model {tmp_path}, whose inputs are {inputs}\n"
-        "  why:   its rungs and its figures go by tokens\n"
+        "  why:   its rungs and results are based on tokens\n"
         "  fix:   name a text model"
     )
 

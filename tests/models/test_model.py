@@ -178,7 +178,7 @@ _BERT = {
             None,
             Task.MASKED_LM,
             "BertForMaskedLM",
-            "BertForMaskedLM stands in the config's architectures",
+            "the config's architectures include BertForMaskedLM",
         ),
         (
             {**_BERT, "architectures": ["BertModel"]},
@@ -199,7 +199,7 @@ _BERT = {
             None,
             Task.CAUSAL_LM,
             "LlamaForCausalLM",
-            "the config's architectures name no task head; llama is made for this",
+            "the config's architectures name no task head; this is the usual task of llama",
         ),
     ],
 )
@@ -313,8 +313,8 @@ def test_remote_code_runs_only_where_it_is_allowed(tmp_path: Path, monkeypatch: 
         probe_model(str(folder))
     assert not ran.exists()
     assert str(raised.value) == (
-        "error[model-needs-remote-code]: this model's classes are Python files of its own, which zerofit "
-        "does not run unasked\n"
+        "error[model-needs-remote-code]: this model needs its own Python code, which zerofit does not run "
+        "unasked\n"
         f"  found: auto_map in the config of {folder}; transformers has no class for own\n"
         "  why:   such code can do anything on this machine\n"
         "  fix:   read that code; if you trust it, add --trust-remote-code\n"
@@ -370,10 +370,9 @@ def test_code_outside_of_the_trusted_place_is_refused(
     with pytest.raises(UserError) as raised:
         probe_model(str(folder), trust_remote_code=True)
     assert str(raised.value) == (
-        "error[model-code-elsewhere]: the config names code outside of the model's own place, which zerofit "
-        "does not run\n"
+        "error[model-code-elsewhere]: the config refers to code elsewhere, which zerofit does not run\n"
         f"  found: auto_map of {folder}: {auto_class} is {json.dumps(reference)}\n"
-        f"  why:   --trust-remote-code trusts the files of {folder}, and no others\n"
+        f"  why:   --trust-remote-code only trusts the files of {folder}\n"
         "  fix:   copy the code beside config.json, read it, and write FILE.CLASS there\n"
         "  see:   https://huggingface.co/docs/transformers/models#custom-models"
     )
@@ -451,6 +450,6 @@ def test_samples_and_targets_must_fit_the_positions(
     assert str(caught.value) == (
         "error[sequence-too-long]: the samples are longer than the model's positions\n"
         f"  found: {flag} with the model {name}\n"
-        f"  why:   it has {most} positions, and fails or trains nonsense beyond them\n"
-        f"  fix:   give {flag.split()[0]} {most} or less"
+        f"  why:   it has {most} positions; beyond them it fails or trains nonsense\n"
+        f"  fix:   set {flag.split()[0]} to {most} or less"
     )

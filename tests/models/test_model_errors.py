@@ -56,7 +56,7 @@ def _write(files: dict[str, Any]) -> None:
                 "error[model-unknown]: no such model",
                 "found: --model not an id: no folder, none of the 140 models of the catalog, "
                 "not in the hub's cache",
-                "why:   it is no valid hub id either",
+                "why:   it is not a valid hub id either",
                 "fix:   name a folder with a config.json, or a hub id while the hub can be reached",
             ],
         ),
@@ -65,8 +65,8 @@ def _write(files: dict[str, Any]) -> None:
             [
                 "error[model-path-missing]: there is no such folder or file",
                 "found: --model ./out/model; . is there",
-                "why:   it reads as a path, so the hub was not asked",
-                "fix:   mend the path, or name a model as ORGANISATION/NAME",
+                "why:   it looks like a path, so the hub was not asked",
+                "fix:   fix the path, or name a model as ORGANISATION/NAME",
             ],
         ),
     ],
@@ -83,7 +83,7 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
             [
                 "error[model-folder-without-config]: this folder has no config.json",
                 "found: --model m, with checkpoint-10, notes.txt in it",
-                "why:   the model's dimensions stand in config.json",
+                "why:   config.json contains the model's dimensions",
                 "fix:   name m/checkpoint-10",
             ],
         ),
@@ -92,16 +92,16 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
             [
                 "error[model-folder-without-config]: this folder has no config.json",
                 "found: --model m, with 0.bin, 1.bin, 2.bin, 3.bin, 4.bin, 5.bin and 2 more in it",
-                "why:   the model's dimensions stand in config.json",
-                "fix:   name the folder that save_pretrained wrote, or the model's hub id",
+                "why:   config.json contains the model's dimensions",
+                "fix:   name a folder written by save_pretrained, or the model's hub id",
             ],
         ),
         (
             {"m/adapter_config.json": {"base_model_name_or_path": "meta-llama/Llama-2-7b-hf"}},
             [
-                "error[model-is-adapter]: this folder holds an adapter (LoRA or the like), not a model",
+                "error[model-is-adapter]: this folder contains an adapter (LoRA or similar), not a model",
                 "found: --model m, with adapter_config.json in it",
-                "why:   an adapter is trained on top of its base model, whose dimensions decide the memory",
+                "why:   an adapter is trained on top of its base model, which determines the memory",
                 "fix:   --model meta-llama/Llama-2-7b-hf",
             ],
         ),
@@ -111,25 +111,25 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
                 "error[model-config-not-json]: the model's config is not JSON",
                 "found: m/config.json: Expecting value: line 2 column 18 (char 41)",
                 "why:   its dimensions are read from a config.json",
-                "fix:   mend the file, or download it anew; of a file with weights, name its folder",
+                "fix:   fix the file, or download it again; for a weights file, name its folder",
             ],
         ),
         (
             {"m/config.json": {"hidden_size": 8}},
             [
-                "error[model-config-without-type]: the model's config does not say which family it is of",
+                "error[model-config-without-type]: the model's config does not name its model type",
                 'found: m/config.json without "model_type"',
-                "why:   transformers chooses the class by it",
+                "why:   transformers needs it to choose the class",
                 'fix:   add "model_type", such as "llama", or name the config.json of a transformers model',
             ],
         ),
         (
             {"m/config.json": {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}},
             [
-                "error[model-quantized]: this checkpoint is quantized, which zerofit does not plan for",
+                "error[model-quantized]: this checkpoint is quantized, which zerofit can't plan for",
                 "found: quantization_config (gptq) in m/config.json",
-                "why:   quantized weights get no gradients, and their bytes are not those of the model",
-                "fix:   name the model that it was quantized from",
+                "why:   quantized weights get no gradients, and their size differs from the model's",
+                "fix:   name the original model",
             ],
         ),
     ],
@@ -189,12 +189,12 @@ def _hub_error(kind: str) -> Exception:
 @pytest.mark.parametrize(
     ("kind", "rule", "why"),
     [
-        ("RepositoryNotFoundError", "model-unknown", "the hub has no such repository, or keeps it private"),
-        ("GatedRepoError", "model-gated", "its owner asks for a licence to be accepted first"),
+        ("RepositoryNotFoundError", "model-unknown", "the hub has no such repository, or it is private"),
+        ("GatedRepoError", "model-gated", "its licence must be accepted first"),
         (
             "RemoteEntryNotFoundError",
             "model-folder-without-config",
-            "the model's dimensions stand in config.json; adapters, pipelines and GGUF files have none",
+            "config.json contains the model's dimensions; adapters, pipelines and GGUF files have none",
         ),
     ],
 )

@@ -44,7 +44,7 @@ _CASES = [
     (_inputs(input_ids=_ids, pixel_values=torch.ones(4, 5)), SampleBatch(size=4)),
     (
         _inputs(inputs_embeds=torch.ones(4, 3, requires_grad=True)),
-        SampleBatch(size=4, whole_because="inputs_embeds has a gradient of its own"),
+        SampleBatch(size=4, whole_because="inputs_embeds requires a gradient"),
     ),
     (
         _inputs(input_ids=_ids, past_key_values=object()),

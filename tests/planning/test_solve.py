@@ -208,7 +208,7 @@ _NVME = Request(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevic
 def test_what_goes_to_nvme_has_to_have_room_there(nvme_gib: int, request_: Request, lacks: str) -> None:
     answer = solved(problem(request=request_, machine_fields={"nvme_bytes": nvme_gib * GIB}))
     assert (answer.head.shortage, answer.fits) == (lacks, not lacks)
-    unnamed = "/local_nvme for the folder on the NVMe disks: say --nvme-path"
+    unnamed = "/local_nvme for the folder on the NVMe disks: set --nvme-path"
     assert answer.notes == (() if request_.nvme_path else (unnamed,))
 
 

@@ -29,9 +29,11 @@ _GPU_ENDS = {
 _CPU_ENDS = {
     "adafactor": TrialOutcome(
         state=TrialState.KILLED,
-        reason="ended by SIGKILL, while taking step 1 of 2; the kernel ended a process for want of memory",
+        reason="ended by SIGKILL, while taking step 1 of 2; the kernel's OOM killer ended a process",
     ),
-    "tf32": TrialOutcome(state=TrialState.CANNOT_RUN, reason="tf32 needs a GPU that has it: there is none"),
+    "tf32": TrialOutcome(
+        state=TrialState.CANNOT_RUN, reason="tf32 needs a GPU that supports it: there is none"
+    ),
 }
 
 

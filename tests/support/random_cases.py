@@ -151,7 +151,7 @@ class Case:
             f"offload={self.param_offload}, gather={self.gather}": True,
             f"given as {self.given_as}": True,
             f"{self.padding} padding": True,
-            "one prompt in a call": self.batch_size == 1,
+            "one prompt per call": self.batch_size == 1,
             "tied head": self.is_tied,
             "early end": self.ends_early,
             "living config": self.has_living_config and self.engine is not Engine.ACCELERATE,

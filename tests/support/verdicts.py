@@ -87,8 +87,8 @@ VERDICT = Verdict(
         ),
     ),
     unknown=(
-        Unknown(rule="offload-needs-adam", fact="the optimizer, which the script makes"),
+        Unknown(rule="offload-needs-adam", fact="the optimizer, which the script creates"),
         Unknown(rule="bf16-needs-ampere", fact="the GPUs that will run it"),
-        Unknown(rule="muon-needs-matrices", fact="the optimizer, which the script makes"),
+        Unknown(rule="muon-needs-matrices", fact="the optimizer, which the script creates"),
     ),
 )

@@ -178,8 +178,8 @@ def test_a_broken_plan_is_a_message_and_not_a_traceback(folder: Path) -> None:
     assert finished.stderr == (
         "error[plan-file-broken]: the plan file can't be read\n"
         "  found: Unterminated string starting at: line 3 column 15 (char 32)   (run/plan.json)\n"
-        "  why:   it is not whole JSON, as of a write that was cut short\n"
-        "  fix:   write the plan anew, or leave out --plan\n"
+        "  why:   it is incomplete JSON, as after an interrupted write\n"
+        "  fix:   write the plan again, or leave out --plan\n"
     )
     assert _record(folder)["error_type"] == "UserError"
 

@@ -1,1 +1,1 @@
-"""Compatibility of a run's configuration: rules, and the engine that applies them."""
+"""Compatibility rules for a run's configuration, and the engine that applies them."""

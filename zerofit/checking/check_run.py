@@ -1,4 +1,4 @@
-"""check(): files, a script or a whole command against the rules; and the check before a run is started."""
+"""check(): files, a script or a whole command against the rules; and the check before a run starts."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ def check(
     stdin: Callable[[], bytes] | None = None,
     overlay: Mapping[str, str] | None = None,
 ) -> Report:
-    """Say what would fail, or silently go wrong, before it runs; `zerofit check` for programs and notebooks.
+    """Find what would fail, or silently go wrong, before a run; `zerofit check` for programs and notebooks.
 
     `check("ds_config.json", "accelerate.yaml")` checks files together, `check("train.py", "--deepspeed",
     "ds_config.json")` a script with its arguments, and `check("accelerate", "launch", "train.py")` a command.
-    Files that these name are read too. In a notebook the report shows as text.
+    Files named by these are checked too. In a notebook the report displays as text.
 
     Args:
         targets: files, a script and its arguments, or a command, word by word.
-        strict: a warning fails the check too.
-        route: who reads the DeepSpeed file, where no script shows it: "accelerate", "trainer" or "native".
+        strict: warnings fail the check too.
+        route: the library that reads the DeepSpeed file, if no script shows it: "accelerate", "trainer" or
+            "native".
         num_processes: ranks on all nodes together.
         on_cpu: the run is on the CPU.
         machine: the node that will run it, to check against its GPUs.
-        versions: the releases that will run; those that are installed where it is None.
-        capture: what the script was seen to train, which overrules what its source shows.
-        stdin: returns what the target "-" stands for; standard input where it is None.
-        overlay: texts to read in place of files, by the files' real paths.
+        versions: the library versions of the run; None means the installed ones.
+        capture: the script's capture, which overrides facts from its source.
+        stdin: returns the content of the target "-"; None reads standard input.
+        overlay: texts to read instead of files, by the files' real paths.
 
     Returns:
-        The report: print it, or look at its `findings`, `ok` and `exit_code`.
+        The report: print it, or use its `findings`, `ok` and `exit_code`.
 
     Raises:
         ExceptionGroup: of one UserError for each target that can't be checked.
@@ -85,12 +86,12 @@ def check(
 
 
 def verdict_of(targets: Targets) -> Verdict:
-    """Return what all rules say of all situations that the targets make, each thing once."""
+    """Return the results of all rules for all situations of the targets, without duplicates."""
     made = situations(targets)
     if targets.capture is not None:
         made = tuple(with_capture(situation, targets.capture) for situation in made)
     verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
-    # Of a file that can't be read everything is unknown, and not worth a line.
+    # For a file that can't be parsed everything is unknown, and not worth a line.
     is_unread = targets.files and all(file.broken for file in targets.files)
     unknown = dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)
     return Verdict(
@@ -100,12 +101,12 @@ def verdict_of(targets: Targets) -> Verdict:
 
 
 def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str], object]) -> None:
-    """Check a run before anything of it is written or started.
+    """Check a run before any of its files is written or any process started.
 
     Args:
         situation: what will run.
-        no_check: go on where the rules say that it can't work.
-        say: prints a finding; gets the warnings, and with `no_check` the errors.
+        no_check: continue despite errors.
+        say: prints a finding; receives warnings, and errors if `no_check`.
 
     Raises:
         ExceptionGroup: of one UserError for each finding that is an error.
@@ -115,4 +116,4 @@ def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str],
     for finding in warnings + (errors if no_check else ()):
         say(finding.as_text())
     if errors and not no_check:
-        raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in errors])
+        raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in errors])

@@ -1,4 +1,4 @@
-"""The rule engine: a Situation and rules to findings and to what stays unknown."""
+"""The rule engine: applies rules to a Situation, and collects findings and unknowns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One place where a rule is broken, with all that is printed of it."""
+    """One violation of a rule, with everything that is printed about it."""
 
     rule: str
     """The rule's id."""
     severity: Severity
-    """The rule's own; what is not certain is a warning at most."""
+    """The rule's own; at most a warning if not certain."""
     confidence: Confidence
     summary: str
     found: str
@@ -46,7 +46,7 @@ class Finding:
         )
 
     def as_text(self) -> str:
-        """Return the finding as it is printed."""
+        """Return the finding as printed."""
         certainty = "" if self.confidence is Confidence.CERTAIN else f" ({self.confidence})"
         return format_message(
             f"{self.severity}[{self.rule}]: {self.summary}{certainty}",
@@ -69,15 +69,15 @@ class Unknown:
     rule: str
     """The rule's id."""
     fact: str
-    """The facts that are not known."""
+    """The missing facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """All that the rules say of a situation."""
+    """The results of all rules for a situation."""
 
     findings: tuple[Finding, ...] = ()
-    """Sorted by file and line, then severity, then rule; what stands in no file comes first."""
+    """Sorted by file and line, then severity, then rule; findings without a file come first."""
     unknown: tuple[Unknown, ...] = ()
     """In the order of the rules."""
 
@@ -90,7 +90,7 @@ _ORDER = {severity: number for number, severity in enumerate(Severity)}
 
 
 def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
-    """Return what the rules find in a situation, all at once."""
+    """Return the results of all rules for a situation."""
     findings: list[Finding] = []
     unknown: list[Unknown] = []
     for rule in rules:
@@ -98,7 +98,7 @@ def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
             continue
         try:
             for hit in rule.find(situation):
-                # Only now: reading specifiers takes longer than all the rules together.
+                # Imported late: parsing specifiers takes longer than all rules together.
                 if all(_is_satisfied(specifier, situation.versions) for specifier in rule.holds_for):
                     findings.append(_finding(rule, hit, situation))
         except Lacking as lacking:
@@ -107,7 +107,7 @@ def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order in which they are printed, each once."""
+    """Return findings in printing order, without duplicates."""
     return tuple(sorted(dict.fromkeys(findings), key=_place_in_output))
 
 
@@ -147,17 +147,17 @@ DEEPSPEED_NAMES = {
     "optimizer": "the optimizer",
     "precision": "bf16.enabled or fp16.enabled",
 }
-"""How DeepSpeed's file spells each setting."""
+"""DeepSpeed's names of settings."""
 
 
 def spell(text: str, names: Mapping[str, str]) -> str:
-    """Return a rule's text with each setting in braces as the user spells it."""
+    """Return a rule's text with settings in braces spelt as the user does."""
     spelt = {**DEEPSPEED_NAMES, **names}
     return re.sub(r"{(\w+)}", lambda match: spelt.get(match[1], match[0]), text)
 
 
 def _printable(text: str) -> str:
-    """Return a text of the user's with control characters, line ends too, in the form of Python's escapes."""
+    """Return a user's text with control characters, including newlines, as Python escapes."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text

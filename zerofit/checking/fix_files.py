@@ -1,4 +1,4 @@
-"""The work of --fix: edits of findings to new texts, their diff, and the files, written with backups."""
+"""`check --fix`: applies the edits of findings, shows a diff, and writes the files with backups."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document, Edit
 
 _MAX_ROUNDS = 10
-"""ASSUMPTION: a mended key shows what was wrong below it, so a few rounds are needed, and never ten."""
+"""ASSUMPTION: a fixed key can reveal errors below it, so a few rounds are needed, but never ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """One file that changes."""
+    """One changed file."""
 
     name: str
     """As the user named it."""
@@ -38,10 +38,10 @@ class Fix:
 
 
 def find_fixes(look: Callable[[Mapping[str, str]], Report]) -> tuple[Fix, ...]:
-    """Return the files that change when every finding with edits is fixed, and those that appear after it.
+    """Return the changed files after applying all findings' edits, including findings that appear afterwards.
 
     Args:
-        look: reads and checks the targets, with texts in place of files, by the files' real paths.
+        look: reads and checks the targets, with texts instead of files, by the files' real paths.
 
     Raises:
         UserError: findings contradict each other, or a file can't be changed safely.
@@ -59,7 +59,7 @@ def find_fixes(look: Callable[[Mapping[str, str]], Report]) -> tuple[Fix, ...]:
 
 
 def diff_of(fix: Fix) -> str:
-    """Return the change of a file as a unified diff that `patch` takes."""
+    """Return the change of a file as a unified diff for `patch`."""
     lines = difflib.unified_diff(
         fix.before.splitlines(keepends=True), fix.after.splitlines(keepends=True), fix.name, fix.name
     )
@@ -69,10 +69,10 @@ def diff_of(fix: Fix) -> str:
 
 
 def write_fixes(fixes: Sequence[Fix]) -> tuple[str, ...]:
-    """Write each file whole, with a copy of what it was beside it; return the copies' names.
+    """Write each file atomically, with a backup beside it; return the names of the backups.
 
     Raises:
-        UserError: a file may not be written, or is no longer what was checked; then none is written.
+        UserError: a file is not writable, or has changed since the check; then none is written.
     """
     for fix in fixes:
         _refuse_if_not_writable(fix)
@@ -80,7 +80,7 @@ def write_fixes(fixes: Sequence[Fix]) -> tuple[str, ...]:
 
 
 def _mend(report: Report) -> dict[str, Fix]:
-    """Return the files that the edits of the findings change, by their real paths."""
+    """Return the files changed by the findings' edits, by their real paths."""
     asked: dict[str, list[Edit]] = {}
     for finding in report.findings:
         if is_mendable(finding, report.targets.files):
@@ -102,10 +102,10 @@ def _edited(document: Document, edits: Sequence[Edit]) -> str:
     except Uneditable as error:
         raise UserError(
             "fix-not-possible",
-            "the file can't be mended",
+            "the file can't be fixed",
             found=f"{document.name}: {error}",
-            why="--fix changes only what has exactly one right answer, and nothing beside it",
-            fix="change it by hand, as the findings of zerofit check say",
+            why="--fix only makes changes with exactly one right answer",
+            fix="change it manually, as described in the findings of zerofit check",
         ) from None
 
 
@@ -120,17 +120,17 @@ def _refuse_if_not_writable(fix: Fix) -> None:
     elif Path(path).read_bytes() == fix.before.encode("utf-8"):
         return
     else:
-        found, why = "it has changed since it was checked", "another program writes it"
+        found, why = "it has changed since the check", "another program has written it"
         fix_text = "check it again"
     raise _not_written(f"{fix.name}: {found}", why, fix_text)
 
 
 def _not_written(found: str, why: str, fix: str) -> UserError:
-    return UserError("fix-not-written", "a file can't be mended", found=found, why=why, fix=fix)
+    return UserError("fix-not-written", "a file can't be fixed", found=found, why=why, fix=fix)
 
 
 def _write(fix: Fix) -> str:
-    """Write a backup and the file whole, with its mode and owner; return the backup's name."""
+    """Write a backup and the file atomically, keeping mode and owner; return the backup's name."""
     path = os.path.realpath(fix.name)
     before = os.stat(path)
     names = (f"{path}.bak{number or ''}" for number in itertools.count())
@@ -143,9 +143,9 @@ def _write(fix: Fix) -> str:
         if not isinstance(error, OSError):
             raise
         fix_text = "free some space, or see the change with check --fix --dry-run"
-        raise _not_written(f"{fix.name}: {error.strerror}", "the file is as it was", fix_text) from None
+        raise _not_written(f"{fix.name}: {error.strerror}", "the file is unchanged", fix_text) from None
     os.chmod(path, stat.S_IMODE(before.st_mode))
-    with suppress(PermissionError):  # only root may give a file away
+    with suppress(PermissionError):  # only root may change the owner
         os.chown(path, before.st_uid, before.st_gid)
     beside = os.path.relpath(backup)
     return backup if beside.startswith(os.pardir) else beside

@@ -1,4 +1,4 @@
-"""The words behind `zerofit check` to Targets: reads the files that they name, and those that these name."""
+"""Parses the arguments of `zerofit check` to Targets: reads the files they name, and those named by these."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
 def read_bytes(name: str) -> bytes:
-    """Return a file's first bytes: all of it, or one more than anything that is checked may have.
+    """Return a file's bytes, at most one more than the maximum that can be checked.
 
     Raises:
-        UserError: it is a folder, or the system refuses to read it.
+        UserError: it is a folder, or can't be read.
     """
     try:
         with open(name, "rb") as file:
@@ -49,40 +49,40 @@ def read_bytes(name: str) -> bytes:
             "target-unreadable",
             "the file can't be read",
             found=f"{name}: {'it is a folder' if is_folder else error.strerror}",
-            why="check reads files one by one" if is_folder else "the system does not allow it",
+            why="check reads files one by one" if is_folder else "permission denied",
             fix=f"name the files in it: {os.path.join(name, '*.json')}"
             if is_folder
-            else "name a file that you may read",
+            else "name a readable file",
         ) from None
 
 
 def decode_script(data: bytes) -> str:
-    """Return a script's text, in the encoding that its first lines declare.
+    """Return a script's text, in the encoding declared in its first lines.
 
     Raises:
-        Unreadable: it is no text, or too long.
+        Unreadable: it is not text, or too long.
     """
     if len(data) > _MAX_SCRIPT_BYTES:
         raise Unreadable(
-            f"the file is longer than {_MAX_SCRIPT_BYTES} bytes",
-            "no training script is so long, so this is another file",
+            f"the file has more than {_MAX_SCRIPT_BYTES} bytes",
+            "no training script is that long, so this is another file",
             "name the script",
         )
-    import tokenize  # only where there is a script: it takes its time
+    import tokenize  # imported only if needed, since it takes time
 
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return io.TextIOWrapper(io.BytesIO(data), encoding).read()
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise Unreadable(
-            "the file is no text in the encoding that it declares",
+            "the file is not text in its declared encoding",
             f"Python can't read it: {getattr(error, 'msg', None) or error}",
             "save the file as UTF-8",
         ) from None
 
 
 def script_file(name: str) -> TargetFile:
-    """Return a script, read.
+    """Return a script's file, read.
 
     Raises:
         UserError: it can't be opened.
@@ -95,10 +95,10 @@ def script_file(name: str) -> TargetFile:
 
 
 def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
-    """Return the checkpoint that a script's arguments say to resume from.
+    """Return the checkpoint that a script's arguments resume from.
 
-    The folder is the one that is given to Trainer's --resume_from_checkpoint or accelerate's load_state: the
-    file `latest` in it names the folder of the shards. None without one, or where DeepSpeed did not write it.
+    The folder is the argument of Trainer's --resume_from_checkpoint or accelerate's load_state: its file
+    `latest` names the folder of the shards. None without one, or if it is not DeepSpeed's.
     """
     folder = resumed_from(arguments)
     if folder is None:
@@ -111,7 +111,7 @@ def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
 
 
 STDIN = "standard input"
-"""The name of what - stands for."""
+"""The name for standard input."""
 
 
 def read_targets(
@@ -121,16 +121,16 @@ def read_targets(
     stdin: Callable[[], bytes],
     overlay: Mapping[str, str] | None = None,
 ) -> Targets:
-    """Return what the words name, read.
+    """Return the files and command that the words name.
 
     Args:
         words: files, or a whole launch command.
-        schemas: the schemas; flags of `accelerate launch` are read by them.
-        stdin: returns what - stands for.
-        overlay: texts to read in place of files, by the files' real paths.
+        schemas: for parsing flags of `accelerate launch`.
+        stdin: returns the content of "-".
+        overlay: texts to read instead of files, by the files' real paths.
 
     Raises:
-        ExceptionGroup: of one UserError for each word that is nothing to check.
+        ExceptionGroup: of one UserError for each word that can't be checked.
     """
     reading = _Reading(schemas, stdin, overlay or {})
     command = read_command(words, launch_flags=schemas.accelerate_launch.root)
@@ -159,7 +159,7 @@ class _Reading:
 
     def __init__(self, schemas: Schemas, stdin: Callable[[], bytes], overlay: Mapping[str, str]) -> None:
         self.files: dict[str, TargetFile] = {}
-        """By real path, so that a file which is named twice is read once."""
+        """By real path, so that a file named twice is read once."""
         self.missing: list[Said[str]] = []
         self.errors: list[UserError] = []
         self._schemas = schemas
@@ -167,15 +167,15 @@ class _Reading:
         self._overlay = overlay
 
     def read_words(self, words: Sequence[str]) -> tuple[str, ...]:
-        """Read files up to a script; return the words behind it, which are its arguments."""
+        """Read files up to a script; return the words after it, which are its arguments."""
         for number, word in enumerate(words):
             try:
                 if word.startswith("-") and word != "-":
                     raise UserError(
                         "flag-behind-file",
-                        "flags of zerofit check stand before the files",
+                        "flags of zerofit check come before the files",
                         found=word,
-                        why="what stands behind a script or a launcher belongs to those",
+                        why="arguments after a script or launcher belong to it",
                         fix=f"zerofit check {word} FILES",
                     )
                 if self._read_target(word).kind is FileKind.SCRIPT:
@@ -185,7 +185,7 @@ class _Reading:
         return ()
 
     def read_command(self, command: LaunchCommand) -> None:
-        """Read a launch command's script, and the file of `accelerate config` where no flag names one."""
+        """Read a launch command's script, and accelerate's default file if no flag names one."""
         if command.script is not None:
             self._read_script(command, command.script)
         flag = command.find("config_file")
@@ -211,7 +211,7 @@ class _Reading:
             self.errors.append(error)
 
     def read_named(self, said: Said[str], kind: FileKind) -> None:
-        """Read a file that a layer names; the libraries look for it in the current folder, as this does."""
+        """Read a file named by a layer, relative to the current folder as the libraries do."""
         path = said.value
         if os.path.realpath(path) in self.files:
             return
@@ -251,19 +251,19 @@ class _Reading:
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:
-    """Return a named file as it is found beside the file that names it.
+    """Return a named file that exists beside the file that names it.
 
-    The libraries look in the folder in which the command runs; without a command, that may well be this.
+    The libraries look in the folder in which the command runs; without a command, that may be this one.
     """
     path = os.path.join(os.path.dirname(file), said.value)
     return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
 
 
 def _configuration(name: str, content: bytes | str, kind: FileKind | None = None) -> TargetFile:
-    """Return a configuration, read; one of no kind is a target, and has the kind that its suffix tells.
+    """Return a configuration, read; a target's kind is given by its extension.
 
     Raises:
-        UserError: it is a target, and of no language of configurations.
+        UserError: it is a target, and has no configuration syntax.
     """
     is_yaml = name.lower().endswith((".yaml", ".yml"))
     kind_read = kind or (FileKind.ACCELERATE if is_yaml else FileKind.DEEPSPEED)
@@ -279,13 +279,13 @@ def _configuration(name: str, content: bytes | str, kind: FileKind | None = None
 
 
 def _is_path(value: str) -> bool:
-    """Return True if a value can only be a file: some scripts take words, and a shell fills in variables."""
+    """Return True if a value can only be a file, not a script's keyword or a shell variable."""
     return "$" not in value and ("/" in value or "." in value)
 
 
 def _inline(value: str) -> str | None:
-    """Return the JSON that stands in place of a file's name, as it is or in base64; accelerate takes both."""
-    with suppress(ValueError):  # of binascii and of utf-8
+    """Return the JSON given instead of a file name, plain or in base64; accelerate accepts both."""
+    with suppress(ValueError):  # raised by binascii and utf-8
         value = value if value.lstrip().startswith("{") else base64.urlsafe_b64decode(value).decode("utf-8")
     return value if value.lstrip().startswith("{") else None
 
@@ -295,15 +295,16 @@ def _is_dotted(name: str) -> bool:
 
 
 def _file_of_module(name: str) -> str | None:
-    """Return the file that `python -m name` runs, where it stands below the current folder."""
+    """Return the file that `python -m name` runs, if it is below the current folder."""
     path = name.replace(".", "/")
     return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
 
 
 def _default_accelerate_file() -> str | None:
-    """Return the file that `accelerate launch` reads where no flag names one.
+    """Return the file that `accelerate launch` reads by default.
 
-    Source: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/config/config_args.py
+    Source:
+    https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/config/config_args.py
     """
     cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
     home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
@@ -315,13 +316,13 @@ def check_target(name: str) -> bytes:
     """Return the bytes of a file that the user names.
 
     Raises:
-        UserError: it is not there, with the nearest file; or it is a folder, or can't be read.
+        UserError: it does not exist (with the most similar file), is a folder, or can't be read.
     """
     if os.path.exists(name):
         return read_bytes(name)
     folder, base = os.path.split(name)
     stem, suffix = os.path.splitext(base)
-    # By stems, as the same suffix makes any two names alike; a link that leads nowhere is no better.
+    # By stems, since equal extensions make names similar; a dangling link is no suggestion.
     stems = {
         os.path.splitext(file)[0]: file
         for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else [])
@@ -336,7 +337,7 @@ def check_target(name: str) -> bytes:
         "there is no such file",
         found=name,
         why="check takes files, or a whole command such as accelerate launch train.py",
-        fix=f"did you mean {os.path.join(folder, near)}?" if near else "name a file that is there",
+        fix=f"did you mean {os.path.join(folder, near)}?" if near else "name an existing file",
     )
 
 
@@ -344,11 +345,11 @@ def _not_a_configuration(name: str, looks_like: str, document: Document | None) 
     named = document.value("deepspeed") if document else None
     fix = "name a DeepSpeed JSON, an accelerate YAML, a script, or a whole launch command"
     if isinstance(named, str) and named:
-        fix = f"it names a DeepSpeed configuration, which can be checked: zerofit check {named}"
+        fix = f"it names a DeepSpeed configuration, which you can check: zerofit check {named}"
     return UserError(
         "not-a-configuration",
-        "the file is nothing that can be checked",
+        "the file can't be checked",
         found=f"{name} looks like {looks_like}",
-        why="check reads what DeepSpeed and accelerate read, and scripts",
+        why="check supports configurations of DeepSpeed and accelerate, and scripts",
         fix=fix,
     )

@@ -1,4 +1,4 @@
-"""Report: what `zerofit check` found, as text for a person: findings, what is not known, and counts."""
+"""Report: the result of `zerofit check` as text: findings, unknown facts, and counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLURAL = {
 }
 _MOST_RULES = 3
 _MOST_NAMES = 5
-"""More names than this make the last line hard to read."""
+"""More names would make the last line hard to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,22 @@ class Report:
     verdict: Verdict
     """All findings, and the rules that lack a fact."""
     strict: bool = False
-    """True if a warning fails the check too."""
+    """True if warnings fail the check too."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Every broken rule, sorted by file and line."""
+        """All violations, sorted by file and line."""
         return self.verdict.findings
 
     @property
     def ok(self) -> bool:
-        """True if there is no error, and with `strict` no warning."""
+        """True if there are no errors, and with `strict` no warnings."""
         failing = (Severity.ERROR, Severity.WARNING) if self.strict else (Severity.ERROR,)
         return not any(finding.severity in failing for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """0 if it is ok, or 1."""
+        """0 if ok, else 1."""
         return 0 if self.ok else 1
 
     def __str__(self) -> str:
@@ -60,19 +60,19 @@ class Report:
         return f"{other}\n\n{text}" if other else text
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         import html
 
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: int) -> str:
-    """Return findings whole, what is not known, and a last line with counts.
+    """Return the findings, unknown facts, and a last line with counts.
 
     Args:
-        verdict: what the rules say.
+        verdict: the rules' results.
         files: the files that were checked.
-        num_rules: how many rules were asked.
+        num_rules: number of rules applied.
     """
     blocks = [finding.as_text() for finding in verdict.findings]
     if verdict.unknown:
@@ -82,16 +82,16 @@ def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: i
 
 
 _FOREIGN_ENGINES = ("FSDP", "MEGATRON_LM", "TPU", "XLA")
-"""Values of accelerate's distributed_type whose sections no rule looks at."""
+"""Values of accelerate's distributed_type whose sections no rule checks."""
 
 
 def _other_engine(targets: Targets) -> str | None:
-    """Return what is not checked of a run that accelerate's file gives to another engine than DeepSpeed."""
+    """Return what is not checked if accelerate's file selects another engine than DeepSpeed."""
     for file in targets.files:
         kind = file.document.value("distributed_type") if file.document else None
         if file.document and kind in _FOREIGN_ENGINES:
             return (
-                f"not checked: {kind.lower()}_config of {file.name}, which zerofit has no rules for; "
+                f"not checked: {kind.lower()}_config of {file.name}, for which zerofit has no rules; "
                 f"with {say(file.document, 'distributed_type')} its {len(DEEPSPEED_RULES)} rules of "
                 "DeepSpeed do not apply"
             )
@@ -99,17 +99,15 @@ def _other_engine(targets: Targets) -> str | None:
 
 
 def unknown_lines(verdict: Verdict) -> tuple[str, ...]:
-    """Return one line for each fact that is not known, with the rules that ask for it."""
+    """Return one line for each unknown fact, with the rules that need it."""
     rules: dict[str, dict[str, None]] = {}
     for unknown in verdict.unknown:
         rules.setdefault(unknown.fact, {})[unknown.rule] = None
-    return tuple(
-        f"not checked, as it is not known: {fact} ({_some(list(ids))})" for fact, ids in rules.items()
-    )
+    return tuple(f"not checked, because unknown: {fact} ({_some(list(ids))})" for fact, ids in rules.items())
 
 
 def _some(ids: list[str]) -> str:
-    """Return a few rules by name and how many more there are; --json names them all."""
+    """Return a few rule ids and the number of others; --json lists all."""
     more = len(ids) - _MOST_RULES
     return ", ".join(ids) if more <= 1 else f"{', '.join(ids[:_MOST_RULES])} and {more} more"
 
@@ -122,14 +120,14 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
             f"{number} {_PLURAL[severity][number > 1]}" for severity, number in found.items() if number
         )
         num_fixable = sum(is_mendable(finding, files) for finding in verdict.findings)
-        return f"{names}: {counts}" + (f"; --fix mends {num_fixable} of them" if num_fixable else "")
+        return f"{names}: {counts}" + (f"; --fix fixes {num_fixable} of them" if num_fixable else "")
     num_unknown = len({unknown.rule for unknown in verdict.unknown})
-    holding = f"{num_rules - num_unknown} rules hold"
+    holding = f"{num_rules - num_unknown} rules passed"
     return f"ok: {names}: {holding}" + (f", {num_unknown} not checked" if num_unknown else "")
 
 
 def _describe_files(files: Sequence[TargetFile]) -> str:
-    """Return the files' names, each with what names it where the user did not; of many only the number."""
+    """Return the files' names, each with what names it if not the user; only the number if there are many."""
     if len(files) > _MOST_NAMES:
         return f"{len(files)} files"
     named = ((file.name, file.named_by) for file in files)

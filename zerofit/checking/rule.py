@@ -1,4 +1,4 @@
-"""Rule: one thing that fails or silently goes wrong, declared whole as data."""
+"""Rule: a check for one thing that fails or silently goes wrong, declared as data."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ Predicate: TypeAlias = "Callable[[Situation], Iterable[Hit]]"
 
 
 class Severity(StrEnum):
-    """The effect of a broken rule on the run."""
+    """The effect of a violation on the run."""
 
     ERROR = "error"
-    """It fails, hangs, or trains something else than was asked for."""
+    """The run fails, hangs, or trains something else than requested."""
     WARNING = "warning"
-    """It runs, and something that was asked for does not happen, or other numbers come out."""
+    """The run works, but a setting has no effect, or results differ."""
     ADVICE = "advice"
-    """It runs right, and slower or larger than it could."""
+    """The run is correct, but slower or larger than necessary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One place where a rule is broken."""
+    """One violation of a rule."""
 
     found: str
     """The offending keys, flags and values, as the user wrote them."""
     place: Place | None = None
-    """Where it stands; None for a flag."""
+    """Its position; None for a flag."""
     fix: str | None = None
-    """In place of the rule's own, where the case says more: the nearest valid key, say."""
+    """A more specific fix than the rule's own, such as the nearest valid key."""
     why: str | None = None
-    """In place of the rule's own, likewise."""
+    """A more specific reason than the rule's own."""
     edits: tuple[Edit, ...] = ()
-    """The edit of `check --fix`, where there is exactly one right answer."""
+    """The edits of `check --fix`, if there is exactly one right answer."""
     confidence: Confidence = Confidence.CERTAIN
 
 
 def hit_at(document: Document, path: Sequence[str], *others: str, **more: Any) -> Hit:
-    """Return a hit at a key of a file, or a missing one: "KEY=VALUE with OTHER".
+    """Return a hit for a key of a file, or a missing key: "KEY=VALUE with OTHER".
 
     Args:
         document: the file.
         path: of the key.
-        others: what the key is combined with, in the user's words.
+        others: what the key is combined with, in the user's spelling.
         more: other fields of the hit.
     """
     entry = document.at(*path)
@@ -69,13 +69,13 @@ def hit_at(document: Document, path: Sequence[str], *others: str, **more: Any) -
 
 
 def hit_of(said: Said[Any], behind: str = "", **more: Any) -> Hit:
-    """Return a hit at a setting, as sure as it is: its text, and what stands behind that."""
+    """Return a hit for a setting, with its confidence: its text, followed by `behind`."""
     return Hit(found=f"{said.text}{behind}", place=said.place, confidence=said.confidence, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that fails or silently goes wrong, with the reason."""
+    """A check for one thing that fails or silently goes wrong, with the reason."""
 
     id: str
     """Permanent, kebab-case."""
@@ -83,31 +83,31 @@ class Rule:
     summary: str
     """The rule in one line."""
     why: str
-    """The one reason."""
+    """The reason, one only."""
     fix: str
-    """The fix. Settings' names in braces, {zero_stage}, are spelt as the user spells them."""
+    """The fix. Settings in braces, {zero_stage}, are spelt as the user does."""
     see: str
-    """Where it is documented, or the line of the library's source that does it."""
+    """Its documentation, or the line of the library's source."""
     bad: Example
-    """An example that breaks this rule and no other."""
+    """An example that violates this rule and no other."""
     good: Example
-    """The same, mended; it breaks no rule."""
+    """The same example, fixed; it violates no rule."""
     evidence: Reproduction
-    """The outcome of running the bad example."""
+    """The result of running the bad example."""
     holds_for: tuple[str, ...] = ()
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
     is_put_right_by_launch: bool = False
-    """True if `zerofit launch` fixes it inside the run; the rule is then not asked there."""
+    """True if `zerofit launch` fixes it inside the run; the rule is then skipped there."""
     find: Predicate = lambda situation: ()
-    """Yields each place that breaks the rule; raises Lacking where a fact is not known."""
+    """Yields each violation; raises Lacking if a fact is unknown."""
 
     def __call__(self, find: Predicate) -> Rule:
-        """Return the rule with its predicate, which it decorates."""
+        """Return the rule with its predicate, as a decorator."""
         return dataclasses.replace(self, find=find)
 
 
 def declared(names: Mapping[str, object]) -> tuple[Rule, ...]:
-    """Return the rules among the names of a module, in the order in which they stand there."""
+    """Return the rules in a module's namespace, in order of definition."""
     return tuple(value for value in names.values() if isinstance(value, Rule))
 
 
@@ -119,24 +119,24 @@ class Effect(StrEnum):
     HANGS = "hangs"
     """The run does not end."""
     DIFFERS = "differs"
-    """The run ends well with other weights than the reference, which is the good example's run."""
+    """The run ends with other weights than the good example's."""
     IGNORED = "ignored"
-    """The run ends well, and what was asked for is not what the engine does."""
+    """The run ends, but the engine ignores the setting."""
     COSTS = "costs"
-    """The run ends well with the right weights; it is slower or larger."""
+    """The run ends with the right weights, but is slower or larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """The observed outcome, or the reason why there is none."""
+    """The observed result, or the reason why there is none."""
 
     outcome: Effect
     says: str = ""
-    """Part of the error's text, where it fails."""
+    """Part of the error message, if it fails."""
     observed: tuple[tuple[str, Any], ...] = ()
-    """Settings that the running engine shows in place of the requested ones: (("zero_stage", 0),)."""
+    """Settings of the running engine that differ from the requested ones: (("zero_stage", 0),)."""
     not_reproduced: str = ""
-    """Why the harness can't run it: "needs a GPU"; the rule's `see` is then its evidence."""
+    """Why the harness can't run it: "needs a GPU"; the rule's `see` is then the evidence."""
 
 
 HANGS = Reproduction(outcome=Effect.HANGS)
@@ -145,36 +145,36 @@ COSTS = Reproduction(outcome=Effect.COSTS)
 
 
 def fails(says: str = "", *, not_reproduced: str = "") -> Reproduction:
-    """Return the evidence that a run ends in an error; arguments as in Reproduction."""
+    """Return the evidence that a run fails; arguments as in Reproduction."""
     return Reproduction(outcome=Effect.FAILS, says=says, not_reproduced=not_reproduced)
 
 
 def ignored(*observed: tuple[str, Any], not_reproduced: str = "") -> Reproduction:
-    """Return the evidence that the engine does not do what was asked for; arguments as in Reproduction."""
+    """Return the evidence that the engine ignores a setting; arguments as in Reproduction."""
     return Reproduction(outcome=Effect.IGNORED, observed=observed, not_reproduced=not_reproduced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """The layers of a run; what is None is not there."""
+    """The layers of a run; None if absent."""
 
     deepspeed: Mapping[str, Any] | str | None = None
-    """ds_config.json, as a mapping or as the text itself."""
+    """ds_config.json, as mapping or text."""
     accelerate: Mapping[str, Any] | str | None = None
     """accelerate.yaml."""
     route: Route | None = None
-    """Who reads the DeepSpeed configuration, where no script says it."""
+    """The library that reads the DeepSpeed configuration, if no script shows it."""
     command: str | None = None
     """The command line up to the script: "accelerate launch --zero_stage 3"."""
     script: str | None = None
     """The source of train.py."""
     arguments: str = ""
-    """The script's own arguments, as in a shell."""
+    """The script's own arguments, in shell syntax."""
     strategy: Strategy | None = None
-    """zerofit's own flags, in place of files."""
+    """zerofit's own flags, instead of files."""
     topology: Topology | None = None
     machine: Machine | None = None
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions other than those that zerofit is tested with: {"deepspeed": "0.18.0"}."""
+    """Versions other than the tested ones: {"deepspeed": "0.18.0"}."""

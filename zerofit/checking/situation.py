@@ -1,4 +1,4 @@
-"""Situation: all that rules look at, and how a rule says that it lacks a fact."""
+"""Situation: the input of all rules; and Lacking, by which a rule reports an unknown fact."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ DEFAULTS: Mapping[str, Any] = {
     "fp16_full_eval": False,
     "auto_find_batch_size": False,
 }
-"""Defaults of the fields that Trainer holds against the DeepSpeed file (transformers/training_args.py)."""
+"""Defaults of the fields that Trainer compares with the DeepSpeed file (transformers/training_args.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """TrainingArguments, as far as they are known."""
+    """The known TrainingArguments."""
 
     said: Mapping[str, Said[Any]] = field(default_factory=dict)
-    """Each field that was given; of a command line, also arguments that another class may take."""
+    """Each given field; for a command line, also arguments that other classes may use."""
     unread: frozenset[str] = frozenset()
-    """Fields that the script sets to what only running it shows."""
+    """Fields that the script sets to values only known at run time."""
     shows_all: bool = False
-    """True if every argument and keyword was seen, so that a field not given has its default."""
+    """True if all arguments and keywords are known, so that missing fields have their defaults."""
     surplus: tuple[Said[str], ...] = ()
-    """Keywords of TrainingArguments(...) that are no fields of it; the values are the names."""
+    """Unknown keywords of TrainingArguments(...); the values are the names."""
 
     def find(self, name: str) -> Said[Any] | None:
-        """Return a field that was given."""
+        """Return a given field."""
         return self.said.get(name)
 
     def find_or_default(self, name: str) -> Said[Any] | None:
-        """Return a field that was given or has its default; None where it is not known."""
+        """Return a field, given or by default; None if unknown."""
         if name in self.said:
             return self.said[name]
         if name in self.unread or not self.shows_all or name not in DEFAULTS:
             return None
         value = DEFAULTS[name]
-        return Said(value=value, text=f"no {name}, which makes it {value}", confidence=Confidence.LIKELY)
+        return Said(value=value, text=f"no {name}, so it is {value}", confidence=Confidence.LIKELY)
 
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Lacking(Exception):  # noqa: N818 - no error: it says that a question stay
     """Raised by a predicate that needs an unknown fact; the rule's answer is then "unknown".
 
     Args:
-        fact: what is not known, as it reads behind "not known:".
+        fact: the unknown fact, as printed after "not known:".
     """
 
     def __init__(self, fact: str) -> None:
@@ -89,7 +89,7 @@ def known(value: T | None, fact: str) -> T:
     """Return a fact.
 
     Raises:
-        Lacking: it is not known.
+        Lacking: it is unknown.
     """
     if value is None:
         raise Lacking(fact)
@@ -98,13 +98,13 @@ def known(value: T | None, fact: str) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The effective settings of a run, over all layers. None stands for "not known"; ask with `known`.
+    """The effective settings of a run, over all layers. None means unknown; query with `known`.
 
-    A setting that no layer gives has its default, with a text that says what is missing.
+    A setting that no layer sets has its default, with a text that names what is missing.
     """
 
     names: dict[str, str] = field(default_factory=dict)
-    """How the user spells each setting, for the words of a fix: {"zero_stage": "--zero-stage", ...}."""
+    """The user's spelling of each setting, for fixes: {"zero_stage": "--zero-stage", ...}."""
     engine: Said[Engine] | None = None
     zero_stage: Said[ZeroStage] | None = None
     optimizer_offload: Said[OffloadDevice] | None = None
@@ -113,7 +113,7 @@ class RunSettings:
     """Folder on the NVMe disk for the optimizer's states; a value of None: none is named."""
     param_nvme_path: Said[str | None] | None = None
     precision: Said[Precision | None] | None = None
-    """A value of None: no layer chooses one."""
+    """A value of None: no layer sets it."""
     optimizer: Said[str | None] | None = None
     """Id of the optimizer in the optimizer table; a value of None: there is none, nothing trains."""
     force_cpu_optimizer: Said[bool] | None = None
@@ -122,11 +122,11 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The facts that rules read. None stands for "not given"."""
+    """The facts that rules check. None means absent."""
 
     settings: RunSettings = field(default_factory=RunSettings)
     strategy: Strategy | None = None
-    """zerofit's own, which says what it changes in the model; None where files alone make the run."""
+    """zerofit's own, with the changes that it makes to the model; None if the run is defined by files."""
     typed: Collection[str] | None = None
     """Fields of the strategy that the user set by flags; None: all of them."""
     route: Route | None = None
@@ -138,38 +138,38 @@ class Situation:
     command: LaunchCommand | None = None
     """The launcher's command line."""
     script: ScriptFacts | None = None
-    """Facts read from the script's source."""
+    """Facts from the script's source."""
     trainer: TrainerSettings | None = None
-    """TrainingArguments, from the script's arguments and its source; None without a Trainer."""
+    """TrainingArguments, from the script's arguments and source; None without a Trainer."""
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
     schemas: Schemas | None = None
     missing: tuple[Said[str], ...] = ()
-    """Files that a layer names and that are not there: the path, and the line or flag that names it."""
+    """Named files that do not exist: the path, and the line or flag that names it."""
     broken: tuple[BrokenFile, ...] = ()
-    """Files that are not what they should be."""
+    """Files that could not be parsed as their kind."""
     topology: Topology | None = None
     machine: Machine | None = None
     versions: Versions | None = None
 
     @property
     def file(self) -> Document:
-        """The DeepSpeed configuration; one without keys where there is none."""
+        """The DeepSpeed configuration; an empty one if there is none."""
         return self.deepspeed or NO_DOCUMENT
 
     @property
     def arguments(self) -> TrainerSettings:
-        """TrainingArguments, of which nothing is known where there is no Trainer."""
+        """TrainingArguments; without known fields if there is no Trainer."""
         return self.trainer or TrainerSettings()
 
     @property
     def is_of_flags(self) -> bool:
-        """True if the run is described by zerofit's own flags alone, without files."""
+        """True if the run is defined by zerofit's own flags alone, without files."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
 
 
 def setting_text(strategy: Strategy, name: str, *, is_typed: bool) -> str:
-    """Return how a finding names a field of the strategy: by the flag that was typed, else in words."""
+    """Return the name of a strategy's field in a finding: the flag that was typed, or else words."""
     value = getattr(strategy, name)
     if value is None or value == "none":
         return f"no {FLAGS[name]}"
@@ -193,11 +193,11 @@ _IN_WORDS = {
     "lora": "LoRA adapters",
     "quantization": "{} weights",
 }
-"""Settings that the planner or a preset chose: nobody typed their flags."""
+"""Settings that the planner or a preset may choose, without flags."""
 
 
 def text_of(situation: Situation, name: str) -> str:
-    """Return how a finding names a field of the situation's strategy."""
+    """Return the name of a field of the situation's strategy in a finding."""
     strategy = known(situation.strategy, "zerofit's strategy")
     is_typed = situation.typed is None or name in situation.typed
     return setting_text(strategy, name, is_typed=is_typed)
@@ -207,23 +207,23 @@ def stage_of(situation: Situation) -> Said[ZeroStage]:
     """Return the ZeRO stage.
 
     Raises:
-        Lacking: it is not known.
+        Lacking: it is unknown.
     """
     return known(situation.settings.zero_stage, "the ZeRO stage")
 
 
 def is_read_by_others(situation: Situation) -> bool:
-    """Return True if accelerate or Trainer read the DeepSpeed file, False if DeepSpeed alone does.
+    """Return True if accelerate or Trainer read the DeepSpeed file, False if only DeepSpeed does.
 
     Raises:
-        Lacking: it is not known who reads it.
+        Lacking: the route is unknown.
     """
-    return known(situation.route, "who reads the file") is not Route.NATIVE
+    return known(situation.route, "the library that reads it") is not Route.NATIVE
 
 
 def entries_of(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
     """Yield the DeepSpeed file and each of its entries with its key in the schema; nothing without a file."""
     if situation.deepspeed is not None:
-        schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
+        schema = known(situation.schemas, "DeepSpeed's keys").deepspeed
         for found in walk_document(situation.deepspeed, schema):
             yield situation.deepspeed, found

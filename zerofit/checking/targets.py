@@ -1,4 +1,4 @@
-"""Targets: what the user asked to check, read: files, a script with its arguments, a launch command."""
+"""Targets: the inputs of a check, read: files, a script with its arguments, a launch command."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class TargetFile:
     """One file that was read, or should have been."""
 
     name: str
-    """As the user, or the layer that names it, wrote it; "standard input" for -."""
+    """As written by the user, or by the layer that names it; "standard input" for -."""
     kind: FileKind
     document: Document | None = None
-    """A configuration, read; None for a script, and for a file that is broken."""
+    """A parsed configuration; None for a script or a broken file."""
     source: str | None = None
-    """A script's text; None for a configuration, and for a file that is broken."""
+    """A script's text; None for a configuration or a broken file."""
     broken: Unreadable | None = None
-    """Why it could not be read as what it should be."""
+    """Why it could not be parsed as its kind."""
     named_by: Said[str] | None = None
-    """The line or flag that names the file; None where the user named it as a target."""
+    """The line or flag that names the file; None if it is a target."""
 
     @property
     def is_on_command_line(self) -> bool:
-        """True if it is a target, or the value of a flag; any other file is named by a file."""
+        """True if it is a target, or the value of a flag, rather than named in a file."""
         return self.named_by is None or self.named_by.place is None
 
 
 def is_mendable(finding: Finding, files: Iterable[TargetFile]) -> bool:
-    """Return True if a finding has edits, and all in files that stand on the command line.
+    """Return True if a finding has edits, all in files named on the command line.
 
-    A file that another one names may be shared, so --fix leaves it alone.
+    Files named by other files may be shared, so --fix does not change them.
     """
     named = {file.name for file in files if file.is_on_command_line}
     return bool(finding.edits) and all(edit.document in named for edit in finding.edits)
@@ -53,39 +53,40 @@ def is_mendable(finding: Finding, files: Iterable[TargetFile]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """All that one `zerofit check` looks at. Files stand in the order in which they were named."""
+    """All inputs of one `zerofit check`. Files are in the order in which they were named."""
 
     files: tuple[TargetFile, ...] = ()
     missing: tuple[Said[str], ...] = ()
-    """Files that a layer names and that are not there: the path, and the line or flag that names it."""
+    """Named files that do not exist: the path, and the line or flag that names it."""
     command: LaunchCommand | None = None
     """The launcher's command line; its script is among the files."""
     arguments: tuple[str, ...] = ()
-    """The script's own arguments, with a command and without."""
+    """The script's own arguments, with or without a command."""
     route: Route | None = None
-    """Who reads the DeepSpeed configuration, as the user says; a script that shows it wins."""
+    """The library that reads the DeepSpeed configuration, according to the user; the script takes
+    precedence."""
     num_processes: int | None = None
-    """Ranks on all nodes together, as the user says."""
+    """Ranks on all nodes together, according to the user."""
     on_cpu: bool = False
-    """True if the user says that the run is on the CPU."""
+    """True if the run is on the CPU, according to the user."""
     schemas: Schemas | None = None
     checkpoint: Checkpoint | None = None
-    """The checkpoint that the script's arguments name."""
+    """The checkpoint in the script's arguments."""
     machine: Machine | None = None
-    """The node that will run it; None where it is another than this one."""
+    """The node that will run it; None if it is not this one."""
     versions: Versions | None = None
     """Installed versions."""
     capture: Capture | None = None
-    """The capture of the script, where one was asked for."""
+    """The capture of the script, if requested."""
 
     @property
     def deepspeed(self) -> tuple[Document, ...]:
-        """The DeepSpeed configurations that could be read."""
+        """The parsed DeepSpeed configurations."""
         return self._documents(FileKind.DEEPSPEED)
 
     @property
     def accelerate(self) -> tuple[Document, ...]:
-        """The accelerate configurations that could be read."""
+        """The parsed accelerate configurations."""
         return self._documents(FileKind.ACCELERATE)
 
     @property
@@ -95,7 +96,7 @@ class Targets:
 
     @property
     def broken(self) -> tuple[BrokenFile, ...]:
-        """The files that could not be read as what they should be."""
+        """The files that could not be parsed as their kind."""
         return tuple(
             BrokenFile(name=file.name, kind=file.kind, error=file.broken)
             for file in self.files

@@ -1,4 +1,4 @@
-"""The flags of what trains: freezing, adapters and the format of what they stand beside."""
+"""Flags for trained parameters: freezing, adapters and the quantized base."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the head."""
+"""peft's keyword for every linear layer but the head."""
 _ALPHA_PER_RANK = 2
-"""ASSUMPTION: adapters are scaled by alpha / rank; twice the rank is the habit of many recipes."""
+"""ASSUMPTION: adapters are scaled by alpha / rank; alpha is twice the rank in many recipes."""
 _IN_PATTERNS = "*?[."
-"""Characters that only patterns of parameters' names have."""
+"""Characters that only occur in patterns of parameter names."""
 _SHAPE = {
     "lora_rank": "--lora-rank",
     "lora_alpha": "--lora-alpha",
@@ -28,11 +28,11 @@ _SHAPE = {
     "lora_targets": "--lora-targets",
     "lora_saved": "--lora-modules-to-save",
 }
-"""Options of adapters, by parameter."""
+"""Options for the shape of adapters, by parameter."""
 
 
 class _Names(ParamType[tuple[str, ...]]):
-    """Names with commas between."""
+    """Comma-separated names."""
 
     name = "names"
 
@@ -52,7 +52,7 @@ class _Names(ParamType[tuple[str, ...]]):
             "bad-value",
             f"{flag} names nothing",
             found=f"{flag} {value!r}",
-            why="it is one name, or several with commas between",
+            why="it must be one name, or several, separated by commas",
             fix=f"name something, or leave out {flag}",
         )
 
@@ -66,7 +66,7 @@ ADAPTER_OPTIONS = (
         multiple=True,
         type=_Names("NAMES"),
         help="Comma-separated parameters to freeze: embeddings, embeddings+N (also the first N blocks), "
-        "blocks, all-but-head, or patterns of parameters' names such as '*.layer.0.*'.",
+        "blocks, all-but-head, or patterns of parameter names such as '*.layer.0.*'.",
     ),
     click.option("--lora", is_flag=True, help="Train adapters on frozen weights (peft)."),
     click.option("--qlora", is_flag=True, help="The same as --lora --quantize nf4."),
@@ -104,15 +104,14 @@ ADAPTER_OPTIONS = (
 
 
 ADAPTER_FLAGS = frozenset({*_SHAPE, "qlora"})
-"""Parameters that are no fields of Request, but make some."""
+"""Parameters that are not fields of Request, but determine some."""
 
 
 def adapter_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of Request that the flags of what trains say, by the names of their parameters.
+    """Return the fields of Request from these flags, by parameter names.
 
     Raises:
-        UserError: a word for what to freeze is not known, or a flag says how adapters look and there are
-            none.
+        UserError: an unknown keyword for freezing, or a flag for adapters without adapters.
     """
     wants = flags["lora"] or flags["qlora"]
     frozen = tuple(dict.fromkeys(one for names in flags["freeze"] for one in names))
@@ -144,10 +143,10 @@ def _check_targets(targets: tuple[str, ...]) -> None:
         return
     raise UserError(
         "lora-targets-mixed",
-        f"{_ALL_LINEAR} stands alone",
+        f"{_ALL_LINEAR} can't be combined with names",
         found=f"--lora-targets {','.join(targets)}",
-        why="it is every linear layer but the head, and peft would look for a module of that name",
-        fix=f"give --lora-targets {_ALL_LINEAR}, or name modules alone",
+        why="it means every linear layer but the head, and peft would look for a module of that name",
+        fix=f"give --lora-targets {_ALL_LINEAR}, or only module names",
     )
 
 
@@ -155,10 +154,10 @@ def _no_adapters(given: list[str]) -> UserError:
     flags = ", ".join(given)
     return UserError(
         "adapter-flags-without-adapters",
-        "a flag says how adapters look, and there are none",
+        "a flag for adapters has no effect without adapters",
         found=f"{flags} without --lora or --qlora",
         why="every weight trains, and the flag would be ignored",
-        fix=f"add --lora, or --allow lora for adapters only where nothing else fits; or leave out {flags}",
+        fix=f"add --lora, or --allow lora for adapters only if nothing else fits; or leave out {flags}",
     )
 
 
@@ -170,6 +169,6 @@ def _check_frozen(said: str) -> None:
         "unknown-freeze",
         f"--freeze can't be {said!r}",
         found=f"--freeze {said}",
-        why=f"it is {', '.join(WORDS)}, or a pattern of parameters' names with *, ? or a dot in it",
+        why=f"it must be {', '.join(WORDS)}, or a pattern of parameter names that contains *, ? or a dot",
         fix=f"did you mean --freeze {near}?" if near else f"write it as a pattern, --freeze '*{said}*'",
     )

@@ -57,14 +57,14 @@ if TYPE_CHECKING:
     from zerofit.models.source import ModelSource
 
 _CPU_MODEL = "all-minilm-l6-v2"
-"""A BERT of 23 M parameters, whose activations at the default sizes are a GiB or more, and its weights,
-gradients and states a tenth of that each, so that every rung shows."""
+"""A BERT of 23 M parameters, whose activations at the default sizes are a GiB or more, and weights, gradients
+and states a tenth of that each, so that every rung has a visible effect."""
 _CPU_STEPS, _GPU_STEPS = 2, 10
-"""ASSUMPTION: on the CPU memory is what one looks for; on a GPU steps are short."""
+"""ASSUMPTION: on the CPU memory matters most; on a GPU steps are short."""
 _LIMIT_S = 1800
-"""ASSUMPTION: no rung of a model that one measures takes half an hour; --rung-limit says otherwise."""
+"""ASSUMPTION: no rung takes half an hour for a model worth measuring; --rung-limit changes it."""
 _INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 _POSITIVE = Number(int, least=1)
 
 
@@ -76,8 +76,8 @@ _FIXES = {
     "offload-needs-adam": "leave out the rung of another optimizer, or offload-optimizer",
     "fp16-needs-gpu": "leave fp16 out, name bf16 in its place, or measure on a GPU",
 }
-"""The fix for a broken rule, in terms of rungs: a rule's own fix names settings of other verbs."""
-_OTHER_FIX = "leave {rung} out, or what it does not go with"
+"""The fix for a violated rule in terms of rungs: a rule's own fix names settings of other verbs."""
+_OTHER_FIX = "leave {rung} out, or the rung that it conflicts with"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -245,9 +245,9 @@ def _text_model(said: str, task: Task | None) -> ModelSource:
     if inputs is not None:
         raise UserError(
             "ladder-needs-tokens",
-            "the ladder trains models that read tokens",
+            "the ladder only supports models with tokens",
             found=f"--model {said}, whose inputs are {inputs}",
-            why="its rungs and its figures go by tokens",
+            why="its rungs and results are based on tokens",
             fix="name a text model",
         )
     return source
@@ -258,7 +258,7 @@ def _measure(
     num_rungs: int,
     measured: list[tuple[LadderStep, TrialOutcome]],
 ) -> None:
-    """Run the rungs, and add to `measured` how each ended."""
+    """Run the rungs, and append their outcomes to `measured`."""
     start = time.monotonic()
     for step, outcome in rungs:
         head = f"zerofit: rung {len(measured) + 1} of {num_rungs}, {step.label}"
@@ -266,7 +266,7 @@ def _measure(
             click.echo(f"{head} ...", err=True)
             start = time.monotonic()
         else:
-            click.echo(f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in all", err=True)
+            click.echo(f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in total", err=True)
             measured.append((step, outcome))
 
 
@@ -282,7 +282,7 @@ def _predict(
     measured: Sequence[tuple[LadderStep, TrialOutcome]],
     predicted: list[TrialPrediction | None],
 ) -> None:
-    """Add to `predicted` the estimator's prediction of each rung; None where it has none."""
+    """Append the prediction of each rung to `predicted`; None if there is none."""
     click.echo("zerofit: predicting ...", err=True)
     for step, _ in measured:
         try:
@@ -293,14 +293,14 @@ def _predict(
 
 
 def _one_gpu(said: str) -> GpuSpec:
-    """Return the GPU of --gpus; more than one is refused, as a rung trains on one."""
+    """Return the GPU of --gpus; several are refused, since a rung trains on one."""
     gpus = machine_of_spec(said).machine.gpus
     if len(gpus) > 1:
         raise UserError(
             "ladder-on-one-gpu",
             "a rung trains on one GPU",
             found=f"--gpus {said}",
-            why="the ladder is of strategies for a single GPU",
+            why="the ladder compares strategies for a single GPU",
             fix="name one, such as --gpus A100-80G",
         )
     return gpus[0]
@@ -310,7 +310,7 @@ def _one_gpu(said: str) -> GpuSpec:
 def _folder(output: Path | None) -> Iterator[Path]:
     """Yield the folder for the processes' files: inside the user's, else a temporary one.
 
-    A temporary folder is kept if a rung did not end by itself, for its log.
+    A temporary folder is kept for its log if a rung did not end by itself.
     """
     if output is not None:
         logs = output / "rungs"
@@ -322,8 +322,8 @@ def _folder(output: Path | None) -> Iterator[Path]:
                 "not-writable",
                 "a folder can't be written",
                 found=f"{error.strerror}: {error.filename}",
-                why="the folder above it does not allow it",
-                fix="name a folder that can be written: --output FOLDER",
+                why="its parent folder is not writable",
+                fix="name a writable folder: --output FOLDER",
             ) from None
         yield logs
         return
@@ -349,8 +349,8 @@ def _write(result: Ladder, *, output: Path | None, plot: Path | None) -> None:
 
 
 def _dry_run(whole: Ladder, steps: Sequence[LadderStep], template: TrialSpec) -> str:
-    """Return the rungs and what each changes."""
-    lines = [head_words(whole), f"on {whole.device}, {template.num_steps} timed steps a rung"]
+    """Return the rungs and the change of each."""
+    lines = [head_words(whole), f"on {whole.device}, {template.num_steps} timed steps per rung"]
     for step in steps:
         changed = ", ".join(changes(step.before, step.run))
         lines.append(f"  {step.label}: {changed or 'changes nothing'}")
@@ -362,19 +362,19 @@ def check_steps(
 ) -> None:
     """Check all rungs of a ladder before any of them runs.
 
-    Rungs of DeepSpeed, and those that offload, are held against the rules of `zerofit check`. What the other
-    rungs lack here their processes say, and the ladder goes on.
+    DeepSpeed rungs, and those with offload, are checked by the rules of `zerofit check`. Missing requirements
+    of other rungs are reported by their processes, and the ladder continues.
 
     Args:
-        steps: each rung with what it runs under.
+        steps: each rung with its settings.
         facts: of the model.
         num_ranks: of --ranks.
         on_cpu: whether they run on the CPU.
-        versions: what is installed.
+        versions: the installed versions.
 
     Raises:
         UserError: the model has too few positions for a rung, or one has no ranks.
-        ExceptionGroup: of one UserError for each broken rule of the first rung that breaks some.
+        ExceptionGroup: of one UserError for each violated rule of the first such rung.
     """
     topology = Topology(world_size=num_ranks, on_cpu=on_cpu)
     own_optimizer: Said[str | None] = Said(value="torch.AdamW", text="the ladder's AdamW")
@@ -399,14 +399,14 @@ def check_steps(
                 for one in check(situation, rules=ALL_RULES).of(Severity.ERROR)
             ]
             if broken:
-                raise ExceptionGroup("rungs that do not work", broken)
+                raise ExceptionGroup("rungs that don't work", broken)
         if num_ranks > 1 and is_plain:
             raise UserError(
                 "ladder-ranks-need-zero",
-                "a rung of many ranks needs ZeRO",
+                "a rung with several ranks needs ZeRO",
                 found=f"--ranks {num_ranks} and --rungs with {rung}, {trains}",
-                why="among collectives that exchange nothing, only DeepSpeed takes what rank 0 of many takes",
-                fix="begin with zero-1, zero-2 or zero-3, and leave baseline out; or leave --ranks out",
+                why="with simulated collectives, only DeepSpeed uses the memory of rank 0 of many",
+                fix="start with zero-1, zero-2 or zero-3, and leave baseline out; or leave --ranks out",
             )
 
 

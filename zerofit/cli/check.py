@@ -1,4 +1,4 @@
-"""zerofit check: files, flags and scripts held against the rules, before anything runs."""
+"""zerofit check: checks files, flags and scripts against the rules, before anything runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ROUTES = {route.value: route for route in Route}
     "--capture",
     "captures",
     is_flag=True,
-    help="Run the script up to its training, to see what its source does not show.",
+    help="Run the script up to its training, to learn what its source does not show.",
 )
 @capture_limit_option
 @click.option("--explain", metavar="RULE", help="Print the page of a rule.")
@@ -85,7 +85,7 @@ def check(
     """
     if explain is not None or list_rules:
         if targets:
-            raise click.UsageError("--explain and --rules stand alone, without files", context)
+            raise click.UsageError("--explain and --rules can't be combined with files", context)
         from zerofit.checking.pages.rule_pages import rules_table
 
         click.echo(_page(explain) if explain is not None else rules_table(ALL_RULES))
@@ -117,12 +117,12 @@ def check(
 
         fixes = find_fixes(lambda overlay: check_targets(overlay=overlay))
         if not fixes:
-            click.echo("zerofit: nothing to mend: no finding has exactly one right answer", err=True)
+            click.echo("zerofit: nothing to fix: no finding has exactly one right answer", err=True)
         click.echo("".join(diff_of(change) for change in fixes), nl=False, err=not dry_run)
         if dry_run:
             return 0
         for change, backup in zip(fixes, write_fixes(fixes), strict=True):
-            click.echo(f"zerofit: mended {change.name}; as it was: {backup}", err=True)
+            click.echo(f"zerofit: fixed {change.name}; original: {backup}", err=True)
     report = check_targets()
     click.echo(_output(report, as_json=as_json, as_sarif=as_sarif))
     return report.exit_code
@@ -141,17 +141,17 @@ def _refuse_wrong_use(
         argument = next(param for param in context.command.params if param.name == "targets")
         raise click.MissingParameter(ctx=context, param=argument)
     if as_json and as_sarif:
-        raise click.UsageError("--json and --sarif are two forms of the same output", context)
+        raise click.UsageError("--json and --sarif are alternatives", context)
     if dry_run and (as_json or as_sarif):
-        raise click.UsageError("--dry-run prints a diff, in place of any other output", context)
+        raise click.UsageError("--dry-run prints a diff instead of any other output", context)
     if dry_run and not fix:
-        raise click.UsageError("--dry-run belongs to --fix: a check alone writes nothing", context)
+        raise click.UsageError("--dry-run needs --fix: a check alone writes nothing", context)
     if fix and "-" in takewhile(lambda word: not word.endswith(".py"), targets):
-        raise click.UsageError("--fix changes files, and - is standard input", context)
+        raise click.UsageError("--fix changes files, but - is standard input", context)
 
 
 def _capture(targets: Targets, *, limit_s: float) -> Capture:
-    """Return what the one script among the targets is seen to train."""
+    """Return the capture of the only script among the targets."""
     names = [name for name, _ in targets.scripts]
     scripts: list[tuple[str, ...]] = [(name,) for name in names]
     if targets.command is not None and targets.command.script is not None:
@@ -160,13 +160,13 @@ def _capture(targets: Targets, *, limit_s: float) -> Capture:
     if len(scripts) != 1:
         raise UserError(
             "capture-needs-a-script",
-            "there is not one script to run",
+            "--capture needs exactly one script",
             found=f"--capture with {len(scripts)} scripts",
-            why="--capture runs the script among the targets up to where its training would begin",
-            fix="name one script, with its arguments behind it, or leave out --capture",
+            why="it runs the script among the targets up to where its training would begin",
+            fix="name one script, followed by its arguments, or leave out --capture",
         )
     target = (*scripts[0], *targets.arguments)
-    without = "leave out --capture: the source alone is then read"
+    without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
         click.echo("\n".join(capture_lines(run.capture, is_kept=run.is_kept)), err=True)
         return run.capture
@@ -197,6 +197,6 @@ def _page(name: str) -> str:
         "unknown-rule",
         f"there is no rule {name!r}",
         found=f"--explain {name}",
-        why="it is none of those that `zerofit check --rules` lists",
+        why="`zerofit check --rules` does not list it",
         fix=f"did you mean --explain {near}?" if near else "see zerofit check --rules",
     )

@@ -1,4 +1,4 @@
-"""zerofit config: a strategy as the files that accelerate, DeepSpeed and Trainer read."""
+"""zerofit config: a strategy as files for accelerate, DeepSpeed and Trainer."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def config(
         )
     if model_flags.model is not None or machine_flags.gpus is not None:
         specified = machine_of(machine_flags, num_nodes=request.num_nodes or 1)
-    else:  # the files are for GPUs that are taken on trust
+    else:  # the files are for GPUs that can't be verified
         specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
-        # only where it is needed: estimates are much code
+        # imported only if needed: it loads many modules
         from zerofit.planning.plan import check_plans_alone, plan_to_run
         from zerofit.planning.subject import named_model
 
@@ -120,7 +120,7 @@ def config(
 
 
 def _imported(source: str, request: Request, *, is_planned: bool, console: Console) -> Request:
-    """Return the request with what a configuration file says where no flag does."""
+    """Return the request, completed by a configuration file where no flag is given."""
     is_deepspeed = source.endswith(".json")
     files = read_config_files(
         config_file=None if is_deepspeed else source,
@@ -161,7 +161,7 @@ _IN_NO_FILE = ("freeze", "lora", "quantization", "attention")
 
 
 def _left_out(plan: Plan) -> list[str]:
-    """Return what of the strategy no file can carry, as a line."""
+    """Return a line with the settings that no file has."""
     names = [name for name in _IN_NO_FILE if getattr(plan.strategy, name)]
     transformers = plan.versions.transformers
     if plan.strategy.checkpoint_every > 1 and transformers and not takes_every_n_layers(transformers):
@@ -170,19 +170,20 @@ def _left_out(plan: Plan) -> list[str]:
     if not flags:
         return []
     return [
-        f"no file says {', '.join(flags)}: `zerofit launch` with the same flags does it to a script, and "
-        "zerofit.apply_strategy() in one"
+        f"no file has {', '.join(flags)}: use `zerofit launch` with the same flags, or "
+        "zerofit.apply_strategy() in the script"
     ]
 
 
 def _needed_by_groups(plan: Plan) -> list[str]:
-    """Return what accelerate's own sequence parallelism asks of a script, as a line."""
+    """Return a line with the requirements of accelerate's own sequence parallelism on a script."""
     if plan.topology.sequence_parallel_size == 1:
         return []
     return [
-        "by these files accelerate cuts the batches: they need position_ids, no padding and a length that "
-        f"{plan.topology.sequence_parallel_size} divides, and a loop its own loss over shift_labels; "
-        "`zerofit launch` asks for none of that"
+        "with these files accelerate splits the batches: they need position_ids, no padding and a length "
+        "that "
+        f"{plan.topology.sequence_parallel_size} divides, and a custom loop needs its own loss over "
+        "shift_labels; `zerofit launch` needs none of that"
     ]
 
 
@@ -202,14 +203,14 @@ def _launch_script(plan: Plan, accelerate: Path) -> str:
         ),
         target=(),
     )
-    # For GPUs the file may go to another machine, whose cores are not ours to count.
+    # For GPUs the file may be used on another machine, whose cores are unknown.
     on_cpu = plan.topology.on_cpu
     environment = launch_environment(plan, inherited=os.environ) if on_cpu else compile_environment(plan)
     command = shell_command(arguments, environment=environment)
-    # The machine that it goes to may have more GPUs, over all of which Trainer would spread its only rank.
+    # The target machine may have more GPUs, which Trainer would all use for its single rank.
     one_gpu = _ONE_GPU if needs_one_gpu(plan) else ""
     usage = f"{accelerate.parent / 'launch.sh'} train.py ARGS"
-    if several:  # each node says which one it is
+    if several:  # each node sets its own number
         command = command.replace("--machine_rank 0", '--machine_rank "$NODE_RANK"')
         command = command.replace("MASTER_ADDR", '"$MASTER_ADDR"')
         usage = f"NODE_RANK=0 MASTER_ADDR=node0 {usage}   # on every node, with its own number"

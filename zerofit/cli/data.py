@@ -1,4 +1,4 @@
-"""zerofit data: a dataset's lengths, what padding wastes, and what a maximum length would cut and save."""
+"""zerofit data: a dataset's lengths, padding waste, and effects of a maximum length."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DEFAULT_BATCH_SIZE = 8
 """TrainingArguments' per_device_train_batch_size (transformers/training_args.py)."""
 _POSITIVE = Number(int, least=1)
 _FILE_FLAGS = ("tokenizer", "text", "split", "count", "limit", "sample")
-"""Flags for files: a script decides these itself."""
+"""Flags for files: for a script they follow from the script."""
 _INSTEAD = "name the files of its dataset: `zerofit data FILE --tokenizer DIR`"
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How transformers' classes of causal language models end."""
+"""Suffixes of transformers' classes for causal language models."""
 
 
 def _share(text: str) -> float:
-    """Return a share in percent as a number up to 1."""
+    """Return a percentage as a number up to 1."""
     share = float(text.strip().removesuffix("%")) / 100
     if not text.strip().endswith("%") or not 0 < share <= 1:
         raise ValueError(text)
@@ -50,13 +50,13 @@ def _share(text: str) -> float:
 _SHARE = Parsed(
     "share",
     _share,
-    why="it is a share of the rows, above 0% and up to 100%",
-    fix="write it like --sample 5%; --limit takes a number of rows",
+    why="it must be a share of the rows, above 0% and up to 100%",
+    fix="write it as in --sample 5%; --limit sets a number of rows",
 )
 
 
 class _DataVerb(Verb):
-    """A verb whose flags may stand behind files, but not behind a script: there they are the script's."""
+    """A verb whose flags may follow files, but not a script, to which they would belong."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -164,10 +164,10 @@ def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLength
     if len(text) > 2:
         raise UserError(
             "too-many-columns",
-            "a sample has one text, or two that make a pair",
+            "a sample has one text, or a pair of texts",
             found=f"--text {flags['text']}",
-            why="tokenizers take no more",
-            fix="name one column or two; or join them into one, as the model is given them",
+            why="tokenizers support no more",
+            fix="name one or two columns, or join them into one, as for the model",
         )
     with _progress() as on_progress:
         return measure_files(
@@ -185,16 +185,16 @@ def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLength
 def _of_script(
     target: tuple[str, ...], *, module: bool, flags: dict[str, Any], limit_s: float
 ) -> tuple[MeasuredLengths, Capture]:
-    """Return the lengths of the samples that a script trains on, and what else was seen of it."""
+    """Return the lengths of the samples that a script trains on, and its capture."""
     from zerofit.scripts.capture.with_progress import captured
 
     given = [f"--{name}" for name in _FILE_FLAGS if flags[name] not in (None, LengthUnit.TOKENS)]
     if given:
         raise UserError(
             "flag-of-files",
-            "a flag for files, and a script is looked at",
+            "a flag for files is given with a script",
             found=f"{', '.join(given)} with {target[0]}",
-            why="the script shows its samples as it trains on them",
+            why="the script itself determines its samples",
             fix=f"leave out {', '.join(given)}, or name the files of the dataset",
         )
     check_script(target[0], module=module)
@@ -207,13 +207,13 @@ def _of_script(
             "script-without-lengths",
             "the script's samples have no tokens",
             found=script_of(command),
-            why="none of its first batches has input_ids or a mask, from which lengths are counted",
-            fix="name the files of its dataset in place of the script",
+            why="its first batches have no input_ids or mask to count lengths by",
+            fix="name the files of its dataset instead of the script",
         )
-    part = "they are those of its first batches: its dataset shows no lengths without reading all of it"
+    part = "only its first batches were counted: its dataset does not know lengths without reading everything"
     measured = MeasuredLengths(
         subject=script_of(command),
-        counted="tokens of the samples that it trains on, as it cuts them",
+        counted="tokens of its training samples, as it truncates them",
         unit=LengthUnit.TOKENS,
         histogram=LengthHistogram(counts=lengths.counts),
         is_whole=lengths.is_whole,
@@ -224,7 +224,7 @@ def _of_script(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, int], None]]:
-    """Show a bar with rate and time left, on a terminal and the first rank only; yield what moves it."""
+    """Show a progress bar, only on a terminal and the first rank; yield a function that updates it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -250,6 +250,6 @@ def _progress() -> Iterator[Callable[[int, int, int], None]]:
             yield show
         except KeyboardInterrupt:
             bar.stop()
-            words = f"stopped after {counted:,} samples; --limit or --sample report on a part"
+            words = f"stopped after {counted:,} samples; use --limit or --sample to read a part"
             click.echo(f"zerofit: {words}", err=True)
             raise

@@ -1,4 +1,4 @@
-"""zerofit doctor: machine and toolchain, one line each: ok, or a warning with its fix."""
+"""zerofit doctor: machine and toolchain, one line per check: ok, or a warning with its fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zerofit.machine.toolchain import BuildLock, DeepSpeedOp, Toolchain
 
 DOCTOR_VERSION = 1
-"""Version of the JSON document; raised whenever a field changes its meaning or goes."""
+"""Version of the JSON document; raised whenever a field changes its meaning or is removed."""
 _COLOURS = {"ok": "green", "warning": "yellow"}
 
 
@@ -53,9 +53,9 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
     """
     context = click.get_current_context()
     if nvme_path is not None and not calibrate:
-        raise click.UsageError("--nvme-path names a disk for --calibrate to measure: add that", context)
+        raise click.UsageError("--nvme-path needs --calibrate, which measures the disk", context)
     if lists_observations and calibrate:
-        raise click.UsageError("--observations lists what runs needed, and measures nothing", context)
+        raise click.UsageError("--observations lists what runs needed, without measuring", context)
     if nvme_path is not None:
         _check_writable(nvme_path)
     if lists_observations:
@@ -65,7 +65,7 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
     machine, versions, toolchain, lines = _examine()
     calibration = None
     if calibrate:
-        click.echo("zerofit: measuring, which takes up to a minute", err=True)
+        click.echo("zerofit: measuring takes up to a minute", err=True)
         calibration = measure(
             machine,
             has_cpu_adam=is_usable("cpu_adam", toolchain.ops, toolchain.build_locks),
@@ -80,32 +80,32 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
 
 
 def keep(machine: Machine, calibration: Calibration) -> str:
-    """Write what was measured for zerofit plan to read; return what became of it, in words."""
+    """Store a calibration for zerofit plan; return the result in words."""
     try:
         return f"wrote {write_calibration(machine, calibration.rates)}"
     except OSError as error:
         return (
-            f"what was measured is not kept, and zerofit plan will not know it: {error}; "
-            "set XDG_CACHE_HOME to a folder that you may write to"
+            f"the measurements can't be stored for zerofit plan: {error}; set XDG_CACHE_HOME to a "
+            "writable folder"
         )
 
 
 def _check_writable(nvme_path: str) -> None:
-    """Check that the disk to be measured is there and can be written to."""
+    """Check that the disk to be measured exists and is writable."""
     if not (os.path.isdir(nvme_path) and os.access(nvme_path, os.W_OK)):
         raise UserError(
             "nvme-path-unusable",
-            "nothing can be written to --nvme-path",
+            "--nvme-path is not writable",
             found=f"--nvme-path {nvme_path}",
-            why="1 GiB is written to a file in it, read again and removed",
-            fix="name a folder that is there and that you may write to",
+            why="a file of 1 GiB is written there, read and removed",
+            fix="name an existing, writable folder",
         )
 
 
 def doctor_text(lines: tuple[CheckupLine, ...]) -> str:
     """Return the lines as text: status, topic and finding in columns, reason and fix below a warning.
 
-    Holds colour codes, which click.echo drops where stdout is no terminal.
+    Contains colour codes, which click.echo removes if stdout is not a terminal.
     """
     width = max(len(line.topic) for line in lines)
     rows = []
@@ -138,7 +138,7 @@ def doctor_json(
 
 
 def is_usable(op: str, ops: tuple[DeepSpeedOp, ...], locks: tuple[BuildLock, ...]) -> bool:
-    """Return True if an op of DeepSpeed's loads without being built, and without waiting for a build."""
+    """Return True if a DeepSpeed op loads without being built, and without waiting for a build."""
     is_built = any(one.name == op and (one.is_in_wheel or one.is_compiled) for one in ops)
     return is_built and not any(f"/{op}/" in lock.path for lock in locks)
 
@@ -159,7 +159,7 @@ def _examine() -> tuple[Machine, Versions, Toolchain, tuple[CheckupLine, ...]]:
 def with_unreadable_gpus(
     lines: tuple[CheckupLine, ...], unreadable: UserError | None
 ) -> tuple[CheckupLine, ...]:
-    """Return the lines, that of the GPUs with the reason for which a launch is refused, if there is one."""
+    """Return the lines, with the reason why a launch would be refused in the GPUs' line, if any."""
     if unreadable is None:
         return lines
     told = warning("GPUs", unreadable.found, why=unreadable.why, fix=unreadable.fix)

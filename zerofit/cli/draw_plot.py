@@ -1,4 +1,4 @@
-"""Writes plots with matplotlib: the check that they can be written, and the file."""
+"""Writes matplotlib plots, and checks early that they can be written."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FLAG = "--plot FILE"
 
 
 def check_can_plot(path: Path, *, force: bool) -> None:
-    """Check early that --plot can be written: matplotlib is there, the ending known, the folder writable.
+    """Check early that --plot can be written: matplotlib, the file extension, the folder.
 
     Args:
         path: the file.
-        force: whether to write over one that is there.
+        force: whether it may overwrite an existing file.
 
     Raises:
-        UserError: matplotlib is missing, it does not know the file's ending, a file is there, or its folder
-            can't be written.
+        UserError: matplotlib is missing or does not support the extension, the file exists, or its folder is
+            not writable.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -32,23 +32,23 @@ def check_can_plot(path: Path, *, force: bool) -> None:
             "plots-missing",
             "plots need matplotlib",
             found=f"--plot {path}, and no matplotlib in this environment",
-            why="zerofit does not bring it, as only plots need it",
+            why="zerofit does not install it, as only plots need it",
             fix="pip install 'zerofit[plots]', or leave out --plot",
         ) from None
     endings = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lstrip(".").lower() not in endings:
         raise UserError(
             "plot-format-unknown",
-            "the plot's file has no ending that says its format",
+            "the plot's file extension is not supported",
             found=f"--plot {path}",
-            why=f"matplotlib writes {', '.join(endings)}",
+            why=f"matplotlib supports {', '.join(endings)}",
             fix=f"name it {path.with_suffix('.png')}",
         )
     check_can_write(path, force=force, flag=_FLAG)
 
 
 def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
-    """Write a figure of matplotlib into a file, making its folder.
+    """Write a matplotlib figure to a file, creating its folder.
 
     Raises:
         UserError: the file can't be written.

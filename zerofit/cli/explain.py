@@ -29,10 +29,10 @@ def explain(path: str, *, as_json: bool) -> None:
 
 
 def explained(path: str) -> RunExplanation:
-    """Return why the run failed that a path, or standard input, tells of.
+    """Return why a run failed, from a path or standard input.
 
     Raises:
-        UserError: it can't be read, or holds no log.
+        UserError: it can't be read, or has no log.
     """
     place = Path(path)
     try:
@@ -49,6 +49,6 @@ def explained(path: str) -> RunExplanation:
             "log-not-readable",
             "the log can't be read",
             found=f"{error.filename or path}: {error.strerror}",
-            why="zerofit explain reads a run folder, a log, a folder of logs, or - for standard input",
-            fix="name one that is there and that you may read",
+            why="zerofit explain needs a run folder, a log, a folder of logs, or - for standard input",
+            fix="name one that exists and is readable",
         ) from None

@@ -1,4 +1,4 @@
-"""zerofit export: a checkpoint's weights as from_pretrained() reads them."""
+"""zerofit export: a checkpoint's weights in the format of from_pretrained()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zerofit generate: prompts in, completions out, under the fastest layout that fits this machine."""
+"""zerofit generate: prompts in, completions out, in the fastest layout that fits this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_LEAST_0, _PART = Number(float, least=0), Number(float, least=0, most=1)
 _DTYPES = {precision.value: precision for precision in Precision} | DTYPES
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _MOST_SHOWN = 20
-"""Prompts that a dry run shows. ASSUMPTION: these show what they become; thousands would bury the command."""
+"""Prompts shown by a dry run. ASSUMPTION: enough as a sample; thousands would bury the command."""
 
 
 @click.command(cls=Verb, context_settings=CONTEXT)
@@ -28,8 +28,8 @@ _MOST_SHOWN = 20
     "--prompts",
     required=True,
     metavar="FILE",
-    help='.txt: a prompt a line. .jsonl: a string a line, or an object with "prompt" or "messages". - reads '
-    "JSONL from standard input.",
+    help='.txt: a prompt per line. .jsonl: a string per line, or an object with "prompt" or "messages". '
+    "- reads JSONL from standard input.",
 )
 @click.option(
     "--out",
@@ -37,7 +37,7 @@ _MOST_SHOWN = 20
     metavar="FILE",
     help="JSONL with the completions; - is standard output, at the end.",
 )
-@click.option("--max-new-tokens", type=_POSITIVE, help="Largest number of tokens in a completion.")
+@click.option("--max-new-tokens", type=_POSITIVE, help="Maximum number of tokens in a completion.")
 @click.option(
     "--generation-config", type=_FILE, help="JSON file with settings of transformers' GenerationConfig."
 )
@@ -88,7 +88,7 @@ _MOST_SHOWN = 20
 @click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Number of nodes.")
 @rendezvous_options
 @gpu_ids_option
-@click.option("--cpu", is_flag=True, help="Generate on the CPU, and leave the GPUs alone.")
+@click.option("--cpu", is_flag=True, help="Generate on the CPU, ignoring GPUs.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @run_dir_option
 @click.option("--dry-run", is_flag=True, help="Print what would be written and run, and load no weights.")
@@ -116,7 +116,7 @@ def generate(dry_run: bool, **flags: Any) -> int:
 
 
 def _begin_of(text: str) -> str:
-    """Return prompts, or the first of them and how many more there are."""
+    """Return prompts, or the first few and the number of others."""
     lines = text.splitlines(keepends=True)
     num_more = len(lines) - _MOST_SHOWN
     return text if num_more <= 0 else "".join(lines[:_MOST_SHOWN]) + f"# and {num_more} more lines\n"

@@ -1,4 +1,4 @@
-"""The help of a verb with many flags: those of everyday use in groups, and all of them under --help-all."""
+"""Help of verbs with many flags: common ones in groups, and all of them under --help-all."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _GROUPS = {
     "Nodes": ("num_nodes", "machine_rank", "main_process_ip", "hostfile"),
     "Run": ("model", "no_capture", "no_check", "dry_run", "quiet", "verbose", "module"),
 }
-"""Parameters of everyday use, by group."""
+"""Common parameters, by group."""
 _LONGEST = 30
-"""Columns of a flag with its value; of a longer one the value's kind stands for the words that it can be."""
+"""Maximum width of a flag with its value; for a wider one the kind of value replaces its choices."""
 _AROUND = 4
-"""Columns before a flag and between it and its text."""
+"""Margins before a flag and between it and its text."""
 
 
 class GroupedVerb(Verb):
-    """A verb whose --help shows the flags of everyday use in groups, and --help-all every one."""
+    """A verb whose --help shows common flags in groups, and --help-all every flag."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -84,7 +84,7 @@ def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
 
 
 def _fitting(text: str, room: int) -> str:
-    """Return as many words as one line has room for."""
+    """Return as many words as fit in one line."""
     if len(text) <= room:
         return text
     return text[: room - 1].rpartition(" ")[0] + "…"

@@ -37,11 +37,11 @@ _RANK_FLAGS = ("--num-processes", "--nproc-per-node", "--num-gpus")
 
 
 class LaunchVerb(GroupedVerb):
-    """`zerofit launch`, which also takes a whole launch line of another launcher in place of the script."""
+    """`zerofit launch`, which also accepts a whole command line of another launcher instead of the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, list(args))
-        if ctx.resilient_parsing:  # a shell completes a line that may have no script yet
+        if ctx.resilient_parsing:  # shell completion of a line that may have no script yet
             return rest
         words = (ctx.params["script"], *ctx.params["script_args"])
         line = None if ctx.params["module"] else read_line(words)
@@ -49,7 +49,7 @@ class LaunchVerb(GroupedVerb):
             return rest
         own = args[: len(args) - len(words)]
         flags = list(line.words)
-        if any(ctx.params[name] is not None for name in _RANKS):  # what stands before the launcher wins
+        if any(ctx.params[name] is not None for name in _RANKS):  # flags before the launcher take precedence
             flags = _without(flags, _RANK_FLAGS)
         if ctx.params["on_cpu"]:
             flags = _without(flags, ("--gpu-ids",))
@@ -58,20 +58,18 @@ class LaunchVerb(GroupedVerb):
         ctx.params.clear()
         remember_typed(ctx, list(words), again=True)
         rest = super().parse_args(ctx, list(words))
-        ctx.meta[_LINE] = [f"the launch line is read as: zerofit launch {shlex.join(words)}"]
+        ctx.meta[_LINE] = [f"the command is equivalent to: zerofit launch {shlex.join(words)}"]
         if line.left_out:
-            ctx.meta[_LINE].append(
-                f"without {', '.join(line.left_out)}: zerofit does by itself what that says"
-            )
+            ctx.meta[_LINE].append(f"without {', '.join(line.left_out)}, which zerofit handles itself")
         return rest
 
 
-_LINE = "zerofit: a launch line of another launcher"
-"""Where a context keeps how such a line was read."""
+_LINE = "zerofit: a command line of another launcher"
+"""Key of a parsed command line in a context."""
 
 
 def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
-    """Return flags with their values, but for some."""
+    """Return flags with their values, except some."""
     pairs = zip(words, ["", *words], strict=False)
     return [word for word, before in pairs if word not in flags and before not in flags]
 
@@ -102,7 +100,7 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @gpu_ids_option
 @machine_options(
-    gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here."
+    gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to test it here."
 )
 @click.option("--no-capture", is_flag=True, help="Use only the flags, without looking at what SCRIPT trains.")
 @capture_limit_option
@@ -127,7 +125,7 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     type=Word("recover", {mode.value: mode for mode in RecoverMode}),
     default=RecoverMode.AUTO.value,
     show_default=True,
-    help="When memory runs out: continue under another plan from the last checkpoint, ask first, or end.",
+    help="When memory runs out: continue with another plan from the last checkpoint, ask first, or end.",
 )
 @number_option(
     "--max-recoveries", metavar="N", least=0, default=3, help="How many times a run may continue that way."
@@ -200,7 +198,7 @@ def launch(
         click.echo(run.command)
         return 0
     if run.cause:
-        with contextlib.suppress(OSError):  # a terminal that was closed
+        with contextlib.suppress(OSError):  # a closed terminal
             end = f"zerofit: {run.cause}; its log and record are in {run.folder}"
             known = short_lines(explain_run(run.folder))
             click.echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
@@ -208,7 +206,7 @@ def launch(
 
 
 def _long_flags() -> dict[str, bool]:
-    """Return all flags of `zerofit launch` that begin with two hyphens; True for those with a value."""
+    """Return all long flags of `zerofit launch`; True for those with a value."""
     options = [one for one in launch.params if isinstance(one, click.Option)]
     return {
         name: not one.is_flag
@@ -219,7 +217,7 @@ def _long_flags() -> dict[str, bool]:
 
 
 def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags of the strategy, the model and the nodes as arguments of zerofit.launch."""
+    """Return the flags of strategy, model and nodes as arguments of zerofit.launch."""
     del flags["multi_gpu"]
     if flags.pop("use_deepspeed") and flags["engine"] is None:
         flags["engine"] = Engine.DEEPSPEED

@@ -1,4 +1,4 @@
-"""The zerofit command: finds the verb, loads it when it is used, prints errors in one form."""
+"""The zerofit command: finds the verb, imports it when it is used, prints errors."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from zerofit.core.version import VERSION
 
 _VERBS = {
     "bench": "Measure the ladder of memory strategies on this machine.",
-    "check": "Say what would fail, or silently go wrong, before it runs.",
+    "check": "Find what would fail, or silently go wrong, before it runs.",
     "config": "Write DeepSpeed and accelerate files for a strategy.",
     "data": "Report a dataset's lengths, and what padding wastes.",
     "doctor": "Check this machine and its tools.",
-    "explain": "Say why a run failed, from its folder or its logs.",
+    "explain": "Explain why a run failed, from its folder or its logs.",
     "export": "Write a checkpoint's weights as from_pretrained reads them.",
     "generate": "Write completions for a file of prompts.",
     "launch": "Train a script under the fastest strategy that fits.",
-    "plan": "Say what a run needs, and choose the fastest strategy that fits.",
-    "runs": "See and end runs of this machine and submitted ones.",
+    "plan": "Predict what a run needs, and choose the fastest strategy that fits.",
+    "runs": "List, follow and cancel local and submitted runs.",
     "submit": "Plan a run here, and submit it to Slurm, Kubernetes or SkyPilot.",
-    "tune": "Run the plan's best few strategies for some steps, and take the fastest.",
+    "tune": "Run the plan's best few strategies for some steps, and pick the fastest.",
 }
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
 
 
 class _LazyGroup(click.Group):
-    """Loads a verb's module only when that verb is called."""
+    """Imports a verb's module only when that verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -41,7 +41,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        gc.disable()  # what modules bring stays: to look for rubbish among it takes a tenth of the time
+        gc.disable()  # garbage collection during imports takes a tenth of the time
         module = importlib.import_module(f"zerofit.cli.{cmd_name}")
         gc.freeze()
         gc.enable()
@@ -66,14 +66,14 @@ class _LazyGroup(click.Group):
 def zerofit() -> None:
     """Make Hugging Face training fit.
 
-    `zerofit launch train.py ARGS` sees what any accelerate or Trainer script trains, and trains it under the
-    fastest memory strategy that fits; `zerofit VERB --help` tells about each verb.
+    `zerofit launch train.py ARGS` captures what any accelerate or Trainer script trains, and trains it under
+    the fastest memory strategy that fits; `zerofit VERB --help` describes each verb.
     """
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    settings = {"debug": False}  # filled in by --debug, for what goes wrong after it was read
+    settings = {"debug": False}  # set by --debug, for errors after parsing
     try:
         sys.exit(
             zerofit.main(
@@ -86,7 +86,7 @@ def main() -> NoReturn:
         sys.exit(EXIT_USAGE)
     except click.UsageError as error:
         _fail(usage_error(error), debug=settings["debug"])
-    except click.Abort:  # a run that has started takes Ctrl-C itself, and says how it ended
+    except click.Abort:  # a started run handles Ctrl-C itself, and reports how it ended
         click.echo("zerofit: stopped by Ctrl-C; no training was started", err=True)
         sys.exit(130)
     except UserError as error:
@@ -98,7 +98,7 @@ def main() -> NoReturn:
         known = (error for error in errors.exceptions if isinstance(error, UserError))
         _fail(*known, debug=settings["debug"])
     except BrokenPipeError:
-        # What reads our output has gone; Python would complain once more while closing it.
+        # The reader of our output has exited; Python would complain again while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
@@ -107,26 +107,26 @@ def _fail(*errors: UserError, debug: bool) -> NoReturn:
     if debug and len(errors) == 1:
         raise errors[0]
     if debug:
-        raise  # the group of them all, which is being handled
+        raise  # the group of all, which is being handled
     for error in errors:
         click.echo(for_terminal(str(error)), err=True, color=wants_colour(os.environ))
     sys.exit(max(error.exit_code for error in errors))
 
 
 _FOREIGN_FLAGS = {
-    "--use-fsdp": "leave it out: ZeRO-3 shards what FULL_SHARD does, and --zero-stage 3 asks for it",
+    "--use-fsdp": "leave it out: ZeRO-3, set by --zero-stage 3, shards what FULL_SHARD does",
     "--standalone": "leave it out: on one node zerofit finds a free port",
     "--dynamo-backend": "--compile switches torch.compile on",
-    "--rdzv-backend": "leave it out: on several nodes give --main-process-ip and --main-process-port",
-    "--rdzv-endpoint": "give --main-process-ip and --main-process-port",
-    "--max-restarts": "leave it out: a run that ends in an error is not started again",
+    "--rdzv-backend": "leave it out: on several nodes set --main-process-ip and --main-process-port",
+    "--rdzv-endpoint": "set --main-process-ip and --main-process-port",
+    "--max-restarts": "leave it out: a run that ends in an error is not restarted",
     "--same-network": "leave it out: the nodes must reach --main-process-ip",
 }
-"""The fix for a flag of accelerate or torchrun, by the flag as click writes it, with hyphens."""
+"""Fixes for flags of accelerate or torchrun, by the flag in click's spelling, with hyphens."""
 
 
 def usage_error(error: click.UsageError) -> UserError:
-    """Return a mistake on the command line as click reports it, in the form of all other errors."""
+    """Return click's error on the command line in the form of all other errors."""
     command = error.ctx.command_path if error.ctx else "zerofit"
     help_line = f"see {command} --help"
     if isinstance(error, click.NoSuchOption):
@@ -159,9 +159,9 @@ def _unknown_flag(error: click.NoSuchOption, command: str, help_line: str) -> Us
         "unknown-flag",
         f"{command} has no flag {error.option_name}",
         found=error.option_name,
-        why="flags before the script are zerofit's own; those behind it go to the script"
+        why="flags before the script belong to zerofit; those after it go to the script"
         if takes_script
-        else f"it is none of those that {command} --help lists",
+        else f"{command} --help does not list it",
         fix=_FOREIGN_FLAGS.get(error.option_name) or (f"did you mean {near}?" if near else help_line),
     )
 

@@ -1,4 +1,4 @@
-"""The flags that describe a strategy and its ranks, and the settings that they make."""
+"""Flags for a strategy and its ranks, and the settings they give."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ _FIELD_OPTIONS = (
         "--offload-optimizer-device",
         "optimizer_offload",
         type=Word("offload", _words(OffloadDevice)),
-        help="Where optimizer states live.",
+        help="Where optimizer states are stored.",
     ),
     click.option(
         "--offload-param",
         "--offload-param-device",
         "param_offload",
         type=Word("offload", _words(OffloadDevice)),
-        help="Where parameter shards live; needs ZeRO-3.",
+        help="Where parameter shards are stored; needs ZeRO-3.",
     ),
     click.option("--nvme-path", metavar="DIR", help="Folder on the NVMe disk, for offload to nvme."),
     click.option(
@@ -77,15 +77,13 @@ _FIELD_OPTIONS = (
         "--gradient-accumulation-steps", type=_POSITIVE, help="Forward passes per rank in one optimizer step."
     ),
     number_option("--global-batch-size", "--global-batch", help="Samples per optimizer step over all ranks."),
-    click.option(
-        "--gradient-clipping", type=Number(float, least=0), help="Largest norm of the gradients; 0 is off."
-    ),
+    click.option("--gradient-clipping", type=Number(float, least=0), help="Maximum gradient norm; 0 is off."),
     click.option(
         "--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Recompute activations."
     ),
     number_option(
         "--checkpoint-every",
-        help="Recompute the activations of every N-th block: 1 is each, 2 every second.",
+        help="Recompute the activations of every Nth block: 1 is every block.",
     ),
     click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
     click.option(
@@ -93,15 +91,13 @@ _FIELD_OPTIONS = (
     ),
     click.option("--compile", is_flag=True, default=None, help="Use torch.compile."),
     *ADAPTER_OPTIONS,
-    click.option(
-        "--tf32/--no-tf32", default=None, help="Let fp32 matrix products round to tf32 on tensor cores."
-    ),
+    click.option("--tf32/--no-tf32", default=None, help="Use tf32 for fp32 matrix products on tensor cores."),
     click.option("--liger", is_flag=True, default=None, help="Use Liger kernels in the model."),
     click.option("--group-by-length", is_flag=True, default=None, help="Batch samples of similar length."),
     number_option(
         "--tensor-parallel-size",
         "--tp-size",
-        help="Ranks that share each layer of one copy of the model and take the same samples.",
+        help="Ranks that share each layer of one copy of the model and get the same samples.",
     ),
     click.option(
         "--sequence-parallel-size",
@@ -121,9 +117,7 @@ _OF_ANY_NODE = (
     click.option(
         "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU."
     ),
-    click.option(
-        "--cpu", "on_cpu", is_flag=True, help="Run on the CPU, as a rehearsal, and leave the GPUs alone."
-    ),
+    click.option("--cpu", "on_cpu", is_flag=True, help="Run on the CPU as a test, ignoring GPUs."),
 )
 _RANK_OPTIONS = (
     _OF_ANY_NODE[0],
@@ -164,15 +158,15 @@ run_dir_option = click.option(
     show_default=True,
     help="Folder that contains the run folders.",
 )
-"""Where a command makes its run folder."""
+"""The folder for run folders."""
 
 
 def script_options(
-    *, dry_run: str, has_quiet: bool = True, verbose: str = "Say all: what was captured, the plan's table."
+    *, dry_run: str, has_quiet: bool = True, verbose: str = "Print everything: the capture, the plan's table."
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Return a decorator that gives a command SCRIPT with its arguments, and the flags of its run.
+    """Return a decorator that adds SCRIPT with its arguments, and the flags of its run.
 
-    The command gets `console` for --quiet, --verbose and --wide, and `is_checked` for --no-check.
+    The command gets `console` from --quiet, --verbose and --wide, and `is_checked` from --no-check.
 
     Args:
         dry_run: the help of --dry-run.
@@ -204,22 +198,22 @@ def script_options(
 
 
 def strategy_options(command: _Command) -> _Command:
-    """Give a command the flags that describe a strategy and its ranks."""
+    """Add the flags for a strategy and its ranks."""
     return _with(command, *_START_OPTIONS, *_FIELD_OPTIONS, *_RANK_OPTIONS)
 
 
 def one_node_options(command: _Command) -> _Command:
-    """Give a command the flags of a strategy's fields and of the ranks of one node."""
+    """Add the flags for a strategy's fields and the ranks of one node."""
     return _with(command, *_FIELD_OPTIONS, *_OF_ANY_NODE)
 
 
 def field_options(command: _Command) -> _Command:
-    """Give a command the flags of a strategy's fields alone."""
+    """Add the flags for a strategy's fields only."""
     return _with(command, *_FIELD_OPTIONS)
 
 
 def rendezvous_options(command: _Command) -> _Command:
-    """Give a command the flags by which the nodes of a run meet."""
+    """Add the flags for the rendezvous of nodes."""
     return _with(command, *_RENDEZVOUS_OPTIONS)
 
 
@@ -230,7 +224,7 @@ def _with(command: _Command, *options: Callable[[_Command], _Command]) -> _Comma
 
 
 def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return flags, by the names of their parameters, as keyword arguments of a verb's function.
+    """Return flags, by parameter names, as keyword arguments of a verb's function.
 
     Raises:
         UserError: flags contradict each other.
@@ -242,13 +236,13 @@ def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoints(said: bool | None) -> bool:
-    """Return that activations are recomputed, as --checkpoint-every says by itself."""
+    """Return True: --checkpoint-every implies gradient checkpointing."""
     if said is not False:
         return True
     raise UserError(
         "checkpoint-every-without-checkpointing",
         "blocks can't be recomputed without gradient checkpointing",
         found="--checkpoint-every with --no-gradient-checkpointing",
-        why="--checkpoint-every says which blocks recompute their activations",
+        why="--checkpoint-every selects the blocks that recompute their activations",
         fix="leave one of the two out",
     )

@@ -1,4 +1,4 @@
-"""Parameter types of all verbs: words from a few, numbers within bounds, values read from a text."""
+"""Parameter types of all verbs: choices, numbers within bounds, parsed values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zerofit.models.task import Task
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
-    # accelerate and torchrun write flags with underscores, zerofit with hyphens; both are understood.
+    # accelerate and torchrun write flags with underscores, zerofit with hyphens; both are accepted.
     "token_normalize_func": lambda token: token.replace("_", "-"),
 }
 """click's context settings of every verb."""
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _TYPED = "zerofit: typed words"
-"""Where a context keeps the words of its command line."""
+"""Key of the typed command line in a context."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 else:
 
     class ParamType(click.ParamType):
-        """click's, which says the type that it converts to from 8.4 on."""
+        """click's ParamType, which from 8.4 on is generic in the type it converts to."""
 
         def __class_getitem__(cls, _: Any) -> type:
             return cls
 
 
 _LONGEST_METAVAR = 64
-"""Characters of the words that stand beside an option's name in --help."""
+"""Maximum characters of the choices beside an option's name in --help."""
 
 
 class Word(ParamType[Any]):
-    """One of a few words, each standing for a value; a wrong one gets the nearest right one."""
+    """One of a few words, each standing for a value; a wrong one gets the most similar as suggestion."""
 
     def __init__(self, name: str, words: dict[str, Any]) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Word(ParamType[Any]):
             f"unknown-{self.name.replace('_', '-')}",
             f"{flag} can't be {value!r}",
             found=f"{flag} {value}",
-            why=f"it is one of {', '.join(self._words)}",
+            why=f"it must be one of {', '.join(self._words)}",
             fix=f"did you mean {flag} {near}?" if near else "name one of them",
         )
 
@@ -66,7 +66,7 @@ class Word(ParamType[Any]):
         return f"[{words}]" if len(words) <= _LONGEST_METAVAR else self.name.upper()
 
     def listed(self, sentence: str) -> str:
-        """Return the help of an option whose words are too many to stand beside its name."""
+        """Return the help of an option with too many choices to list beside its name."""
         return f"{sentence.rstrip('.')}; one of {', '.join(self._words)}."
 
 
@@ -74,13 +74,13 @@ TASK = Word("task", {task.value: task for task in Task})
 
 
 class Parsed(ParamType[Any]):
-    """A value that is read from a text; a wrong one is told what it should be.
+    """A value parsed from a text.
 
     Args:
-        name: as it stands in the help.
-        parse: returns the value of a text; raises ValueError for a wrong one.
-        why: what a value is.
-        fix: how to write one.
+        name: for the help.
+        parse: returns the value of a text; raises ValueError if invalid.
+        why: what is valid.
+        fix: how to write a value.
     """
 
     def __init__(self, name: str, parse: Callable[[str], Any], *, why: str, fix: str) -> None:
@@ -97,25 +97,25 @@ class Parsed(ParamType[Any]):
 
 
 class Verb(click.Command):
-    """A verb whose name stands in what is said of mistakes on its command line."""
+    """A verb whose name is included in errors on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         remember_typed(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = ctx  # click leaves it out where a flag lacks its value
+            error.ctx = ctx  # click omits it if a flag lacks its value
             raise
 
 
 def remember_typed(ctx: click.Context, args: list[str], *, again: bool = False) -> None:
-    """Keep a verb's command line as it was typed, for `typed_words`; `again` where it was rewritten."""
+    """Store a verb's command line as typed, for `typed_words`; `again` if it was rewritten."""
     if again or _TYPED not in ctx.meta:
         ctx.meta[_TYPED] = tuple(args)
 
 
 def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the command line of the verb that runs: up to the script, and from it on."""
+    """Return the running verb's command line as typed: up to the script, and from it on."""
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return (), ()
@@ -126,14 +126,14 @@ def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 class Number(ParamType[float | str]):
-    """A finite number within bounds; a wrong one is told what it should be.
+    """A finite number within bounds.
 
     Args:
-        kind: int for whole numbers, or float.
-        least: smallest that is allowed.
-        most: largest that is allowed; None for any.
-        without_least: whether it must be above the smallest.
-        words: words that are taken as they are, in place of a number.
+        kind: int for integers, or float.
+        least: minimum.
+        most: maximum; None for none.
+        without_least: whether the minimum is exclusive.
+        words: keywords accepted instead of a number.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class Number(ParamType[float | str]):
 
     @property
     def is_whole(self) -> bool:
-        """True if it is a number without a fraction."""
+        """True for an integer."""
         return self._kind is int
 
     @property
     def meaning(self) -> str:
-        """The expected value, in words."""
+        """The valid values, in words."""
         kind = "whole number" if self.is_whole else "number"
         least = f"above {self._least}" if self._without_least else f"of at least {self._least}"
         both = f"{least} and at most" if self._without_least else f"from {self._least} to"
@@ -171,7 +171,7 @@ class Number(ParamType[float | str]):
         is_enough = number > self._least if self._without_least else number >= self._least
         try:
             return math.isfinite(number) and is_enough and (self._most is None or number <= self._most)
-        except OverflowError:  # a whole number of hundreds of digits
+        except OverflowError:  # an integer of hundreds of digits
             return False
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
@@ -196,6 +196,6 @@ def number_option(
     default: float | None = None,
     metavar: str | None = None,
 ) -> Callable[[_Command], _Command]:
-    """Return an option for a number, whose default, if it has one, stands in the help."""
+    """Return an option for a number; the help includes its default, if any."""
     number, shows = Number(kind, least=least), default is not None
     return click.option(*names, type=number, default=default, show_default=shows, metavar=metavar, help=help)

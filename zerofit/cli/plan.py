@@ -105,7 +105,7 @@ def plan(
     if output is not None and not force:
         _check_output(output, target)
     if model_flags.is_fast:
-        gc.disable()  # in half a second there is no rubbish worth looking for
+        gc.disable()  # in half a second there is no garbage worth collecting
     specs: list[str | None] = [None]
     if compare is not None:
         specs = [part.strip() for part in compare.split(",") if part.strip()]
@@ -137,7 +137,7 @@ def plan(
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
     click.echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
-        click.echo(f"\nto train so: {_launch_line(output)}")
+        click.echo(f"\nto train like this: {_launch_line(output)}")
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:
@@ -161,7 +161,7 @@ _ONLY_PLANNING = (
 
 
 def _launch_line(output: Path | None) -> str:
-    """Return the command that trains by this plan on the GPUs that it is for."""
+    """Return the command that trains with this plan on its GPUs."""
     own, of_script = typed_words()
     if output is not None:
         return shell_words(("zerofit", "launch", "--plan", str(output), *of_script))
@@ -187,14 +187,14 @@ def _launch_line(output: Path | None) -> str:
 def _target(
     script: str | None, arguments: tuple[str, ...], *, module: bool, model: str | None
 ) -> tuple[str, ...] | None:
-    """Return the script or `-m module` with its arguments; None where --model says what is planned for."""
+    """Return the script or `-m module` with its arguments; None if --model is given."""
     if script is None and module:
         raise UserError(
             "missing-argument",
             "an argument is missing",
             found="-m without SCRIPT",
-            why="-m says that SCRIPT is a module, as with python -m",
-            fix="name the module behind all flags: -m package.train",
+            why="-m means that SCRIPT is a module, as with python -m",
+            fix="name the module after all flags: -m package.train",
         )
     if script is None:
         return None
@@ -203,7 +203,7 @@ def _target(
             "model-and-script",
             "a plan is for a script or for a model",
             found=f"--model {model} with {'-m ' if module else ''}{script}",
-            why="the script shows by itself which model it trains",
+            why="the script determines the model",
             fix="leave one of the two out",
         )
     check_script(script, module=module)
@@ -266,8 +266,8 @@ def _check_together(
     if other is not None or not compare.strip(" ,"):
         raise UserError(
             "compare-alone",
-            "--compare names several machines, and a plan is for one",
+            "--compare names several machines, but a plan is for one",
             found=f"--compare {compare}" + (f" with {other}" if other else ""),
-            why="it prints what each machine would do; a file or another --gpus belongs to one of them",
+            why="it prints each machine's plan; a file or --gpus is for a single machine",
             fix="name the machines after --compare, and plan for the one you choose with --gpus",
         )

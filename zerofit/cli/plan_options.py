@@ -1,4 +1,4 @@
-"""The flags of planning: model, workload, machine and what may change; shared by the verbs that plan."""
+"""Flags of planning: model, workload, machine and allowed changes; shared by the verbs that plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POSITIVE = Number(int, least=1)
 
 
 class _Allowed(ParamType[frozenset[Allow]]):
-    """Words with commas between."""
+    """Comma-separated keywords."""
 
     name = "allow"
 
@@ -65,8 +65,8 @@ def _reserve(text: str) -> Reserve:
 _RESERVE = Parsed(
     "reserve",
     _reserve,
-    why="it is a share of the GPU from 0% to 99%, or a size with a unit",
-    fix="write it like --reserve 5% or --reserve 4G",
+    why="it must be a share of the GPU from 0% to 99%, or a size with a unit",
+    fix="write it as in --reserve 5% or --reserve 4G",
 )
 
 _MODEL_OPTIONS = (
@@ -153,16 +153,16 @@ _MACHINE_OPTIONS = (
 
 
 def model_options(command: _Command) -> _Command:
-    """Give a command the flags of model and workload."""
+    """Add the flags for model and workload."""
     for option in reversed(_MODEL_OPTIONS):
         command = option(command)
     return command
 
 
 def machine_options(
-    *, gpus: str = "GPUs of one node, such as 8xA100-80G; those that are here if left out."
+    *, gpus: str = "GPUs of one node, such as 8xA100-80G; default: the local ones."
 ) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command the flags of a machine that is not here.
+    """Return a decorator that adds the flags for another machine.
 
     Args:
         gpus: the help of --gpus.
@@ -177,7 +177,7 @@ def machine_options(
 
 
 class FixingVerb(Verb):
-    """A verb that understands --fix NAME=VALUE as the flag of that name."""
+    """A verb that accepts --fix NAME=VALUE for the flag of that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         remember_typed(ctx, args)
@@ -195,7 +195,7 @@ class FixingVerb(Verb):
         return super().parse_args(ctx, unfixed + of_script)
 
     def _split_at_the_script(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
-        """Return zerofit's own flags, and the script with its arguments, where there is one."""
+        """Return zerofit's own flags, and the script with its arguments, if any."""
         try:
             values, _, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError as error:
@@ -203,7 +203,9 @@ class FixingVerb(Verb):
             raise
         behind = values.get("script_args")
         number = int(isinstance(values.get("script"), str))
-        number += len(behind) if isinstance(behind, tuple) else 0  # else click's mark of what was not given
+        number += (
+            len(behind) if isinstance(behind, tuple) else 0
+        )  # otherwise click's marker for a missing value
         return args[: len(args) - number], args[len(args) - number :]
 
 
@@ -216,7 +218,7 @@ _SWITCHES = {
     "--liger": None,
     "--group-by-length": None,
 }
-"""Flags without a value, and what says the opposite; None: to leave it out."""
+"""Flags without a value, and their negation; None: leave it out."""
 
 
 def as_flag(said: str) -> list[str]:
@@ -229,10 +231,10 @@ def as_flag(said: str) -> list[str]:
         near, names = nearest(word, flags), sorted({flag[2:] for flag in FLAGS.values()})
         raise UserError(
             "fix-unreadable",
-            "what --fix says can't be used",
+            "the value of --fix can't be used",
             found=f"--fix {said}",
-            why=f"it is NAME=VALUE, with a name of {', '.join(names)}",
-            fix=f"did you mean --fix {near}=VALUE?" if near else "write it like --fix zero-stage=3",
+            why=f"it must be NAME=VALUE, with a name of {', '.join(names)}",
+            fix=f"did you mean --fix {near}=VALUE?" if near else "write it as in --fix zero-stage=3",
         )
     flag = flags[word]
     if flag not in _SWITCHES:
@@ -240,7 +242,7 @@ def as_flag(said: str) -> list[str]:
     if value.lower() not in _ON_OFF:
         raise UserError(
             "fix-unreadable",
-            "what --fix says can't be used",
+            "the value of --fix can't be used",
             found=f"--fix {said}",
             why=f"{flag} is on or off",
             fix=f"write --fix {word}=on or --fix {word}=off",

@@ -1,4 +1,4 @@
-"""zerofit runs: how runs of this machine and submitted ones stand."""
+"""zerofit runs: local and submitted runs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def prune(
     records. With two limits, both must allow the removal.
     """
     if older_than is None and keep_last is None:
-        message = "without a limit all runs would go: give --older-than DAYS, --keep-last N, or both"
+        message = "without a limit all runs would be removed: use --older-than DAYS, --keep-last N, or both"
         raise click.UsageError(message, click.get_current_context())
     pruning = runs_to_prune(
         kept_runs(run_dir),

@@ -17,7 +17,7 @@ from zerofit.launching.clusters.submit import ClusterEngine
 from zerofit.launching.clusters.submit import submit as submit_script
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
-"""Two numbers without days are left out: Slurm reads minutes and seconds, people hours and minutes."""
+"""Two numbers without days are refused: Slurm reads minutes and seconds, people hours and minutes."""
 
 
 def _wall_time_s(text: str) -> int:
@@ -34,8 +34,8 @@ def _wall_time_s(text: str) -> int:
 _WALL_TIME = Parsed(
     "time",
     _wall_time_s,
-    why="it is a number of minutes, HH:MM:SS or D-HH:MM, as for sbatch",
-    fix="write it like --time 12:00:00",
+    why="it must be a number of minutes, HH:MM:SS or D-HH:MM, as for sbatch",
+    fix="write it as in --time 12:00:00",
 )
 
 
@@ -55,7 +55,7 @@ _WALL_TIME = Parsed(
 )
 @machine_options(gpus="GPUs of each node, such as 8xH100.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Use a plan file.")
-@click.option("--cpu", "on_cpu", is_flag=True, help="Rehearse the plan on the CPUs of the nodes.")
+@click.option("--cpu", "on_cpu", is_flag=True, help="Test the plan on the CPUs of the nodes.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")
 @click.option("--account", metavar="NAME", help="Slurm's account.")
 @click.option("--constraint", metavar="FEATURES", help="Features of Slurm's nodes, such as h100.")
@@ -78,7 +78,7 @@ _WALL_TIME = Parsed(
     metavar="N",
     least=0,
     default=3,
-    help="How many times the run may be started again, after a time limit or a lost node.",
+    help="How many times the run may be restarted, after a time limit or a lost node.",
 )
 @number_option(
     "--join-limit",

@@ -29,7 +29,7 @@ from zerofit.launching.tune import tune as tune_script
 
 _DEFAULT = TrialPolicy()
 _NOTHING_MEASURED = 1
-"""Exit code where no trial was measured."""
+"""Exit code if no trial was measured."""
 _DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?")
 
 
@@ -45,8 +45,8 @@ def _duration_s(text: str) -> float:
 _BUDGET = Parsed(
     "time",
     _duration_s,
-    why="it is a time in hours, minutes and seconds",
-    fix="write it like --budget 10m, --budget 1h30m or --budget 90s",
+    why="it must be a time in hours, minutes and seconds",
+    fix="write it as in --budget 10m, --budget 1h30m or --budget 90s",
 )
 
 
@@ -56,7 +56,7 @@ _BUDGET = Parsed(
     "num_trials",
     metavar="N",
     default=_DEFAULT.num_trials,
-    help="Largest number of strategies to try, including those of an earlier start.",
+    help="Maximum number of strategies to try, including those of an earlier start.",
 )
 @number_option(
     "--steps",
@@ -86,7 +86,7 @@ _BUDGET = Parsed(
 @one_node_options
 @model_options
 @gpu_ids_option
-@machine_options(gpus="With --cpu: the GPUs to plan for, whose strategies the CPU ranks rehearse.")
+@machine_options(gpus="With --cpu: the GPUs to plan for, while the CPU ranks run.")
 @capture_limit_option
 @number_option(
     "--hang-limit",
@@ -134,9 +134,9 @@ def tune(
         return 0
     if launch is not None and not as_json:
         words = ("zerofit", "launch", "--plan", str(plan_file), *(("-m",) if module else ()))
-        click.echo(f"\nto train so: {shell_words((*words, *typed_words()[1]))}")
+        click.echo(f"\nto train like this: {shell_words((*words, *typed_words()[1]))}")
     if tuning.stopped_by is not None:
-        again = "the same command goes on from here"
+        again = "the same command continues"
         click.echo(f"zerofit: stopped by {tuning.stopped_by.name}; {again}", err=True)
         return 128 + tuning.stopped_by
     return _NOTHING_MEASURED if launch is None else 0

@@ -1,1 +1,1 @@
-"""Configuration files: read with the place of each value, checked against schemas, written."""
+"""Configuration files: parsed with the position of each value, checked against schemas, written."""

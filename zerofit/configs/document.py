@@ -1,4 +1,4 @@
-"""A JSON, HJSON or YAML file as a tree of keys and values with their places, and edits of it."""
+"""Document: a JSON, HJSON or YAML file as a tree of keys and values with positions; edits of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The language of a file."""
+    """The syntax of a file."""
 
     JSON = "json"
     HJSON = "hjson"
@@ -24,7 +24,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a text: offsets of its first character and of the one behind its last."""
+    """A range of a text: offset of the first character, and offset behind the last."""
 
     start: int
     end: int
@@ -56,19 +56,19 @@ class KeyValue:
 
     @property
     def plain(self) -> Any:
-        """The value as plain Python."""
+        """The value as plain Python object."""
         return plain(self.node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """A mapping. Of a key that stands twice, each one is here; the last wins, as in Python's json."""
+    """A mapping. Repeated keys are all included; the last one takes effect, as in Python's json."""
 
     entries: tuple[KeyValue, ...]
     span: Span
 
     def find(self, key: str) -> KeyValue | None:
-        """Return the entry of a key that counts: the last one."""
+        """Return the entry of a key that takes effect: the last one."""
         return next((entry for entry in reversed(self.entries) if entry.key == key), None)
 
 
@@ -77,7 +77,7 @@ Node: TypeAlias = Scalar | Items | Entries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One file, read."""
+    """One parsed file."""
 
     name: str
     """The file, as the user named it."""
@@ -86,7 +86,7 @@ class Document:
     root: Entries
 
     def at(self, *path: str) -> KeyValue | None:
-        """Return the entry at a path of keys, such as at("zero_optimization", "stage"); None without one."""
+        """Return the entry at a path of keys, such as at("zero_optimization", "stage"), or None."""
         node: Node = self.root
         entry = None
         for key in path:
@@ -97,17 +97,17 @@ class Document:
         return entry
 
     def value(self, *path: str) -> Any:
-        """Return the value at a path of keys as plain Python; None without one."""
+        """Return the value at a path of keys as plain Python object, or None."""
         entry = self.at(*path)
         return entry.plain if entry else None
 
     def place(self, span: Span) -> Place:
-        """Return the line and column where a piece of the text begins."""
+        """Return the line and column where a span begins."""
         line, column = line_and_column(self.text, span.start)
         return Place(file=self.name, line=line, column=column)
 
     def said(self, *path: str) -> Said[Any] | None:
-        """Return the value at a path of keys, as the user wrote it, and where; None without one."""
+        """Return the value at a path of keys with its text and position, or None."""
         entry = self.at(*path)
         if entry is None:
             return None
@@ -115,12 +115,12 @@ class Document:
 
 
 NO_DOCUMENT = Document(name="", format=Format.JSON, text="", root=Entries(entries=(), span=Span(0, 0)))
-"""A file without a key, where there is none."""
+"""Stands for a missing file."""
 _LINE_END = re.compile(r"\r\n?|\n")
 
 
 def line_and_column(text: str, offset: int) -> tuple[int, int]:
-    """Return where an offset of a text stands, both from 1; lines end with \\n, \\r\\n or \\r."""
+    """Return the line and column of an offset, both from 1; lines end with \n, \r\n or \r."""
     line, start = 1, 0
     for end in _LINE_END.finditer(text):
         if end.end() > offset:
@@ -130,7 +130,7 @@ def line_and_column(text: str, offset: int) -> tuple[int, int]:
 
 
 def plain(node: Node) -> Any:
-    """Return a node as plain Python: dict, list, or the scalar's value."""
+    """Return a node as plain Python object: dict, list, or the scalar's value."""
     match node:
         case Scalar():
             return node.value
@@ -141,7 +141,7 @@ def plain(node: Node) -> Any:
 
 
 class FileKind(StrEnum):
-    """The purpose of a file."""
+    """What a file is for."""
 
     DEEPSPEED = "DeepSpeed configuration"
     ACCELERATE = "accelerate configuration"
@@ -150,18 +150,18 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFile:
-    """A file that could not be read as what it should be."""
+    """A file that could not be parsed as its kind."""
 
     name: str
     kind: FileKind
-    """Its intended purpose."""
+    """Its intended kind."""
     error: Unreadable
-    """The errors, with their places and fixes."""
+    """The error, with position and fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetValue:
-    """Give a key this value, at a path whose parent is there; the key is added where it is missing."""
+    """Set a key's value, adding the key if missing; its parent must exist."""
 
     document: str
     """The file's name, as in Document.name."""
@@ -172,7 +172,7 @@ class SetValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameKey:
-    """Spell a key otherwise, and keep its value."""
+    """Rename a key and keep its value."""
 
     document: str
     path: tuple[str, ...]
@@ -181,7 +181,7 @@ class RenameKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveKey:
-    """Take a key and its value out."""
+    """Remove a key and its value."""
 
     document: str
     path: tuple[str, ...]
@@ -191,13 +191,13 @@ Edit: TypeAlias = SetValue | RenameKey | RemoveKey
 
 
 def say(document: Document, *path: str) -> str:
-    """Return a key and its value as the user wrote them; "no KEY" where the key is missing."""
+    """Return a key and its value as the user wrote them; "no KEY" if the key is missing."""
     entry = document.at(*path)
     return f"{'.'.join(path)}={show(entry.plain)}" if entry else f"no {'.'.join(path)}"
 
 
 def show_apart(values: Sequence[Any]) -> list[str]:
-    """Return values as `show` does, but texts in quotes where two values would look the same: 3 and "3"."""
+    """Return values as `show` does, but quote strings where two would look the same: 3 and "3"."""
     import json
 
     shown = [show(value) for value in values]
@@ -208,7 +208,7 @@ def show_apart(values: Sequence[Any]) -> list[str]:
 
 
 def show(value: Any) -> str:
-    """Return a value as it stands in a JSON file, long ones cut."""
+    """Return a value as JSON text, truncated if long."""
     import json
 
     text = value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""The keys that a file may have, as the library that reads it declares them; documents held against them."""
+"""Schemas: the keys that the library reading a file accepts; documents checked against them."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ class ValueKind(StrEnum):
 
 
 class OnUnknown(StrEnum):
-    """The library's reaction to a key that its section does not have."""
+    """What the library does with a key that its section does not have."""
 
     IGNORES = "ignores"
-    """Silently: nothing happens."""
+    """Ignores it silently."""
     REJECTS = "rejects"
-    """With an error of its own."""
+    """Raises an error."""
     ACCEPTS = "accepts"
     """The section takes any key, such as an optimizer's params."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of a section; a file of the catalog has its fields under the same names, in this order."""
+    """One key of a section; the catalog's files have fields of the same names, in this order."""
 
     name: str
     kinds: tuple[ValueKind, ...] = ()
-    """Types with which the library does what it should; none: it takes anything."""
+    """Types that the library handles correctly; empty: any."""
     converts: bool = False
-    """True if the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
+    """True if the library converts other types: "8" and 8.0 to 8, "yes" and 1 to true."""
     choices: tuple[str | int, ...] = ()
-    """The only values, where there are few."""
+    """The only valid values, if there are few."""
     ignores_case: bool = False
-    """True if choices may be written in capitals or not."""
+    """True if choices are case-insensitive."""
     aliases: tuple[str, ...] = ()
-    """Other spellings that the library takes for the same key."""
+    """Other spellings that the library accepts for this key."""
     required: bool = False
-    """True if it must be there wherever its section is."""
+    """True if it must be present in its section."""
     reader: str = ""
-    """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
+    """The package that reads the key, if it is not the schema's own."""
     since: str = ""
     """The first release for which this holds; empty: the oldest supported one."""
     until: str = ""
     """The first release for which this no longer holds; empty: it holds for the newest."""
     above: float | None = None
-    """A number must be greater than this."""
+    """Exclusive lower bound of a number."""
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
     replaced_by: str | None = None
-    """Deprecated: the path of the key that takes its place, "" where nothing does; None for a key in use."""
+    """For a deprecated key, the path of its replacement, "" if there is none; None for a key in use."""
     section: Section | None = None
     """The keys of a section."""
 
@@ -79,9 +79,9 @@ class Section:
     keys: tuple[Key, ...]
     on_unknown: OnUnknown
     drops_auto: bool = False
-    """True if a key with the value "auto" counts as missing."""
+    """True if a key with the value "auto" is treated as missing."""
     params_of: tuple[tuple[str, Section], ...] = ()
-    """For a section with a type and params: what params each type takes."""
+    """For a section with a type and params: the valid params of each type."""
 
     def find(self, name: str) -> Key | None:
         """Return the key of that name or alias."""
@@ -90,7 +90,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """A key that a former version had, and that the library refuses today."""
+    """A key of an earlier version that the library now refuses."""
 
     path: tuple[str, ...]
     instead: str
@@ -99,7 +99,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRelease:
-    """A key that this release of the library does not have, and another supported one has."""
+    """A key that this release lacks and another supported one has."""
 
     path: tuple[str, ...]
     since: str
@@ -107,19 +107,19 @@ class OtherRelease:
     until: str
     """The first release without it; empty: the newest one has it."""
     instead: str | None = None
-    """The key beside it that means the same and that this release has."""
+    """The equivalent key in this release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """All keys of one kind of file, in one version of the library.
+    """All keys of one kind of file, for one version of the library.
 
-    As the catalog keeps it, it has the keys of all supported releases, several of one name among them.
+    In the catalog it has the keys of all supported releases, with several entries for one name.
     """
 
     package: str
     version: str
-    """The release; of the catalog's, the newest one."""
+    """The release; in the catalog, the newest one."""
     root: Section
     removed: tuple[Removed, ...] = ()
     other_releases: tuple[OtherRelease, ...] = ()
@@ -168,18 +168,18 @@ class FoundKey:
     path: tuple[str, ...]
     entry: KeyValue
     section: Section
-    """Where it stands."""
+    """The section it is in."""
     key: Key | None
-    """Its definition there; None for a key that the section does not have."""
+    """Its definition in the section; None for an unknown key."""
 
     @property
     def value(self) -> Any:
-        """The value as plain Python."""
+        """The value as plain Python object."""
         return self.entry.plain
 
 
 def walk_document(document: Document, schema: Schema) -> Iterator[FoundKey]:
-    """Yield each entry whose section the schema knows, once for a key that is repeated."""
+    """Yield each entry of sections known to the schema; a repeated key is yielded once."""
     yield from _walk_entries(document.root, schema.root, ())
 
 
@@ -199,7 +199,7 @@ def _walk_entries(entries: Entries, section: Section, path: tuple[str, ...]) -> 
 
 
 def params_section(entries: Entries, section: Section) -> Section | None:
-    """Return what the type beside the params takes; DeepSpeed's own optimizers may have capitals."""
+    """Return the valid params for the type beside them; DeepSpeed's own optimizers ignore case."""
     entry = entries.find("type")
     by_type = dict(section.params_of)
     name = entry.plain if entry else None
@@ -208,7 +208,7 @@ def params_section(entries: Entries, section: Section) -> Section | None:
     return by_type.get(name) or by_type.get(name.lower())
 
 
-# What pydantic, in the lax mode that DeepSpeed's models have, makes a boolean or an integer of:
+# What pydantic's lax mode, which DeepSpeed uses, converts to a boolean or an integer:
 # https://docs.pydantic.dev/latest/concepts/conversion_table/
 _BOOL_TEXTS = {"true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"}
 _INTEGER_TEXT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
@@ -225,7 +225,7 @@ _WORDS = {
 
 
 def expected(key: Key) -> str:
-    """Return what a key takes, in words: "0, 1, 2 or 3", "a whole number greater than 0"."""
+    """Return what a key accepts, in words: "0, 1, 2 or 3", "a whole number greater than 0"."""
     if key.choices:
         return _or([str(choice) for choice in key.choices])
     limits = (
@@ -240,12 +240,12 @@ def expected(key: Key) -> str:
 
 
 def is_right_type(key: Key, value: Any) -> bool:
-    """Return True if a value has a type that the library takes, or makes the right one of."""
+    """Return True if a value has a type that the library accepts or converts."""
     return not key.kinds or any(_is(kind, value, converts=key.converts) for kind in key.kinds)
 
 
 def is_in_range(key: Key, value: Any) -> bool:
-    """Return True if a value of the right type is one of the choices and within the limits."""
+    """Return True if a value of the right type is one of the choices and within the bounds."""
     if value is None or isinstance(value, (list, dict)):
         return True
     if key.choices:
@@ -287,7 +287,7 @@ def _is(kind: ValueKind, value: Any, *, converts: bool) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    # 5e8 and 2.0 are whole numbers to JSON and to the libraries alike.
+    # 5e8 and 2.0 are integers in JSON and to the libraries.
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return is_whole and not isinstance(value, bool)
 

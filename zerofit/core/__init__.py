@@ -1,1 +1,1 @@
-"""Values that every wing uses: Strategy, Plan, Request, facts, errors, units. No I/O."""
+"""Shared values: Strategy, Plan, Request, facts, errors, units. No I/O."""

@@ -1,4 +1,4 @@
-"""AllocationLog: what one micro-batch allocates and frees on a GPU, in order, as a function of its size."""
+"""AllocationLog: what one micro-batch allocates and frees on a GPU, in order, as functions of its size."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ class TensorKind(StrEnum):
     """The purpose of a storage."""
 
     INPUT = "inputs"
-    """The batch itself."""
+    """The batch."""
     ACTIVATION = "activations"
-    """Made in the forward pass."""
+    """Allocated in the forward pass."""
     RECOMPUTED = "recomputed activations"
-    """Made by gradient checkpointing's second forward pass, inside the backward pass."""
+    """Allocated in the backward pass, by the second forward pass of gradient checkpointing."""
     OUTPUT = "outputs"
-    """The model's outputs: loss, logits and whatever else the script holds on to."""
+    """Outputs of the model: loss, logits and whatever else the script keeps."""
     ACTIVATION_GRADIENT = "activation gradients"
-    """Made in the backward pass, and no parameter's gradient."""
+    """Allocated in the backward pass; not a parameter's gradient."""
     GRADIENT = "gradients"
-    """The gradient of a parameter, from its birth in the backward pass."""
+    """The gradient of a parameter, from its allocation in the backward pass."""
     WORKSPACE = "kernel workspaces"
-    """Scratch memory that a CUDA kernel takes and gives back."""
+    """Scratch memory of a CUDA kernel, freed when the kernel ends."""
 
 
 class Event(IntEnum):
-    """Kinds of events; each comes with one number, its argument."""
+    """Kinds of events; each has one integer argument."""
 
     ALLOCATE = 0
-    """A storage is born; the argument is its index."""
+    """A storage is allocated; the argument is its index."""
     FREE = 1
-    """A storage dies; the argument is its index. Gradients live on past the log's end."""
+    """A storage is freed; the argument is its index. Gradients outlive the log."""
     FORWARD_ENTER = 2
-    """A module's forward begins, the first or, in checkpointing, the second time; its index in modules."""
+    """A module's forward begins (again, if checkpointed); the argument is its index in modules."""
     FORWARD_LEAVE = 3
     """A module's forward has ended."""
     BACKWARD_ENTER = 4
@@ -43,47 +43,48 @@ class Event(IntEnum):
     BACKWARD_LEAVE = 5
     """The backward pass has left a module's inputs."""
     GRADIENT_READY = 6
-    """A parameter's gradient is whole; its index in parameters. At most once a parameter."""
+    """A parameter's gradient is complete; the argument is its index in parameters. At most once per
+    parameter."""
     FORWARD_ENDS = 7
-    """The loss is there and the backward pass begins; the argument is 0."""
+    """The forward pass has returned the loss and the backward pass begins; the argument is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedParameter:
-    """One parameter, a tied one once."""
+    """One parameter; tied parameters are listed once."""
 
     name: str
     num_elements: int
     bytes_per_element: int
-    """Of the weights as they lie in the forward pass."""
+    """Bytes per element of the weights in the forward pass."""
     trains: bool
     module: int
-    """Index in modules of the one that holds it; for a tied one the first."""
+    """Index in modules of the module that owns it; the first one for tied parameters."""
     shape: tuple[int, ...] = ()
-    """Its dimensions; empty where they are not known."""
+    """Its dimensions; empty if unknown."""
     is_embedding: bool = False
-    """True if an nn.Embedding holds it, be it alone or with a head that shares it."""
+    """True if an nn.Embedding owns it, alone or tied to a head."""
     is_packed: bool = False
-    """True if its elements are bytes that hold several quantized weights each."""
+    """True if each byte packs several quantized weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storages:
-    """The storages of a log as columns; a storage takes fixed_bytes + bytes_per_sample * micro_batch_size."""
+    """The storages of a log as columns; sizes are fixed_bytes + bytes_per_sample * micro_batch_size."""
 
     kinds: tuple[TensorKind, ...]
     fixed_bytes: tuple[int, ...]
     bytes_per_sample: tuple[int, ...]
     modules: tuple[int, ...]
-    """Index in modules of the innermost one that ran when the storage was born; -1 outside of all."""
+    """Index in modules of the innermost module running when the storage was allocated; -1 if none was."""
     operators: tuple[int, ...]
-    """Index in operators of the one that made it."""
+    """Index in operators of the operator that allocated it."""
 
 
 COLLECTIVES = "collectives"
 """The namespace of operators that stand for collectives of ranks which share samples."""
 EXPERT_ROWS = 64
-"""Rows of an expert's product that hold no token: half a tile, as its last one is full by chance only.
+"""Padding rows of an expert's matrix product: half a tile on average, since the last tile is partly filled.
 Tiles have 128 rows on Hopper (aten/src/ATen/native/cuda/GroupMM.cu)."""
 
 
@@ -92,12 +93,12 @@ class CostKind(StrEnum):
 
     MATMUL = "matmul"
     GROUPED = "grouped"
-    """Products of experts: each meets the rows of its own tokens."""
+    """Matrix products of experts: each expert multiplies the rows of its own tokens."""
     ATTENTION = "attention"
     MEMORY = "memory"
-    """Everything else: as long as its bytes take."""
+    """Everything else: bound by the bytes it reads and writes."""
     EXCHANGE = "exchange"
-    """A collective of the ranks that share samples: as long as the link between them takes."""
+    """A collective of the ranks that share samples: bound by the link between them."""
 
 
 class Pass(StrEnum):
@@ -110,7 +111,7 @@ class Pass(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCost:
-    """Alike calls of one operator: each does fixed + per_sample * micro_batch_size of work."""
+    """Calls of one operator with equal cost: each does fixed + per_sample * micro_batch_size of work."""
 
     operator: str
     kind: CostKind
@@ -118,28 +119,29 @@ class OperatorCost:
     precision: Precision
     """Number format of its inputs."""
     count: int
-    """Times that it runs in one micro-batch."""
+    """Calls per micro-batch."""
     fixed_flops: int
     flops_per_sample: int
     fixed_bytes: int
-    """Read and written; of a collective, what one rank puts in."""
+    """Bytes read and written; for a collective, the input of one rank."""
     bytes_per_sample: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationLog:
-    """One forward and backward pass on one GPU, without the model's own weights and any engine's buffers."""
+    """One forward and backward pass on one GPU, without the model's weights and the engine's buffers."""
 
     least_micro_batch_size: int
-    """The sizes below it have another log."""
+    """Smallest micro-batch size that this log holds for."""
     modules: tuple[str, ...]
     """Qualified names; "" is the model."""
     module_parameters: tuple[tuple[int, ...], ...]
-    """The parameters that each module holds itself, as indices in parameters; a tied one with each holder."""
+    """Indices in parameters of the parameters that each module owns directly; a tied one is listed for each
+    owner."""
     parameters: tuple[TracedParameter, ...]
     """In the order of model.parameters()."""
     buffer_bytes: tuple[int, ...]
-    """Buffers of the model that lie on the GPU all along."""
+    """Bytes of the model's buffers, which stay on the GPU."""
     storages: Storages
     operators: tuple[str, ...]
     codes: bytes
@@ -147,18 +149,18 @@ class AllocationLog:
     arguments: tuple[int, ...]
     """The events' arguments, as many as codes."""
     gradient_storages: tuple[int, ...]
-    """The storage of each parameter's gradient; -1 where it gets none."""
+    """The storage of each parameter's gradient; -1 if it gets none."""
     costs: tuple[OperatorCost, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How linear layers with weights of 4 bits are made; the defaults are transformers' with bitsandbytes."""
+    """How 4-bit linear layers are built; the defaults are those of transformers with bitsandbytes."""
 
     two_levels: bool = True
-    """True if the scales are quantized again."""
+    """True if the scales are quantized too (double quantization)."""
     with_head: bool = False
-    """True if the head of a language model is packed too."""
+    """True if the head of a language model is quantized too."""
     saves_inputs: bool = False
     """True if each layer keeps its input for the backward pass, as bitsandbytes up to 0.43.0 did
     (autograd/_functions.py, MatMul4Bit; 0.43.3 does not)."""
@@ -166,30 +168,31 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """All that decides a log, beside the model's configuration, its task and the versions."""
+    """Everything that determines a log, beside the model's configuration, its task and the versions."""
 
     sequence_length: int
-    """Tokens of a sample; for an encoder-decoder, of its source."""
+    """Tokens per sample; for an encoder-decoder, of the source."""
     target_length: int | None = None
-    """Tokens of an encoder-decoder's target; None takes sequence_length."""
+    """Tokens of an encoder-decoder's target; None means sequence_length."""
     is_padded: bool = True
-    """True if the attention mask has padding in it."""
+    """True if the attention mask contains padding."""
     weights: Precision = Precision.FP32
-    """Format of the weights in the forward pass, adapters left out."""
+    """Format of the weights in the forward pass, without adapters."""
     adapters: Precision = Precision.FP32
-    """Format of LoRA's adapters: fp32 as peft makes them, or the weights' where DeepSpeed casts all."""
+    """Format of LoRA's adapters: fp32 as peft creates them, or the weights' format if DeepSpeed casts them.
+    """
     saved_modules: Precision = Precision.FP32
-    """Format of modules that train whole beside adapters: fp32 as zerofit makes them, or the weights' as peft
-    leaves them."""
+    """Format of fully trained modules beside adapters: fp32 under zerofit, or the weights' format as in peft.
+    """
     autocast: Precision | None = None
-    """Format of torch.autocast; None without it."""
+    """Format of torch.autocast; None without autocast."""
     gradient_checkpointing: bool = False
     checkpoint_every: int = 1
-    """Of the blocks that could, one in so many recomputes."""
+    """One in this many checkpointable blocks is recomputed."""
     attention: str | None = None
-    """transformers' attn_implementation; None leaves it to transformers (sdpa where the class has it)."""
+    """transformers' attn_implementation; None means transformers' default (sdpa if the class supports it)."""
     compute_capability: tuple[int, int] = (8, 0)
-    """Of the GPU, which decides the kernel that attention takes."""
+    """Compute capability of the GPU, which decides the attention kernel."""
     freeze: tuple[str, ...] = ()
     """Name patterns of the parameters that do not train."""
     lora: Lora | None = None
@@ -199,28 +202,28 @@ class TraceRequest:
     """How the quantized layers are made."""
     keeps_outputs: bool = True
     """True if the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
-    does; transformers' Trainer lets go of them once it has the loss."""
+    does; Trainer drops them once it has the loss."""
     saves_linear_inputs: bool = False
-    """True if every linear layer keeps its input for the backward pass, one with frozen weights too, as
-    DeepSpeed's own linear function of stage 3 does."""
+    """True if every linear layer keeps its input for the backward pass, even with frozen weights, as
+    DeepSpeed's linear function for ZeRO-3 does."""
     tensor_parallel_size: int = 1
     """Ranks that share each layer; the log is that of the first."""
     sequence_parallel_size: int = 1
     """Ranks that share the tokens of a sample; the log is that of the first."""
     softmax_saves_input: bool = False
-    """True if softmax keeps its input beside its result, as PyTorch up to 1.10 did."""
+    """True if softmax saves its input as well as its output, as in PyTorch up to 1.10."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The logs of one model under one request."""
+    """The logs of one model for one request."""
 
     request: TraceRequest
     logs: tuple[AllocationLog, ...]
-    """By falling least_micro_batch_size; the last one's is 1."""
+    """In descending order of least_micro_batch_size; the last one's is 1."""
     notes: tuple[str, ...] = ()
-    """Parts of the training that it leaves out, one sentence each."""
+    """Parts of the training that were not traced, one sentence each."""
 
     def log_for(self, micro_batch_size: int) -> AllocationLog:
-        """Return the log that holds for this many samples."""
+        """Return the log for this micro-batch size."""
         return next(log for log in self.logs if log.least_micro_batch_size <= micro_batch_size)

@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all: into a new file beside it, which then takes its place."""
+"""Atomic file writes: to a temporary file in the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = False) -> None:
-    """Write a file whole or not at all, in place of what was there; make its folder where it is missing.
+    """Write a file atomically, creating its folder if needed.
 
-    Two processes that write one file at once each write it whole; the later one stays.
+    Of two processes writing the same file at once, the last one wins; the file is never mixed.
 
     Args:
         path: the file.
-        content: what it is to hold; text is written as UTF-8.
+        content: text is written as UTF-8.
         mode: its permissions, before the process's umask.
-        sync: wait until the content is on the disk, so that it survives a power failure.
-
-    Raises:
-        OSError: it can't be written.
+        sync: fsync, so that the content survives a power failure.
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,12 @@ def split_global_batch(
     gradient_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> tuple[int, int]:
-    """Return (micro_batch_size, gradient_accumulation_steps) that make exactly the global batch.
+    """Return (micro_batch_size, gradient_accumulation_steps) that give exactly the global batch.
 
-    Of the two, whichever is None follows from the others; where both are, the micro-batch takes it all.
+    If one of the two is None, it follows from the other; if both are, there is no accumulation.
 
     Raises:
-        UserError: no whole numbers make it; the message names the nearest global batches that can be made.
+        UserError: no integers do; the message names the nearest global batches that are possible.
     """
     known = data_parallel_size * (micro_batch_size or 1) * (gradient_accumulation_steps or 1)
     quotient, remainder = divmod(global_batch_size, known)

@@ -1,4 +1,4 @@
-"""The folder that zerofit keeps measurements and traces in."""
+"""The folder for zerofit's cached measurements and traces."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def cache_folder(environment: Mapping[str, str], home: Path) -> Path:
-    """Return the folder zerofit under XDG_CACHE_HOME, or under ~/.cache.
+    """Return zerofit's cache folder: $XDG_CACHE_HOME/zerofit, or ~/.cache/zerofit.
 
-    A relative XDG_CACHE_HOME counts as none. Source: https://specifications.freedesktop.org/basedir/latest/
+    A relative XDG_CACHE_HOME is ignored. Source: https://specifications.freedesktop.org/basedir/latest/
 
     Args:
         environment: the process's variables.
-        home: the user's folder.
+        home: the user's home folder.
     """
     caches = environment.get("XDG_CACHE_HOME", "")
     return (Path(caches) if os.path.isabs(caches) else home / ".cache") / "zerofit"

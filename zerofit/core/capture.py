@@ -1,4 +1,4 @@
-"""Capture: what a script was seen to train, at the moment at which its training would have begun."""
+"""Capture: a script's model, optimizer, data and settings at the point where its training would begin."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from zerofit.core.strategy import Precision
 from zerofit.core.validation import parse_strictly
 
 CAPTURE_VERSION = 2
-"""Raised whenever a capture of before can no longer be read as it was meant."""
+"""Raised whenever older capture files can no longer be read correctly."""
 
 DECODER_TOKENS = ("decoder_input_ids", "labels")
-"""The decoder's own tokens in a batch, as transformers names them."""
+"""The batch key of the decoder's own tokens, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class CapturedTensor:
     """One tensor of a batch."""
 
     name: str
-    """Its key in the batch, "" for a batch that is one tensor; nested keys and places joined by dots."""
+    """Its key in the batch, "" if the batch is a single tensor; nested keys are joined by dots."""
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it: "int64"."""
+    """torch's name: "int64"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class CapturedBatch:
 
     tensors: tuple[CapturedTensor, ...]
     lengths: tuple[int, ...] = ()
-    """Tokens of each sample without padding; empty where the batch has no tokens."""
+    """Tokens of each sample without padding; empty if the batch has no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +46,29 @@ class CapturedLengths:
     """The distribution of the samples' lengths, in tokens."""
 
     num_samples: int
-    """Samples whose length was looked at."""
+    """Number of samples measured."""
     is_whole: bool
-    """True if they are all that the script trains on."""
+    """True if these are all samples of the training data."""
     p50: int
     p90: int
     p99: int
     longest: int
     counts: tuple[tuple[int, int], ...] = ()
-    """(length, samples of it), the shortest first; empty in a plan and in a capture of before."""
+    """(length, number of samples), in ascending order of length; empty in a plan and in older captures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedModule:
-    """One module with parameters of its own or below it."""
+    """One module that has parameters, its own or in submodules."""
 
     name: str
-    """Qualified; numbers of repeated blocks stand as they are."""
+    """Qualified name."""
     class_name: str
     num_parameters: int
-    """Elements that it holds itself, in no module below it."""
+    """Elements of its own parameters, without submodules."""
     num_trainable_parameters: int
     dtype: str
-    """Of its parameters: "float32"; several joined by commas."""
+    """dtypes of its parameters, joined by commas: "float32"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,37 +76,38 @@ class CapturedModel:
     """The model that the script trains."""
 
     class_path: str
-    """Module and class: "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel"; of an adapted model, its
-    base's."""
+    """Module and class, for an adapted model those of its base:
+    "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel"."""
     name: str
-    """The hub id, folder or config it came from; the class's name where it came from none."""
+    """The hub id, folder or config it was made from; the class's name if from none."""
     facts: ModelFacts
-    """Dimensions as far as its configuration has them; sizes as counted."""
+    """Dimensions from its configuration, as far as given; parameter counts as measured."""
     is_transformers: bool
-    """True if it is a PreTrainedModel, be it adapted by peft."""
+    """True if it is a PreTrainedModel, possibly wrapped by peft."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The contents of its config.json; empty where it has no configuration of transformers."""
+    """The contents of its config.json; empty if it has no transformers configuration."""
     modules: tuple[CapturedModule, ...] = ()
-    """Those that hold parameters themselves."""
+    """Modules with parameters of their own."""
     weight_dtype: str = "float32"
-    """Data type of most of its weights, as the script made them."""
+    """dtype of most of its weights, as the script created them."""
     adapters: tuple[str, ...] = ()
-    """Kinds of peft's adapters: "LORA"."""
+    """Types of its peft adapters: "LORA"."""
     is_quantized: bool = False
     loads_weights: bool = True
-    """True if from_pretrained() made it, or nothing shows how it was made."""
+    """True if from_pretrained() made it, or if it is unknown how it was made."""
     is_made_whole: bool = False
-    """True if its class was called, so that stage 3 does not partition it while it is made."""
+    """True if its class was called directly, so that ZeRO-3 does not partition it during construction."""
     can_checkpoint: bool = False
-    """True if it has a switch for gradient checkpointing, as models of transformers and diffusers have."""
+    """True if it supports gradient checkpointing through a switch, as models of transformers and diffusers
+    do."""
     checkpoints: bool = False
-    """True if the script has switched gradient checkpointing on."""
+    """True if the script turned gradient checkpointing on."""
     attention: str = ""
-    """transformers' attn_implementation in use."""
+    """transformers' attn_implementation."""
     mixes_samples: tuple[str, ...] = ()
-    """Modules that compute over the samples of a batch together, such as BatchNorm: their names."""
+    """Names of modules that compute across the samples of a batch, such as BatchNorm."""
     passes_num_items: bool = False
-    """True if its loss is divided by num_items_in_batch where it is given that number."""
+    """True if its loss is divided by num_items_in_batch when that argument is passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,28 +118,28 @@ class CapturedGroup:
     num_parameters: int
     """Elements."""
     settings: dict[str, Any]
-    """Its hyperparameters that are numbers, texts or lists of them; lr is the initial one."""
+    """Its hyperparameters that are numbers, strings or lists of these; lr is the initial one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedOptimizer:
-    """An optimizer that the script made."""
+    """An optimizer that the script created."""
 
     class_path: str
     groups: tuple[CapturedGroup, ...]
     is_prepared: bool
-    """True if it goes through Accelerator.prepare() or a Trainer."""
+    """True if it is passed to Accelerator.prepare() or a Trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedScheduler:
-    """A learning-rate scheduler that the script made."""
+    """A learning-rate scheduler that the script created."""
 
     class_path: str
     initial_lrs: tuple[float, ...]
-    """Of each parameter group."""
+    """One for each parameter group."""
     num_steps: int | None
-    """Steps that it was made for, where it says."""
+    """Total number of steps it was created for, if it says so."""
     is_prepared: bool
 
 
@@ -147,15 +148,15 @@ class CapturedLoader:
     """The DataLoader that the training loop reads."""
 
     batch_size: int | None
-    """Samples of one batch, as the script made it; None where its batch sampler decides."""
+    """Samples per batch, as the script set it; None if a batch sampler decides."""
     num_batches: int | None
-    """In one epoch on one rank; None where the data has no length."""
+    """Batches per epoch on one rank; None if the dataset has no length."""
     num_samples: int | None
-    """Of the dataset."""
+    """Length of the dataset."""
     collator: str
     """Name of the class or function."""
     draws_random: bool | None = None
-    """True if the collator draws random numbers, once for each batch; None for one that is not known."""
+    """True if the collator draws random numbers, once per batch; None if unknown."""
     sampler: str
     """Name of the class."""
     drops_last: bool
@@ -164,125 +165,125 @@ class CapturedLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One script with its arguments, as it stood when its training would have begun.
+    """A script and its arguments, as observed where its training would begin.
 
     It ran as one process without a GPU.
     """
 
     target: tuple[str, ...]
-    """The script or `-m module`, and its arguments; in a file, secret ones are masked."""
+    """The script or `-m module`, and its arguments; secrets are masked in files."""
     route: Route
-    """ACCELERATE: a loop of its own; TRAINER: a Trainer or a subclass."""
+    """ACCELERATE: its own training loop; TRAINER: a Trainer or a subclass."""
     stopped_at: str
-    """File and line of the script at which training would have begun: "train.py:118"; empty where unknown."""
+    """File and line of the script where training would begin: "train.py:118"; empty if unknown."""
     model: CapturedModel
     optimizers: tuple[CapturedOptimizer, ...]
     schedulers: tuple[CapturedScheduler, ...]
     loader: CapturedLoader | None
-    """None where no DataLoader was seen."""
+    """None if no DataLoader was observed."""
     batches: tuple[CapturedBatch, ...]
-    """The first few; the first one is what the first forward pass gets."""
+    """The first few; the first is the input of the first forward pass."""
     lengths: CapturedLengths | None
-    """None where samples have no tokens."""
+    """None if samples have no tokens."""
     micro_batch_size: int | None
-    """Samples on one rank in one forward pass, as the script says; None where no tensor shows it."""
+    """Samples per rank in one forward pass, as the script sets it; None if no tensor shows it."""
     rows_per_sample: int = 1
-    """Rows of the model's batch to a sample of the DataLoader's: 2 where a collator makes a pair of each."""
+    """Rows of the model's batch per sample of the DataLoader: 2 if a collator makes pairs."""
     gradient_accumulation_steps: int
-    """Forward passes in one optimizer step, as Accelerator or TrainingArguments have it."""
+    """Forward passes per optimizer step, as set in Accelerator or TrainingArguments."""
     whole_because: str = ""
-    """Why the forward pass can't be run in parts, as what it was given and what it does show; empty where
-    nothing does."""
+    """Why the forward pass can't be split into smaller micro-batches, judged by its inputs and code; empty if
+    nothing forbids it."""
     splits_batches: bool = False
-    """True if the DataLoader's batch is that of all ranks together (split_batches)."""
+    """True if the DataLoader's batch is split over all ranks (split_batches)."""
     accumulates: bool = False
-    """ACCELERATE: whether the forward pass stands inside `accelerator.accumulate()`."""
+    """ACCELERATE: whether the forward pass is inside `accelerator.accumulate()`."""
     accumulates_by_hand: int | None = None
-    """ACCELERATE: forward passes that the loop itself counts up to each optimizer.step(); None where its
-    source shows no such count, or not up to what."""
+    """ACCELERATE: forward passes that the loop itself counts before each optimizer.step(); None if its source
+    shows no such count, or not up to which number."""
     mixed_precision: str = "no"
-    """As Accelerator has it: "no", "fp16", "bf16" or "fp8"."""
+    """As set in Accelerator: "no", "fp16", "bf16" or "fp8"."""
     names_precision: bool = False
-    """True if the script itself gives Accelerator its mixed_precision, be it "no", or TrainingArguments bf16
-    or fp16, be it False."""
+    """True if the script itself sets mixed_precision of Accelerator (even to "no"), or bf16 or fp16 of
+    TrainingArguments (even to False)."""
     engine: str = ""
-    """The engine that the script asks for: "DeepSpeed ZeRO-2", "FSDP"; empty for plain PyTorch."""
+    """The engine that the script configures: "DeepSpeed ZeRO-2", "FSDP"; empty for plain PyTorch."""
     made_by_engine: tuple[str, ...] = ()
-    """Sections of the script's DeepSpeed configuration by which only its engine trains: "scheduler", and
-    "optimizer" for another than Adam and AdamW, which Trainer makes alike."""
+    """Sections of the script's DeepSpeed configuration that only DeepSpeed can build: "scheduler", and
+    "optimizer" for other types than Adam and AdamW, which Trainer builds identically."""
     asks_for_cpu: bool = False
-    """True if the script says that it is to run on the CPU: Accelerator(cpu=True), or use_cpu."""
+    """True if the script asks for the CPU: Accelerator(cpu=True) or use_cpu."""
     max_grad_norm: float | None = None
-    """TRAINER: the norm that gradients are clipped to; None elsewhere, where the loop decides."""
+    """TRAINER: the norm that gradients are clipped to; else None, as the loop decides."""
     seed: int | None = None
     num_models: int = 1
-    """Models that went through prepare() on one Accelerator."""
+    """Models passed to prepare() of one Accelerator."""
     unprepared_models: tuple[str, ...] = ()
-    """Classes of the models that from_pretrained() or from_config() made after the Accelerator, beside the
-    trained one, and that nothing prepares."""
+    """Classes of models made by from_pretrained() or from_config() after the Accelerator and not passed to
+    prepare(), beside the trained one."""
     averages: str = ""
-    """Class that keeps a moving average of the trained model's weights: "EMA"; empty without one."""
+    """Class that keeps a moving average of the trained model's weights: "EMA"; empty if there is none."""
     uses_local_sgd: bool = False
     """ACCELERATE: whether the script trains inside accelerate's LocalSGD."""
     other_weight_bytes: int = 0
-    """Parameters that the script holds beside the trained model's, such as a teacher's or an encoder's; in
-    the formats that it made them."""
+    """Bytes of parameters of other models in the script, such as a teacher or an encoder, in the formats it
+    created them in."""
     trainer_class: str = ""
     """TRAINER: module and class."""
     trainer_arguments: dict[str, Any] = field(default_factory=dict)
-    """TRAINER: the fields of TrainingArguments that are plain values."""
+    """TRAINER: the fields of TrainingArguments that have plain values."""
     trainer_overrides: tuple[str, ...] = ()
-    """TRAINER: methods of Trainer's loop that a class outside transformers overrides: "training_step"."""
+    """TRAINER: methods of Trainer's loop that the script's own class overrides: "training_step"."""
     evaluates: bool = False
     """True if the script has data to evaluate on."""
     generates: bool = False
-    """True if its source calls generate(), or its Trainer predicts with it."""
+    """True if its source calls generate(), or its Trainer does for predictions."""
     saves: bool = False
-    """True if its source saves, or its Trainer does."""
+    """True if its source saves checkpoints or models, or its Trainer does."""
     told_gpus: str = ""
-    """The GPUs that the script was told of, where it asked for their number or kind; else empty."""
+    """The GPUs that were simulated for the script, if it asked for their number or kind; else empty."""
     notes: tuple[str, ...] = ()
     """Omissions and assumptions, one sentence each."""
     wall_time_s: float = 0.0
-    """Of the capture."""
+    """Duration of the capture."""
     peak_host_bytes: int = 0
-    """Largest resident memory of the capturing process."""
+    """Peak resident memory of the captured process."""
     version: int = CAPTURE_VERSION
     """Version of this file format."""
 
     @property
     def precision(self) -> Precision | None:
-        """The format of forward and backward that the script itself names; None where it names none."""
+        """The precision that the script sets for forward and backward; None if it sets none."""
         if self.mixed_precision == "no" and self.names_precision:
             return Precision.FP32
         return {"fp16": Precision.FP16, "bf16": Precision.BF16}.get(self.mixed_precision)
 
     @property
     def optimizer(self) -> CapturedOptimizer | None:
-        """The one optimizer that trains; None where there are none or several."""
+        """The only optimizer that trains; None if there are none or several."""
         prepared = [one for one in self.optimizers if one.is_prepared]
         return prepared[0] if len(prepared) == 1 else None
 
     @property
     def models_left_whole(self) -> tuple[str, ...]:
-        """Classes of models beside the trained one that stage 3 may not partition: nothing prepares them.
+        """Classes of models that ZeRO-3 must not partition, as the script doesn't pass them to prepare().
 
-        Empty where the trained model is of such a class: one would be taken for the other.
+        Empty if the trained model is of such a class, since they can't be told apart then.
         """
         trained = self.model.class_path.rpartition(".")[2]
         return () if trained in self.unprepared_models else self.unprepared_models
 
     @property
     def passes_per_step(self) -> int:
-        """Forward passes on one rank in one optimizer step, those that the loop counts itself among them."""
+        """Forward passes per rank in one optimizer step, including those that the loop counts itself."""
         return self.gradient_accumulation_steps * (self.accumulates_by_hand or 1)
 
     def trainer_accumulates(self, data_parallel_size: int) -> bool:
-        """Return True if a Trainer computes the same from other batches and more or less accumulation.
+        """Return True if a Trainer gives the same result for every split of the global batch.
 
-        It does where the loss of the whole window is divided by its number of items, where a batch's
-        collation is known to draw no random numbers, where its loop is transformers' own, and where no epoch
-        ends within an optimizer step in another way.
+        This holds if the loss is divided by the number of items in the whole accumulation window, the
+        collator draws no random numbers, the training loop is transformers' own, and optimizer steps at the
+        end of an epoch use the same samples.
         """
         return (
             self.route is Route.TRAINER
@@ -308,10 +309,10 @@ class Capture:
         )
 
     def global_batch_size(self, data_parallel_size: int) -> int | None:
-        """Return the samples of one optimizer step of the script as it stands.
+        """Return the samples per optimizer step of the unchanged script.
 
         Args:
-            data_parallel_size: ranks that each take their own samples.
+            data_parallel_size: ranks with samples of their own.
         """
         if self.micro_batch_size is None:
             return None
@@ -320,9 +321,10 @@ class Capture:
 
 
 def for_plan(capture: Capture) -> Capture:
-    """Return the capture as a plan holds it.
+    """Return the capture as stored in a plan.
 
-    Without secret arguments, counts of lengths, and time and memory, by which two of the same script differ.
+    Without secret arguments, counts of lengths, and time and memory, which differ between captures of one
+    script.
     """
     lengths = None if capture.lengths is None else dataclasses.replace(capture.lengths, counts=())
     return dataclasses.replace(_masked(capture), lengths=lengths, wall_time_s=0.0, peak_host_bytes=0)
@@ -336,16 +338,16 @@ def has_even_epochs(
     drops_last: bool,
     data_parallel_size: int,
 ) -> bool:
-    """Return True if the samples of each optimizer step are the same however its batches are cut.
+    """Return True if each optimizer step uses the same samples whatever the micro-batch size.
 
-    The last step of an epoch takes what is left; on several ranks the last batches are filled up with other
-    samples, and drop_last leaves out what makes no whole batch.
+    The last step of an epoch gets the remaining samples; on several ranks the last batches are padded with
+    repeated samples, and drop_last drops incomplete batches.
 
     Args:
-        global_batch_size: samples of one optimizer step over all ranks.
-        num_samples: of the dataset; None where it has no length.
-        max_steps: optimizer steps of the training; 0 or less where epochs are counted.
-        drops_last: whether the DataLoader leaves out what makes no whole batch.
+        global_batch_size: samples per optimizer step over all ranks.
+        num_samples: length of the dataset; None if it has none.
+        max_steps: total optimizer steps; 0 or less if epochs are counted.
+        drops_last: whether the DataLoader drops incomplete batches.
         data_parallel_size: as in Capture.global_batch_size.
     """
     if num_samples is None or num_samples % global_batch_size == 0:
@@ -356,7 +358,7 @@ def has_even_epochs(
 
 
 def capture_to_json(capture: Capture) -> str:
-    """Return the capture as the text of a file, its secret arguments masked."""
+    """Return the capture as the text of a file, with secret arguments masked."""
     return json.dumps(dataclasses.asdict(_masked(capture)), indent=1) + "\n"
 
 
@@ -369,10 +371,14 @@ def _masked(capture: Capture) -> Capture:
 
 
 def capture_from_json(text: str, *, name: str) -> Capture:
-    """Return the capture that a text holds; name is its file's, for the message.
+    """Return the capture in a text.
+
+    Args:
+        text: the file's text.
+        name: the file's name, for the message.
 
     Raises:
-        UserError: the text is no capture, or one of another version.
+        UserError: the text is no capture, or has another version.
     """
     from pydantic import ValidationError
 
@@ -388,8 +394,8 @@ def capture_from_json(text: str, *, name: str) -> Capture:
 def _broken(name: str, found: str) -> UserError:
     return UserError(
         "capture-file-broken",
-        "the record of what a script trains can't be read",
+        "the capture can't be read",
         found=f"{found}   ({name})",
-        why=f"this zerofit reads records of version {CAPTURE_VERSION}",
-        fix="run the command again: the script is then captured anew",
+        why=f"this zerofit reads captures of version {CAPTURE_VERSION}",
+        fix="run the command again: the script is then captured again",
     )

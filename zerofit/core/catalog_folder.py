@@ -1,4 +1,4 @@
-"""Where the catalogs of GPUs, rates, models and configuration keys are installed: zerofit/catalog."""
+"""Installation folder of the catalogs of GPUs, rates, models and configuration keys."""
 
 from __future__ import annotations
 

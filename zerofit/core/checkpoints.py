@@ -1,8 +1,8 @@
-"""Checkpoints on disk: the manifest that makes one complete, and which of a folder are complete.
+"""Checkpoints on disk, and which of them are complete.
 
 A checkpoint that was saved under `zerofit launch` has a manifest: the size and the digest of each of its
-files, and the layout it was saved in. Checkpoints saved without zerofit have none, and are judged by
-what accelerate, Trainer and DeepSpeed always write.
+files, and the layout it was saved in. Checkpoints saved without zerofit have none; they are checked for
+the files that accelerate, Trainer and DeepSpeed always write.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ MANIFEST_VERSION = 1
 MODEL_FOLDER = "zerofit-model"
 """Folder in a checkpoint of accelerate with the model's config.json, which accelerate does not save."""
 SAVING = ".zerofit-saving."
-"""Start of the name under which a checkpoint is saved before it gets its own."""
+"""Prefix of a checkpoint's folder name while it is being saved."""
 _ADAM = ("Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam")
-"""Optimizers whose states ds_to_universal lays out anew (deepspeed 0.19.8, checkpoint/ds_to_universal.py)."""
+"""Optimizers whose states ds_to_universal can convert (deepspeed 0.19.8, checkpoint/ds_to_universal.py)."""
 _NOTES = "checkpoints.jsonl"
-"""File of a run's folder: a path a line."""
+"""File of the run's folder with one path per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLayout:
-    """How a run's state was laid out over its ranks."""
+    """How a run's state was distributed over its ranks."""
 
     engine: str
-    """As Engine names it: "deepspeed" or "native"."""
+    """A value of Engine: "deepspeed" or "native"."""
     world_size: int
-    """Ranks that saved."""
+    """Number of ranks that saved."""
     zero_stage: int
-    """0 under the native engine."""
+    """0 with the native engine."""
     optimizer_offload: str
-    """As OffloadDevice names it."""
+    """A value of OffloadDevice."""
     optimizer: str | None
-    """Class of the optimizer that held the states, with its module; None where there was none."""
+    """Module and class of the optimizer; None if there was none."""
 
     @property
     def is_of_adam(self) -> bool:
-        """True if DeepSpeed's converter knows the optimizer's states, or there are none."""
+        """True if DeepSpeed's converter supports the optimizer's states, or there are none."""
         name = (self.optimizer or "").rpartition(".")[2]
         return self.optimizer is None or (name in _ADAM and not self.optimizer.startswith("bitsandbytes"))
 
@@ -65,10 +65,10 @@ class SavedFile:
     """One file of a checkpoint."""
 
     name: str
-    """Path in the checkpoint's folder, with forward slashes."""
+    """Path relative to the checkpoint's folder, with forward slashes."""
     num_bytes: int
     sha256: str
-    """Hexadecimal digest of the whole file."""
+    """SHA-256 of the file, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Manifest:
     saved_at: float
     """Seconds since the epoch."""
     step: int | None = None
-    """Optimizer steps that were done; None where the script does not tell."""
+    """Optimizer steps done; None if unknown."""
     version: int = MANIFEST_VERSION
 
 
@@ -90,11 +90,11 @@ class SavedCheckpoint:
 
     path: Path
     manifest: Manifest | None
-    """None for one that was saved without zerofit."""
+    """None if it was saved without zerofit."""
     problem: str | None
-    """Why it can't be resumed from, in one clause; None where it is complete."""
+    """Why it can't be resumed from, in one clause; None if it is complete."""
     saved_at: float
-    """Seconds since the epoch: of the manifest, else of the newest file."""
+    """Seconds since the epoch: from the manifest, else the newest file's."""
 
     @property
     def is_complete(self) -> bool:
@@ -103,12 +103,11 @@ class SavedCheckpoint:
 
 
 def find_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheckpoint, ...]:
-    """Return all checkpoints of a folder, the newest first, complete or not.
+    """Return all checkpoints in a folder, newest first, complete or not.
 
     Args:
-        folder: a checkpoint, or a folder of them: a Trainer's output_dir, an Accelerator's project_dir.
-        digests: read the files and compare their digests, which takes as long as loading them; else their
-            sizes alone.
+        folder: a checkpoint, or a folder of checkpoints: Trainer's output_dir, Accelerator's project_dir.
+        digests: also compare the files' digests, which takes as long as loading them; else only sizes.
     """
     places = [folder, *_subfolders(folder), *_subfolders(folder / "checkpoints")]
     found = [inspect_checkpoint(place, digests=digests) for place in places if is_checkpoint(place)]
@@ -116,7 +115,7 @@ def find_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheck
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return True if a folder holds what a training run saves to resume from, or a part of it."""
+    """Return True if a folder contains a checkpoint of a training run, or a part of one."""
     if folder.name.startswith(SAVING):
         return False
     try:
@@ -127,11 +126,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoint:
-    """Return what is known of one checkpoint.
+    """Return the state of one checkpoint.
 
     Args:
         folder: the checkpoint.
-        digests: compare the files' digests, too.
+        digests: also compare the files' digests.
     """
     manifest, problem = None, None
     try:
@@ -148,15 +147,15 @@ def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoin
 
 
 def damage(folder: Path, files: Iterable[SavedFile], *, digests: bool) -> str | None:
-    """Return how the first damaged or missing file differs from its entry; None where all are whole."""
+    """Return how the first damaged or missing file differs from its entry; None if all are intact."""
     for file in files:
         path = folder / file.name
         try:
             num_bytes = path.stat().st_size
             if num_bytes != file.num_bytes:
-                return f"{file.name} has {num_bytes} bytes, and was saved with {file.num_bytes}"
+                return f"{file.name} has {num_bytes} bytes, but was saved with {file.num_bytes}"
             if digests and _digest(path) != file.sha256:
-                return f"{file.name} has other content than was saved"
+                return f"{file.name} differs from what was saved"
         except FileNotFoundError:
             return f"{file.name} is missing"
         except OSError as error:
@@ -165,7 +164,7 @@ def damage(folder: Path, files: Iterable[SavedFile], *, digests: bool) -> str | 
 
 
 def file_names(folder: Path) -> list[str]:
-    """Return all files below a folder but its manifest, by their paths in it, sorted."""
+    """Return the relative paths of all files below a folder except the manifest, sorted."""
     names = [
         (Path(root) / name).relative_to(folder).as_posix()
         for root, _, files in os.walk(folder)
@@ -175,7 +174,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def sync_and_digest(folder: Path, name: str) -> SavedFile:
-    """Return a file's entry of the manifest, after its content has reached the disk."""
+    """Flush a file to disk and return its manifest entry."""
     path = folder / name
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -186,7 +185,7 @@ def sync_and_digest(folder: Path, name: str) -> SavedFile:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a checkpoint complete: all of its files are on the disk already."""
+    """Mark a checkpoint complete; all of its files must be on disk already."""
     for root, _, _ in os.walk(folder):
         sync_folder(Path(root))
     write_whole(folder / MANIFEST_NAME, json.dumps(asdict(manifest), indent=1), sync=True)
@@ -194,7 +193,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Flush a folder's entries to disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -203,11 +202,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_shards(folder: str, tag: str) -> Checkpoint:
-    """Return how DeepSpeed laid out a checkpoint, as the names of its files tell.
+    """Return the layout of a DeepSpeed checkpoint, judged by its file names.
 
     Args:
         folder: the checkpoint.
-        tag: name of the folder in it that holds the shards.
+        tag: name of its subfolder that holds the shards.
 
     Raises:
         OSError: there is no such folder.
@@ -223,18 +222,18 @@ def read_shards(folder: str, tag: str) -> Checkpoint:
 
 
 def tensor_parallel_size_of(names: Iterable[str]) -> int:
-    """Return over how many ranks the layers were cut that a checkpoint's files are of."""
+    """Return the tensor-parallel size that a checkpoint's file names show."""
     return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
 
 
 def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
-    """Note in a run's folder where the run saved a checkpoint, or what it resumed from."""
+    """Record in the run's folder a checkpoint that it saved or resumed from."""
     with (run_folder / _NOTES).open("a", encoding="utf-8") as file:
         file.write(json.dumps(str(checkpoint)) + "\n")
 
 
 def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
-    """Return the checkpoints that a run saved or resumed from in all of its attempts, the newest first."""
+    """Return the checkpoints that a run saved or resumed from in all of its attempts, newest first."""
     noted: list[Path] = []
     later = sorted(run_folder.glob(f"recovery-*/{_NOTES}"), key=lambda one: (len(one.parent.name), one))
     for notes in (run_folder / _NOTES, *later):
@@ -244,14 +243,14 @@ def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 
 
 def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
-    """Return the refusal of a checkpoint that is not whole."""
+    """Return the error for an incomplete checkpoint."""
     others = [one.path for one in find_checkpoints(folder.parent) if one.is_complete and one.path != folder]
     newest = f"take {others[0]}, the newest complete one" if others else "take an earlier one"
     return UserError(
         "checkpoint-incomplete",
         "the checkpoint is not complete",
         found=f"{folder}: {problem}",
-        why="a run that was stopped while it saved, or a copy that was cut off, leaves a part of the state",
+        why="a run that was stopped while saving, or an interrupted copy, leaves only part of the state",
         fix=f"{newest}, and delete this one",
     )
 
@@ -268,13 +267,13 @@ def _read_manifest(folder: Path) -> Manifest | None:
 
 
 def _digest(path: Path) -> str:
-    # SHA-256, as processors have instructions for it: 1.0 GB/s on one core where BLAKE2b makes 0.5.
+    # SHA-256 is fast where processors have instructions for it: 1.0 GB/s on one core, BLAKE2b 0.5.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# accelerate/utils/constants.py; transformers/trainer.py; deepspeed/runtime/engine.py.
-# Not trainer_state.json: Trainer leaves one in its output_dir, too.
+# accelerate/utils/constants.py; transformers/trainer.py; deepspeed/runtime/engine.py. Without
+# trainer_state.json, which Trainer also writes into its output_dir.
 _STATE = re.compile(
     r"random_states_\d+\.pkl|optimizer(_\d+)?\.(bin|pt)|scheduler(_\d+)?\.(bin|pt)|custom_checkpoint_\d+\.pkl"
     r"|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
@@ -284,12 +283,12 @@ _OPTIMIZER_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_s
 _PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl|rng_state_(\d+)\.pth")
 _ARCHIVES = (".pt", ".pth", ".bin", ".pkl")
-"""Files of torch.save: zip archives, whose directory stands at their end."""
+"""Files of torch.save: zip archives, whose directory is at their end."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 def _problem_without_manifest(folder: Path) -> str | None:
-    """Return what a checkpoint without a manifest lacks of what its library always writes."""
+    """Return which file is missing in a checkpoint without a manifest that its library always writes."""
     names = file_names(folder)
     for name in names:
         if (folder / name).stat().st_size == 0:
@@ -334,6 +333,6 @@ def _newest_change(folder: Path) -> float:
 
 
 def _age(checkpoint: SavedCheckpoint) -> tuple[float, int]:
-    """Sort by the time of saving; by the number where the clock can't tell."""
+    """Return a sort key: the time of saving, then the number in the name."""
     numbered = _NUMBERED.match(checkpoint.path.name)
     return checkpoint.saved_at, int(numbered[2]) if numbered else -1

@@ -1,4 +1,4 @@
-"""A launch command as its user wrote it, and the kinds of launchers and routes there are."""
+"""A launch command as the user wrote it, and the kinds of launchers and routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Route(StrEnum):
-    """Who reads the DeepSpeed configuration, and fills in what is "auto"."""
+    """The library that reads the DeepSpeed configuration and fills in "auto" values."""
 
     ACCELERATE = "accelerate"
     """A script with Accelerator()."""
@@ -29,14 +29,14 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One flag of a command line."""
+    """One command-line flag."""
 
     name: str
     """Without dashes, with underscores: zero_stage."""
     value: str | None
     """As written; None for a switch."""
     text: str
-    """The flag and its value as the user wrote them: "--zero_stage 3"."""
+    """The flag and its value, verbatim: "--zero_stage 3"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class LaunchCommand:
     launcher: Launcher
     flags: tuple[Flag, ...]
     script: str | None
-    """The script or module; None where the command line ends before it."""
+    """The script or module; None if there is none."""
     arguments: tuple[str, ...]
     """The script's own arguments."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables that the command line sets before the launcher: VAR=value."""
+    """Variables set at the start of the command line: VAR=value."""
     runner: str | None = None
-    """The program before the launcher that runs the rest of the line in its own way, such as srun."""
+    """The program that runs the launcher, such as srun."""
 
     def find(self, *names: str) -> Flag | None:
-        """Return the flag of one of these names that counts: the last one."""
+        """Return the flag of one of these names that takes effect: the last one."""
         return next((flag for flag in reversed(self.flags) if flag.name in names), None)

@@ -1,4 +1,4 @@
-"""The one exception family for what a user can mend, and the form in which it is printed."""
+"""UserError, the exception for everything that the user can fix, and its printed form."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EXIT_USAGE = 2
-"""The command line, a file or a value of the user's is wrong."""
+"""Exit code for a wrong command line, file or value."""
 
 
 class UserError(Exception):
-    """A user's mistake: the event, the value found, why it is wrong, and the fix.
+    """A user's mistake: what happened, the value found, why it is wrong, and the fix.
 
     Args:
         rule: permanent kebab-case id, printed as ``error[rule]``.
@@ -45,7 +45,7 @@ class UserError(Exception):
         self.see = see
         self.exit_code = exit_code
         self.is_on_every_rank = False
-        """True if each rank raises it, so that one may say it for all."""
+        """True if every rank raises it, so that one rank can report it for all."""
 
     def __str__(self) -> str:
         return format_message(
@@ -54,7 +54,7 @@ class UserError(Exception):
 
 
 def format_message(headline: str, *, found: str, why: str, fix: str, see: str | None = None) -> str:
-    """Return the printed form of an error or warning: a headline and one indented line a part."""
+    """Return an error or warning as printed: a headline and an indented line for each part."""
     lines = [headline, f"  found: {found}", f"  why:   {why}", f"  fix:   {fix}"]
     if see:
         lines.append(f"  see:   {see}")
@@ -62,32 +62,32 @@ def format_message(headline: str, *, found: str, why: str, fix: str, see: str | 
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or its type where it says nothing."""
+    """Return the first line of an exception's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def bad_value(flag: str, value: object, *, why: str, fix: str) -> UserError:
-    """Return the error of a flag with a value that it can't have."""
+    """Return the error for a flag with an invalid value."""
     return UserError(
         "bad-value", f"{flag} can't be {str(value)!r}", found=f"{flag} {value}", why=why, fix=fix
     )
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid word that a misspelt one most resembles, or None where none is near."""
+    """Return the valid word most similar to a misspelt one, or None."""
     matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of ours
-    """A file that is not what it should be.
+    """A file that can't be parsed or has unexpected content.
 
     Args:
         problem: what is wrong, in a few words.
         why: the reason.
         fix: what to do.
-        line: where, from 1.
-        column: where in the line, from 1, in characters.
+        line: from 1.
+        column: from 1, in characters.
     """
 
     def __init__(self, problem: str, why: str, fix: str, line: int = 1, column: int = 1) -> None:

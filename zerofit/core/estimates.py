@@ -1,4 +1,4 @@
-"""Estimates: memory and time of a strategy as terms that sum, one set a phase, with what is not certain."""
+"""Estimates of a strategy's memory and time: terms per phase that sum, with an uncertainty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class RunPhase(StrEnum):
-    """The parts of a run that need different memory."""
+    """The phases of a run, each with its own memory."""
 
     LOAD = "load"
     """Weights are read and moved to the GPU."""
@@ -16,24 +16,24 @@ class RunPhase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
-    """Clipping, the optimizer's step, and gathering what it changed."""
+    """Gradient clipping, the optimizer's step, and gathering the updated weights."""
     SAVE = "save"
     """A checkpoint is written."""
     PREFILL = "prefill"
-    """A batch of prompts goes through the model, which fills the cache of keys and values."""
+    """A batch of prompts runs through the model and fills the KV cache."""
     DECODE = "decode"
-    """The last token of a batch is generated: the cache is at its largest."""
+    """The last token of a batch is generated: the KV cache is largest."""
 
 
 class Holder(StrEnum):
-    """Who holds the bytes of a term."""
+    """What the bytes of a term belong to."""
 
     TENSORS = "tensors"
     """Live tensors on the GPU: what torch.cuda.memory_allocated counts."""
     CACHE = "cache"
-    """PyTorch's allocator: reserved and not allocated; rounding, holes and cached blocks."""
+    """Reserved by PyTorch's allocator but not allocated: rounding, fragmentation and cached blocks."""
     OUTSIDE = "outside"
-    """On the GPU, not PyTorch's: CUDA context, libraries, NCCL."""
+    """On the GPU, outside PyTorch: CUDA context, libraries, NCCL."""
     PINNED = "pinned"
     """Page-locked host memory."""
     PAGEABLE = "pageable"
@@ -49,26 +49,26 @@ class Term:
     num_bytes: int
     holder: Holder
     formula: str
-    """How the number came about, with its symbols: "2 P / N"."""
+    """How the number was computed, with its symbols: "2 P / N"."""
     source: str
-    """Where the formula is from: a file and line of a library's version, a link, or "traced"."""
+    """Source of the formula: a file and line of a library's version, a link, or "traced"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
-    """Memory at the largest moment of one phase."""
+    """Memory at the peak of one phase."""
 
     phase: RunPhase
     terms: tuple[Term, ...]
-    """They are alive together, so they sum."""
+    """Terms that are live at the same time, so they sum."""
 
     def held_by(self, *holders: Holder) -> int:
-        """Return the bytes that these holders hold."""
+        """Return the bytes of these holders' terms."""
         return sum(term.num_bytes for term in self.terms if term.holder in holders)
 
     @property
     def total_bytes(self) -> int:
-        """All terms together."""
+        """Sum of all terms."""
         return sum(term.num_bytes for term in self.terms)
 
 
@@ -77,29 +77,29 @@ class MemoryEstimate:
     """Memory of one GPU, or of one node's host, over a run."""
 
     phases: tuple[PhaseMemory, ...]
-    """In the order in which they come; a phase that does not occur is left out."""
+    """In order of time; phases that don't occur are left out."""
     uncertainty: float
     """Relative: the measured peak is expected within (1 +- uncertainty) of the estimate."""
     uncertainty_source: str
-    """The source of the uncertainty."""
+    """Where the uncertainty comes from."""
 
     @property
     def peak(self) -> PhaseMemory:
-        """The phase that needs most; of those that need as much, the one with the most live tensors."""
+        """The phase that needs most; among equals, the one with the most live tensors."""
         return max(self.phases, key=lambda phase: (phase.total_bytes, phase.held_by(Holder.TENSORS)))
 
     @property
     def peak_bytes(self) -> int:
-        """The most that any phase needs."""
+        """The maximum over all phases."""
         return self.peak.total_bytes
 
     @property
     def most_tensors(self) -> int:
-        """Most bytes of live tensors in any phase."""
+        """Maximum of live tensor bytes over all phases."""
         return max(phase.held_by(Holder.TENSORS) for phase in self.phases)
 
     def of(self, phase: RunPhase) -> PhaseMemory | None:
-        """Return one phase, or None where it does not occur."""
+        """Return one phase, or None if it doesn't occur."""
         return next((one for one in self.phases if one.phase is phase), None)
 
 
@@ -108,16 +108,16 @@ class TimeTerm:
     """One named part of an optimizer step's time."""
 
     name: str
-    """The operation that takes the time, such as "matrix products"."""
+    """What takes the time, such as "matrix products"."""
     seconds: float
-    """The time it adds: where two operations overlap, the longer one has all of it."""
+    """Time added to the step: of two overlapping operations, the longer one counts in full."""
     formula: str
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Time of one optimizer step, all micro-batches in it."""
+    """Time of one optimizer step with all its micro-batches."""
 
     terms: tuple[TimeTerm, ...]
     uncertainty: float
@@ -126,7 +126,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All terms together."""
+        """Sum of all terms."""
         return sum(term.seconds for term in self.terms)
 
 
@@ -135,17 +135,17 @@ class Estimate:
     """The memory and time of one strategy."""
 
     device: MemoryEstimate
-    """Of the rank that needs most."""
+    """GPU memory of the rank that needs most."""
     host: MemoryEstimate
-    """Of one node, all its ranks together."""
+    """Memory of one node's host, for all its ranks."""
     step_time: StepTime | None
-    """None where the machine's rates are not known."""
+    """None if the machine's rates are unknown."""
     tokens_per_step: int
-    """Over all ranks; 0 for a model without tokens."""
+    """Over all ranks; 0 for models without tokens."""
     num_trained: int = 0
-    """Elements of the parameters that train; 0 where they are not counted."""
+    """Elements of the trained parameters; 0 if not counted."""
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens trained a second over all ranks."""
+        """Tokens trained per second over all ranks."""
         return self.tokens_per_step / self.step_time.seconds if self.step_time else None

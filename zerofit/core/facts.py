@@ -1,4 +1,4 @@
-"""Facts known before a plan is made: the model, the machine, the workload, the versions."""
+"""Facts known before planning: the model, the machine, the workload, the versions."""
 
 from __future__ import annotations
 
@@ -12,84 +12,85 @@ class ModelFacts:
     """The dimensions of a model, as its config.json names them."""
 
     name: str
-    """The hub id, folder or catalog name the facts were taken from."""
+    """The hub id, folder or catalog name that the facts come from."""
     model_type: str
     """transformers' architecture family, such as "llama"."""
     num_parameters: int
-    """All parameters, each tied one counted once."""
+    """All parameters; tied ones count once."""
     num_trainable_parameters: int
-    """The parameters that get gradients."""
+    """Parameters that get gradients."""
     num_layers: int
     """Transformer blocks; encoder and decoder together."""
     hidden_size: int
     """Width of the residual stream."""
     vocab_size: int
-    """Rows of the token embedding; 0 for a model without tokens."""
+    """Rows of the token embedding; 0 for models without tokens."""
     max_sequence_length: int | None = None
-    """Positions the model was made for; None where it has no limit."""
+    """Maximum number of positions; None if unlimited."""
     architecture: str = ""
-    """transformers' class with its task head, such as "LlamaForCausalLM"; empty where it is not known."""
+    """transformers' class with its task head, such as "LlamaForCausalLM"; empty if unknown."""
     intermediate_size: int = 0
-    """Width inside one feed-forward block (of one expert, in a mixture); 0 where it is not known."""
+    """Width inside one feed-forward block (of one expert, in a mixture); 0 if unknown."""
     num_attention_heads: int = 0
-    """Query heads of one layer; 0 where it is not known."""
+    """Query heads per layer; 0 if unknown."""
     num_key_value_heads: int = 0
-    """Key and value heads of one layer; fewer than the query heads where they share."""
+    """Key and value heads per layer, fewer than query heads with grouped-query attention; 0 if unknown."""
     head_dim: int = 0
-    """Width of one head; 0 where it is not known."""
+    """Width of one head; 0 if unknown."""
     num_decoder_layers: int = 0
-    """Of num_layers, those of a decoder that attends to an encoder; 0 without one."""
+    """How many of num_layers are decoder layers that attend to an encoder; 0 without an encoder."""
     num_experts: int = 0
-    """Experts of one mixture layer; 0 for a dense model."""
+    """Experts per MoE layer; 0 for dense models."""
     num_experts_per_token: int = 0
-    """Experts that each token goes through."""
+    """Experts that each token is routed to."""
     is_gated: bool = False
-    """True if the feed-forward block has a gate: three matrices rather than two."""
+    """True if the feed-forward block is gated: three matrices rather than two."""
     is_causal: bool = False
-    """True if its head predicts the next token, by a decoder without an encoder."""
+    """True if its head predicts the next token, with a decoder-only model."""
     num_largest_layer_parameters: int = 0
-    """Parameters of the largest transformer block; 0 where it is not known."""
+    """Parameters of the largest transformer block; 0 if unknown."""
     largest_parameter: int = 0
-    """Elements of the largest single parameter: the token embedding, or all experts of a layer where
-    transformers keeps them in one; 0 where it is not known."""
+    """Elements of the largest single parameter: the token embedding, or a layer's experts if transformers
+    stores them as one tensor; 0 if unknown."""
     checkpoint_dtype: str = ""
-    """Data type of the published weights as config.json says it, or the weights beside it: "bfloat16", say.
-    transformers loads a model in it unless told otherwise; empty where nothing is said."""
+    """dtype of the published weights according to config.json or the weight files, such as "bfloat16";
+    transformers loads the model in it by default. Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """One GPU as the driver reports it."""
+    """One GPU."""
 
     name: str
     """The driver's product name."""
     memory_bytes: int
     """Total device memory."""
     reserved_bytes: int = 0
-    """Of memory_bytes, what the driver keeps back and no process gets; 0 where it is not known."""
+    """Part of memory_bytes that the driver reserves for itself; 0 if unknown."""
     compute_capability: tuple[int, int] | None = None
-    """CUDA compute capability, (major, minor); None where it is no CUDA device."""
+    """CUDA compute capability, (major, minor); None for other devices."""
     memory_bytes_per_s: float | None = None
     """Peak bandwidth of the device memory."""
     fp32_flops_per_s: float | None = None
     """Peak dense fp32 rate, without tensor cores."""
     tf32_flops_per_s: float | None = None
-    """Peak dense tf32 rate of the tensor cores; None where there is no tf32."""
+    """Peak dense tf32 rate of the tensor cores; None without tf32."""
     fp16_flops_per_s: float | None = None
     """Peak dense fp16 rate with fp32 accumulation."""
     bf16_flops_per_s: float | None = None
-    """Peak dense bf16 rate with fp32 accumulation; None where bf16 is emulated."""
+    """Peak dense bf16 rate with fp32 accumulation; None if bf16 is emulated."""
     peer_bytes_per_s: float | None = None
-    """Peak rate from one GPU to the others of its node, one direction: NVLink, Infinity Fabric, else PCIe."""
+    """Peak rate from one GPU to the others of its node, one direction, by NVLink or Infinity Fabric if
+    present, else PCIe."""
     host_bytes_per_s: float | None = None
     """Peak rate between this GPU and the host, one direction."""
     has_fast_links: bool = False
-    """True if NVLink or Infinity Fabric joins all GPUs of its node, so that peers do not meet over PCIe."""
+    """True if NVLink or Infinity Fabric connects all GPUs of a node, so that peers don't use PCIe."""
     context_bytes: int | None = None
-    """Memory of this GPU that a training process holds beside torch's: CUDA context and loaded kernels.
-    None takes the table of estimate/outside.py."""
+    """GPU memory that a training process uses outside PyTorch: CUDA context and loaded kernels. None means
+    the table in estimate/outside.py."""
     context_source: str = ""
-    """Where context_bytes is from; empty without it."""
+    """Source of context_bytes; empty without it."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "context_bytes")
@@ -99,44 +100,44 @@ class GpuSpec:
 
     @property
     def usable_bytes(self) -> int:
-        """The device memory that processes may take together, what torch calls the total capacity."""
+        """Device memory available to processes, which torch reports as total capacity."""
         return self.memory_bytes - self.reserved_bytes
 
     @property
     def has_bf16(self) -> bool:
-        """True if matrix products take bf16: a rate is known, or it is Ampere (8.0) or later.
+        """True if matrix products support bf16: a rate is known, or the GPU is Ampere (8.0) or newer.
 
-        A GPU of which only the memory is known has none, as far as one can tell.
+        False for a GPU of which only the memory is known.
         Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
         """
         return self.bf16_flops_per_s is not None or (self.compute_capability or (0, 0)) >= (8, 0)
 
 
 AVAILABLE_SHARE = 0.95
-"""Of the host memory, what a run may take on a node that does nothing else.
+"""Share of the host memory that a run may use on an otherwise idle node.
 
-ASSUMPTION: the kernel, its page tables and the services of a node take some percent.
+ASSUMPTION: the kernel, its page tables and the node's services take a few percent.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One node: all nodes of a run are taken to be alike."""
+    """One node; all nodes of a run are assumed to be alike."""
 
     gpus: tuple[GpuSpec, ...]
     """The GPUs of one node that a run may use."""
     num_cpu_cores: int
-    """Physical cores that this process may use, on one node."""
+    """Physical cores of one node that this process may use."""
     host_memory_bytes: int
-    """Host memory of one node: the smaller of what is installed and the cgroup's limit."""
+    """Host memory of one node: the smaller of the installed memory and the cgroup's limit."""
     host_memory_available_bytes: int
-    """Host memory of one node that is free to be taken now, within the cgroup's limit."""
+    """Free host memory of one node, within the cgroup's limit."""
     host_memory_bytes_per_s: float | None = None
-    """Bandwidth of one node's host memory; None where it was neither said nor measured."""
+    """Bandwidth of one node's host memory; None if neither given nor measured."""
     node_bytes_per_s: float | None = None
-    """Rate from one node to the others, one direction, all network cards together; None where not known."""
+    """Rate between nodes, one direction, over all network cards together; None if unknown."""
     nvme_bytes: int = 0
-    """Free space on the NVMe disks of one node; 0 without any."""
+    """Free space on the NVMe disks of one node; 0 if it has none."""
     nvme_read_bytes_per_s: float | None = None
     """Sequential read rate of one node's NVMe disks together."""
     nvme_write_bytes_per_s: float | None = None
@@ -152,16 +153,16 @@ class Workload:
     """The work of one optimizer step."""
 
     global_batch_size: int | None = None
-    """Samples per optimizer step over all ranks; None leaves it to the script."""
+    """Samples per optimizer step over all ranks; None: as the script sets it."""
     sequence_length: int | None = None
-    """Tokens of the longest sample; None leaves it to the script."""
+    """Tokens of the longest sample; None: as the script sets it."""
     target_length: int | None = None
-    """Tokens of the longest target of an encoder-decoder; None takes sequence_length."""
+    """Tokens of an encoder-decoder's longest target; None means sequence_length."""
     is_padded: bool = True
-    """True if batches carry an attention mask with padding in it, which keeps flash attention away."""
+    """True if batches carry an attention mask with padding, which rules out flash attention."""
     keeps_outputs: bool = False
-    """True if the loop still holds the outputs of one step while the next runs forward, as a plain
-    `outputs = model(**batch)` does and Trainer does not."""
+    """True if the loop still holds the outputs of one step during the next forward pass, as a plain `outputs
+    = model(**batch)` does and Trainer does not."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "global_batch_size", "sequence_length", "target_length")
@@ -169,7 +170,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """Versions of what a run is made of, as the installed packages state them; None where not installed."""
+    """Versions of the installed packages; None if not installed."""
 
     python: str
     zerofit: str
@@ -184,21 +185,21 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One folder that a run can resume from."""
+    """One checkpoint folder to resume from."""
 
     folder: str
     """As the user named it."""
     num_ranks: int
-    """Ranks that saved optimizer states; 0 where there are none, as at ZeRO stage 0."""
+    """Ranks that saved optimizer states; 0 if none did, as with ZeRO stage 0."""
     partitions_parameters: bool
-    """True if each rank saved its own shard of the parameters, as at ZeRO-3."""
+    """True if each rank saved its own parameter shard, as with ZeRO-3."""
     is_universal: bool = False
-    """True if ds_to_universal made it, so that it loads on any number of ranks."""
+    """True if it was converted by ds_to_universal, so that any number of ranks can load it."""
     tensor_parallel_size: int = 1
-    """Ranks over which each layer was cut."""
+    """Ranks over which each layer was sharded."""
 
 
 def parameters(model: ModelFacts) -> str:
-    """Return the number of parameters: "8.03 B", "336 M"."""
+    """Return the number of parameters as text: "8.03 B", "336 M"."""
     number = model.num_parameters
     return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"

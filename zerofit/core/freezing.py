@@ -1,4 +1,4 @@
-"""Which parameters do not train: words and shell patterns, resolved to names."""
+"""Frozen parameters: keywords and shell patterns, resolved to parameter names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 EMBEDDINGS = "embeddings"
-"""The word for all embeddings; with "+N" behind it the first N blocks of each stack are frozen too."""
+"""Keyword for all embeddings; "+N" appended also freezes the first N blocks of each stack."""
 ALL_BUT_HEAD = "all-but-head"
-"""The word for the whole base model."""
+"""Keyword for the whole base model."""
 BLOCKS = "blocks"
-"""The word for every block of every stack: what stands before and behind them trains."""
+"""Keyword for every block of every stack; what comes before and after them trains."""
 WORDS = (EMBEDDINGS, f"{EMBEDDINGS}+N", BLOCKS, ALL_BUT_HEAD)
-"""Words that select parameters without a pattern."""
+"""Keywords, as opposed to patterns."""
 EMBEDDING_PATTERNS = (
     "*embedding*",
     "*embed_tokens*",
@@ -26,38 +26,38 @@ EMBEDDING_PATTERNS = (
     "*wpe.*",
     "*shared.weight",
 )
-"""The embeddings of the catalog's families, whose gradients and states are large and seldom matter.
-GPT-NeoX's embed_out is its head, and the shared experts of Qwen and DeepSeek are none."""
+"""Embeddings of the catalog's model families. GPT-NeoX's embed_out is its head, and the shared experts of
+Qwen and DeepSeek are no embeddings."""
 _STACK_NAMES = frozenset({"layer", "layers", "h", "block", "blocks"})
-"""These families' names of a list of blocks: a list of one block is then known as one, too."""
+"""These families' names for their list of blocks, so that a list of one block is recognized."""
 _AND_BLOCKS = re.compile(rf"{EMBEDDINGS}\+(\d+)")
 
 Stacks = dict[str, int]
-"""Prefix of each stack's names, and its number of blocks: {"bert.encoder.layer": 12}."""
+"""Prefix of each stack's parameter names, and its number of blocks: {"bert.encoder.layer": 12}."""
 
 
 def frozen_names(
     names: Iterable[str], freeze: Sequence[str], *, base_prefix: str | None = None
 ) -> frozenset[str]:
-    """Return which parameters do not train.
+    """Return the names of the parameters to freeze.
 
     Args:
-        names: of all parameters, as model.named_parameters() has them.
-        freeze: words ("embeddings", "embeddings+6", "blocks", "all-but-head") and patterns as in a shell.
-        base_prefix: name under which the model holds its base, transformers' base_model_prefix; "" where all
-            of it is the base; None where that is not known, or the class does not keep to it: the base is
-            then every outermost part that holds embeddings or a stack of blocks.
+        names: of all parameters, from model.named_parameters().
+        freeze: keywords ("embeddings", "embeddings+6", "blocks", "all-but-head") and shell patterns.
+        base_prefix: transformers' base_model_prefix; "" if the whole model is the base; None if unknown or
+            not followed by the class: the base is then every outermost part with embeddings or a stack of
+            blocks.
     """
     every = tuple(names)
     return frozenset().union(*(matches(every, word, base_prefix=base_prefix) for word in freeze))
 
 
 def matches(names: Sequence[str], word: str, *, base_prefix: str | None = None) -> frozenset[str]:
-    """Return the names that one word or pattern stands for.
+    """Return the names that one keyword or pattern selects.
 
     Args:
         names: of all parameters.
-        word: one of Strategy.freeze.
+        word: one item of Strategy.freeze.
         base_prefix: as in frozen_names.
     """
     if word == ALL_BUT_HEAD:
@@ -71,12 +71,12 @@ def matches(names: Sequence[str], word: str, *, base_prefix: str | None = None) 
 
 
 def is_word(said: str) -> bool:
-    """Return True if something in Strategy.freeze is a word, and no pattern."""
+    """Return True if an item of Strategy.freeze is a keyword rather than a pattern."""
     return said in (BLOCKS, ALL_BUT_HEAD) or num_frozen_blocks(said) is not None
 
 
 def num_frozen_blocks(word: str) -> int | None:
-    """Return the blocks of each stack that a word for embeddings freezes with them; None for other words."""
+    """Return how many blocks per stack a keyword for embeddings freezes too; None for other keywords."""
     if word == EMBEDDINGS:
         return 0
     found = _AND_BLOCKS.fullmatch(word)
@@ -84,10 +84,10 @@ def num_frozen_blocks(word: str) -> int | None:
 
 
 def stacks_of(names: Iterable[str]) -> Stacks:
-    """Return the outermost stacks of blocks: numbered parts that are made alike, with parts of their own.
+    """Return the outermost stacks of blocks: numbered submodules of equal structure that have submodules.
 
-    The experts of a mixture stand within a block and count as a part of it; the numbered layers of a
-    torch.nn.Sequential are no blocks, as they have no parts.
+    The experts of a mixture are inside a block and belong to it; the numbered layers of a
+    torch.nn.Sequential are no blocks, as they have no submodules.
     """
     children: dict[str, dict[int, set[str]]] = {}
     for name in names:
@@ -104,7 +104,7 @@ def _embeddings(names: Sequence[str]) -> frozenset[str]:
 
 
 def _blocks(names: Sequence[str], num_blocks: int | None) -> frozenset[str]:
-    """Return the names in the first so many blocks of each stack, or in all."""
+    """Return the names in the first num_blocks blocks of each stack, or in all."""
     stacks = stacks_of(names)
     return frozenset(
         name
@@ -128,7 +128,7 @@ def _base(names: Sequence[str], base_prefix: str | None) -> frozenset[str]:
 
 
 def _numbers_in(name: str) -> list[tuple[str, int, str]]:
-    """Return what stands before, in and behind each number among the parts of a name."""
+    """Return for each number in a dotted name: the part before it, the number, the part after it."""
     parts = name.split(".")
     return [
         (".".join(parts[:place]), int(part), ".".join(parts[place + 1 :]))
@@ -158,4 +158,4 @@ FROZEN_EMBEDDINGS = (EMBEDDINGS,)
 FROZEN_LAYERS = (BLOCKS,)
 """Every transformer block: embeddings and head train."""
 FREEZES = {FROZEN_EMBEDDINGS: "frozen embeddings", FROZEN_LAYERS: "frozen layers"}
-"""Named choices of frozen parameters: those that change the training less come first."""
+"""Named choices of frozen parameters, those with the least effect on training first."""

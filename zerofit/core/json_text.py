@@ -1,4 +1,4 @@
-"""JSON of files that are not zerofit's own: all that json.loads lets pass or fails on becomes one error."""
+"""JSON parsing with one exception type for everything that json.loads accepts wrongly or fails on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def parse_json(text: str, **options: Any) -> Any:
 
     Args:
         text: the text.
-        options: as json.loads takes them.
+        options: as for json.loads.
 
     Raises:
-        JSONDecodeError: also for nesting beyond Python's stack, and for a string with a lone surrogate, which
-            nothing can encode.
+        JSONDecodeError: also for nesting beyond Python's stack and strings with lone surrogates, which
+            can't be encoded.
         ValueError: an integer has more digits than Python converts.
     """
     try:
@@ -26,5 +26,5 @@ def parse_json(text: str, **options: Any) -> Any:
         raise json.JSONDecodeError("mappings and lists are nested too deep", text, 0) from None
     except UnicodeEncodeError:
         at = max(text.find("\\ud"), text.find("\\uD"))
-        raise json.JSONDecodeError("A string holds a lone surrogate, half of a character", text, at) from None
+        raise json.JSONDecodeError("A string contains a lone surrogate", text, at) from None
     return value

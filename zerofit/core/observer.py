@@ -1,4 +1,4 @@
-"""Observer: what a verb tells while it works; silent by itself, on a terminal for the command line."""
+"""Observer: receives a verb's messages and progress; silent by default, printed by the command line."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Is told what a verb of zerofit does meanwhile. This one stays silent; subclass it to listen."""
+    """Receives messages and progress of zerofit's functions and discards them; subclass it to show them."""
 
     def say(self, sentence: str) -> None:
-        """Take one sentence for the user, such as an assumption of a plan."""
+        """Receive one sentence for the user, such as an assumption of a plan."""
 
     def show(self, text: str) -> None:
-        """Take a text of several lines, such as what a script trains or the table of a plan."""
+        """Receive a text of several lines, such as a summary of the capture or the table of a plan."""
 
     def detail(self, text: str) -> None:
-        """Take a text that only a user who wants all of it reads; shown like any other if not overridden."""
+        """Receive a text for users who want all details; passed to show() by default."""
         self.show(text)
 
     def progress(self, sentence: str) -> None:
-        """Take a sentence on how far a run is, once a minute."""
+        """Receive a sentence on the progress of a run, once a minute."""
 
     def ask(self, question: str) -> bool:
-        """Return what the user answers to a yes-or-no question; False where nobody is there to ask."""
+        """Ask a yes-or-no question and return the answer; False if nobody can answer."""
         return False
 
     @property
     def width(self) -> int | None:
-        """Columns that a table may take; None for any number."""
+        """Columns that a table may take; None for unlimited."""
         return None
 
     def task(
         self, title: str, *, is_announced: bool = False
     ) -> AbstractContextManager[Callable[[str], None]]:
-        """Return a context for as long as a task takes; what it yields takes a few words on the progress.
+        """Return a context manager around a task; it yields a function that reports progress.
 
         Args:
             title: what is done.
-            is_announced: whether to say so where no progress can be shown, as the task may take minutes.
+            is_announced: print the title where progress can't be shown, since the task may take minutes.
         """
         return nullcontext(_ignore)
 

@@ -1,4 +1,4 @@
-"""Plan: one strategy on one machine, with the reason for each choice; to and from JSON."""
+"""Plan: one strategy on one machine, with the reason for each value; JSON in and out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from zerofit.core.units import format_bytes
 from zerofit.core.validation import check_at_least, parse_strictly
 
 PLAN_VERSION = 1
-"""Raised whenever a plan file of before can no longer be read as it was meant."""
+"""Raised whenever older plan files can no longer be read correctly."""
 
 
 GENERATE_LIMIT_S = 300
-"""ASSUMPTION: ranks come to a call within minutes of each other; NCCL by itself gives up after 10
+"""ASSUMPTION: ranks reach a call within minutes of each other; NCCL times out after 10 by default
 (torch/distributed/constants.py, default_pg_nccl_timeout)."""
 
 
@@ -36,7 +36,7 @@ class Origin(StrEnum):
     PLANNER = "planner"
     """`zerofit plan`, which compared estimates."""
     SCRIPT = "script"
-    """The captured script, of which nothing else can be made."""
+    """The captured script, which allows nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Reason:
     field: str
     """Name of the Strategy field, or of on_cpu or the size of a group in the topology."""
     value: str
-    """The value, as a person reads it."""
+    """The value as displayed."""
     origin: Origin
     """Who chose it."""
     why: str
@@ -55,7 +55,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A strategy that was considered and lost."""
+    """A strategy that was considered and not chosen."""
 
     strategy: Strategy
     why: str
@@ -71,17 +71,17 @@ class Topology:
     """The processes of a run."""
 
     num_nodes: int = 1
-    """Machines that take part."""
+    """Number of nodes."""
     world_size: int = 1
     """Ranks on all nodes together."""
     on_cpu: bool = False
-    """True if the ranks run on the CPU, GPUs or not."""
+    """True if the ranks run on the CPU, even if there are GPUs."""
     tensor_parallel_size: int = 1
-    """Consecutive ranks that share the layers of one copy of the model, and take the same samples."""
+    """Consecutive ranks that share the layers of one copy of the model and get the same samples."""
     sequence_parallel_size: int = 1
     """Consecutive ranks that share the tokens of the same samples, each with whole layers."""
     pipeline_parallel_size: int = 1
-    """Consecutive ranks that each hold one stage of a copy of the model, and take the same samples."""
+    """Consecutive ranks that each hold one stage of a copy of the model and get the same samples."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, *(one.name for one in dataclasses.fields(self) if one.type == "int"))
@@ -94,12 +94,12 @@ class Topology:
 
     @property
     def sample_group_size(self) -> int:
-        """Consecutive ranks that take the same samples: 1 under data parallelism alone."""
+        """Consecutive ranks that get the same samples: 1 with data parallelism alone."""
         return self.tensor_parallel_size * self.sequence_parallel_size * self.pipeline_parallel_size
 
     @property
     def data_parallel_size(self) -> int:
-        """Groups of ranks that each take their own samples: a rank each under data parallelism alone."""
+        """Groups of ranks with samples of their own: the number of ranks with data parallelism alone."""
         return self.world_size // self.sample_group_size
 
     @property
@@ -115,14 +115,15 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSteps:
-    """How long a trial of `zerofit tune` trains, and what keeps the user's files meanwhile."""
+    """Length of a trial of `zerofit tune`, and where the user's files are backed up during it."""
 
     num_warm_up: int
-    """Optimizer steps before the first that is timed; at least 1, as a step is timed from the one before."""
+    """Optimizer steps before the timed ones; at least 1, since a step is timed from the end of the one
+    before."""
     num_timed: int
-    """Optimizer steps that are timed; all ranks end after the last."""
+    """Optimizer steps that are timed; all ranks stop after the last."""
     guard: str
-    """Folder that notes and keeps what the script is about to change on disk."""
+    """Folder with a record and copies of the files that the script is about to change."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_warm_up", "num_timed")
@@ -139,27 +140,26 @@ class Plan:
     workload: Workload = dataclasses.field(default_factory=Workload)
     model: ModelFacts | None = None
     trains: bool = True
-    """True if there are gradients and an optimizer; without, the run only evaluates or generates."""
+    """False if the run only evaluates or generates, without gradients and an optimizer."""
     is_checked: bool = True
-    """True if a broken rule ends the run."""
+    """True if a violated rule ends the run."""
     generate_limit_s: int = GENERATE_LIMIT_S
-    """How long a rank waits before model.generate until the others call it too, where ZeRO-3 partitions the
-    model; 0 does not wait."""
+    """How long a rank waits before model.generate for the others to call it too, under ZeRO-3; 0 does not
+    wait."""
     recovers: bool = False
-    """True if a run that is out of memory goes on under another plan."""
+    """True if an out-of-memory error restarts the run with another plan."""
     resume_from: str | None = None
-    """The checkpoint with which a run goes on that was out of memory under another plan."""
+    """The checkpoint to resume from after a run that was out of memory."""
     saves_when_told: bool = False
-    """True if SIGUSR1 has the ranks save a checkpoint together and end."""
+    """True if SIGUSR1 makes all ranks save a checkpoint and stop."""
     trial: TrialSteps | None = None
-    """Set where the run is only to be measured: it ends after some steps and leaves no file changed."""
+    """Set for a trial: the run ends after a few steps and leaves no file changed."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None
-    """The estimate of the strategy, where it came from `zerofit plan`."""
+    """The strategy's estimate, if the plan was made by `zerofit plan`."""
     capture: Capture | None = None
-    """The capture of the script, without the capture's own cost; None where it was not
-    captured."""
+    """The capture without its own cost; None if the script was not captured."""
     version: int = PLAN_VERSION
     """Version of this file format."""
 
@@ -167,25 +167,25 @@ class Plan:
         return "\n".join(plan_lines(self))
 
     def is_default(self, field: str) -> bool:
-        """Return True if nobody asked for the value that this Strategy field has."""
+        """Return True if nobody chose the value of this Strategy field."""
         return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
 
     def is_from_flag(self, field: str) -> bool:
-        """True if the user typed this field of the strategy on the command line."""
+        """Return True if the user set this Strategy field on the command line."""
         return any(reason.field == field and reason.origin is Origin.FLAG for reason in self.reasons)
 
     @property
     def typed_fields(self) -> frozenset[str]:
-        """Fields of the strategy that the user typed; the others were planned, or are defaults."""
+        """Fields of the strategy that the user set; the others were planned or are defaults."""
         return frozenset(reason.field for reason in self.reasons if reason.origin is Origin.FLAG)
 
 
 _NUMBERS = re.compile(r"\[\n\s+((?:[-+.\deE]+,?\s+)+)\]")
-"""A list of numbers alone, one a line; a text in JSON holds no line ends."""
+"""Matches a list of numbers, one per line; strings in JSON contain no newlines."""
 
 
 def plan_to_json(plan: Plan) -> str:
-    """Return the plan as the text of a plan file; a list of numbers, such as lengths, is one line."""
+    """Return the plan as the text of a plan file; a list of numbers, such as lengths, takes one line."""
     fields = {**dataclasses.asdict(plan), "topology": topology_fields(plan.topology)}
     return _NUMBERS.sub(
         lambda found: "[" + " ".join(found[1].split()) + "]", json.dumps(fields, indent=2) + "\n"
@@ -193,7 +193,7 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def topology_fields(topology: Topology) -> dict[str, int]:
-    """Return the topology for a file; it says nothing of a parallelism that is not used."""
+    """Return the topology for a file; sizes of unused parallelism are left out."""
     document = dataclasses.asdict(topology)
     for kind in KINDS_OF_GROUPS:
         if document[f"{kind}_parallel_size"] == 1:
@@ -202,19 +202,19 @@ def topology_fields(topology: Topology) -> dict[str, int]:
 
 
 def plan_from_json(text: str, *, name: str) -> Plan:
-    """Return the plan that the text of a plan file holds.
+    """Return the plan in the text of a plan file.
 
     Args:
         text: the file's text.
         name: the file's name, for the message.
 
     Raises:
-        UserError: the text is no JSON, is cut off, has a field too many or too few, or is of another version.
+        UserError: the text is no JSON, is truncated, has an unknown or missing field, or has another version.
     """
     try:
         document = parse_json(text)
     except ValueError as error:
-        raise _broken(name, f"{error}", "it is not whole JSON, as of a write that was cut short") from None
+        raise _broken(name, f"{error}", "it is incomplete JSON, as after an interrupted write") from None
     version = document.get("version") if isinstance(document, dict) else None
     if version != PLAN_VERSION:
         raise _broken(
@@ -230,11 +230,11 @@ def plan_from_json(text: str, *, name: str) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:])
-        if first["type"] == "value_error":  # of a value's own checks; its text begins with the field's name
+        if first["type"] == "value_error":  # raised by the value; begins with the field's name
             found = f"{place}.{first['ctx']['error']}"
         else:
             found = f"{place}: {first['msg']}"
-        raise _broken(name, found, "every field must be known, of its type and in its range") from None
+        raise _broken(name, found, "every field must be known, of the right type and in range") from None
     if plan.capture is not None and plan.capture.version != CAPTURE_VERSION:
         found = f"capture.version: {plan.capture.version}"
         raise _broken(name, found, f"this zerofit reads captures of version {CAPTURE_VERSION}")
@@ -247,12 +247,12 @@ def _broken(name: str, found: str, why: str) -> UserError:
         "the plan file can't be read",
         found=f"{found}   ({name})",
         why=why,
-        fix="write the plan anew, or leave out --plan",
+        fix="write the plan again, or leave out --plan",
     )
 
 
 def plan_lines(plan: Plan) -> tuple[str, ...]:
-    """Return the plan as lines: the machine, the strategy, one line a reason."""
+    """Return the plan as lines: the machine, the strategy, then one line per reason."""
     width = max((len(reason.field) for reason in plan.reasons), default=0)
     reasons = [
         f"  {reason.field:<{width}}  {reason.value}: {reason.why} ({reason.origin.value})"
@@ -262,7 +262,7 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def head_lines(plan: Plan) -> tuple[str, ...]:
-    """Return the machine and the strategy, a line each."""
+    """Return the machine and the strategy, one line each."""
     return (
         f"machine:  {describe_machine(plan.machine)}",
         f"strategy: {describe_strategy(plan.strategy)} on {_ranks(plan)}",

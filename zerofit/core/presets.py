@@ -1,4 +1,4 @@
-"""The named strategies behind ds_configs/ and --preset. What a preset leaves to the script stays None."""
+"""The named strategies behind ds_configs/ and --preset; None leaves a value to the script."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One strategy with a name, and what a person needs to know to pick it."""
+    """One named strategy, and what a user needs to know to choose it."""
 
     name: str
-    """Name on the command line; the files carry it with underscores."""
+    """Name on the command line; file names have underscores instead of hyphens."""
     title: str
     """The strategy in a few words."""
     strategy: Strategy
     gpu_bytes_per_parameter: str
-    """Model states on each GPU, for AdamW in 16 bit with fp32 master weights; N is the number of ranks."""
+    """Model states per GPU, for AdamW in 16 bit with fp32 master weights; N is the number of ranks."""
     fits: str
     """Where it fits."""
     costs: str
-    """Its cost against the preset before."""
+    """Its cost compared with the preset before."""
     not_with: str
-    """Settings that it must not be combined with."""
+    """Settings that it can't be combined with."""
     trains: bool = True
-    """True if it has gradients and an optimizer."""
+    """False without gradients and an optimizer."""
 
     @property
     def deepspeed_file(self) -> str:
@@ -56,7 +56,7 @@ PRESETS = (
         strategy=_ZERO[ZeroStage.OPTIMIZER_STATES],
         gpu_bytes_per_parameter="4 + 12/N",
         fits="weights and gradients fit on each GPU, optimizer states do not",
-        costs="nothing to speak of: the volume that data parallelism sends anyway",
+        costs="almost nothing: data parallelism sends the same volume",
         not_with=f"Adafactor and Muon, which see flat shards; {_NO_OPTIMIZER}",
     ),
     Preset(
@@ -65,7 +65,7 @@ PRESETS = (
         strategy=_ZERO[ZeroStage.GRADIENTS],
         gpu_bytes_per_parameter="2 + 14/N",
         fits="weights fit on each GPU, gradients and optimizer states do not",
-        costs="with accumulation, one reduction a micro-batch instead of one a step",
+        costs="with accumulation, one reduction per micro-batch instead of one per step",
         not_with="two forwards for one backward under reentrant checkpointing; as ZeRO-1",
     ),
     Preset(
@@ -73,8 +73,8 @@ PRESETS = (
         title="ZeRO-2, optimizer on CPU",
         strategy=replace(_ZERO[ZeroStage.GRADIENTS], optimizer_offload=_CPU),
         gpu_bytes_per_parameter="2",
-        fits="weights fit on each GPU, and the node has at least 18 bytes of RAM a parameter",
-        costs="the step runs on the CPU; gradients and weights cross PCIe once a step",
+        fits="weights fit on each GPU, and the node has at least 18 bytes of RAM per parameter",
+        costs="the step runs on the CPU; gradients and weights cross PCIe once per step",
         not_with=f"{_ADAM_ONLY}; {_NO_OPTIMIZER}",
     ),
     Preset(
@@ -83,7 +83,7 @@ PRESETS = (
         strategy=_ZERO[ZeroStage.PARAMETERS],
         gpu_bytes_per_parameter="16/N",
         fits="weights alone do not fit on one GPU, but do on all of them together",
-        costs="half as much communication again: weights are gathered layer by layer",
+        costs="50 % more communication: weights are gathered layer by layer",
         not_with="device_map; a model made before Accelerator() or TrainingArguments; calls on one rank only",
     ),
     Preset(
@@ -91,7 +91,7 @@ PRESETS = (
         title="ZeRO-3, optimizer on CPU",
         strategy=replace(_ZERO[ZeroStage.PARAMETERS], optimizer_offload=_CPU),
         gpu_bytes_per_parameter="2/N",
-        fits="weight shards fit on the GPUs, and the node has at least 18 bytes of RAM a parameter",
+        fits="weight shards fit on the GPUs, and the node has at least 18 bytes of RAM per parameter",
         costs="as ZeRO-3, and the step runs on the CPU",
         not_with=f"{_ADAM_ONLY}; as ZeRO-3",
     ),
@@ -100,7 +100,7 @@ PRESETS = (
         title="ZeRO-3, optimizer and parameters on CPU",
         strategy=replace(_ZERO[ZeroStage.PARAMETERS], optimizer_offload=_CPU, param_offload=_CPU),
         gpu_bytes_per_parameter="0",
-        fits="the shards do not fit on the GPUs, and the node has at least 20 bytes of RAM a parameter",
+        fits="the shards do not fit on the GPUs, and the node has at least 20 bytes of RAM per parameter",
         costs="weights cross PCIe in every forward and backward pass",
         not_with=f"{_ADAM_ONLY}; as ZeRO-3",
     ),
@@ -129,7 +129,7 @@ PRESETS = (
 
 
 def find_preset(name: str) -> Preset:
-    """Return the preset of that name, as written on the command line or in a file name.
+    """Return the preset of that name, in either spelling: command line or file name.
 
     Raises:
         UserError: there is no such preset.

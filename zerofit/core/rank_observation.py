@@ -1,4 +1,4 @@
-"""RankObservation: what a rank does at this moment, in a file that outlives the rank's sudden end."""
+"""RankObservation: a rank's current phase and progress, in a file that survives the rank's death."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """A rank's phase. The order is that of the live file: new ones go to the end."""
+    """A rank's phase. The live file stores its index: append new ones at the end."""
 
     LOADING = "loading"
     """From the start to the first batch: imports, model, data."""
@@ -22,7 +22,7 @@ class Phase(enum.Enum):
     DATA = "waiting for data"
     """Inside the DataLoader."""
     FORWARD = "forward"
-    """From the time a batch is there to its backward pass."""
+    """From receiving a batch to its backward pass."""
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer step"
     SAVING = "saving"
@@ -37,7 +37,7 @@ _PHASES = tuple(Phase)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePeak:
-    """Largest memory on the GPU at the end of any pass through one phase."""
+    """Peak GPU memory over all passes through one phase."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -45,34 +45,34 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """A rank's phase, and since when."""
+    """A rank's phase and progress."""
 
     pid: int
     phase: Phase
     step: int
-    """Optimizer steps that are done; a resumed Trainer counts on."""
+    """Optimizer steps done; a resumed Trainer continues its count."""
     num_steps: int
-    """Optimizer steps of the whole training; 0 where unknown."""
+    """Total optimizer steps; 0 if unknown."""
     changed_at: float
-    """When the rank last moved: a phase or a batch began or ended. Seconds since 1970."""
+    """Time of the last progress: a phase or a batch began or ended. Seconds since 1970."""
     longest_phase_s: float
-    """Longest time without a move so far, in the phases of a step."""
+    """Longest time without progress so far, in the phases of a step."""
     dump_signal: int
     """Signal on which the rank writes its stacks; 0 while it can't."""
     host_bytes: int
-    """Resident memory, at most a second old when the rank last moved."""
+    """Resident memory, at most a second old at the last progress."""
     checkpoint_step: int
-    """Step of the last checkpoint, or at which it resumed from one."""
+    """Step of the last checkpoint, saved or resumed from."""
     checkpoint: str
-    """Folder of the last checkpoint that was written; "" for none."""
+    """Folder of the last checkpoint saved; "" if none."""
     peaks: dict[Phase, PhasePeak]
     """GPU memory by phase; empty without a GPU."""
 
 
 _HEAD = struct.Struct("<QqqqqddqqqQ")
-"""A sequence number, the fields up to `checkpoint_step` (the phase by its place), and the number again."""
+"""A sequence number, the fields up to `checkpoint_step` (the phase by its index), and the number again."""
 _PEAKS = struct.Struct(f"<{2 * len(_PHASES)}q")
-"""Allocated and reserved bytes of each phase; -1 where it has none."""
+"""Allocated and reserved bytes of each phase; -1 if unset."""
 _PATH = struct.Struct("<H1022s")
 """Length of the checkpoint's path, and its bytes."""
 _PATH_AT = _HEAD.size + _PEAKS.size
@@ -81,8 +81,8 @@ _PATH_AT = _HEAD.size + _PEAKS.size
 class LiveFile:
     """The file that one rank keeps up to date.
 
-    Each update is one pwrite(2) of some 100 bytes: it is in the page cache, which a killed process does not
-    take with it. Not a mapping of the file, whose pages end the process by SIGBUS where the disk is full.
+    Each update is one pwrite(2) of some 100 bytes into the page cache, which survives a killed process. A
+    memory mapping would end the process by SIGBUS if the disk is full.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -92,10 +92,10 @@ class LiveFile:
         os.pwrite(self._fd, _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b""), _HEAD.size)
 
     def write(self, phase: Phase, numbers: tuple[int, ...], times: tuple[float, float]) -> None:
-        """Write where the rank is.
+        """Write the rank's state.
 
         Args:
-            phase: what it does.
+            phase: its phase.
             numbers: pid, step, num_steps, dump_signal, host_bytes, checkpoint_step.
             times: changed_at, longest_phase_s.
         """
@@ -106,23 +106,23 @@ class LiveFile:
         os.pwrite(self._fd, head, 0)
 
     def write_peak(self, phase: Phase, peak: PhasePeak) -> None:
-        """Write the largest memory of a phase."""
+        """Write the peak memory of a phase."""
         both = struct.pack("<2q", peak.allocated_bytes, peak.reserved_bytes)
         os.pwrite(self._fd, both, _HEAD.size + len(both) * _PHASES.index(phase))
 
     def write_checkpoint(self, path: str) -> None:
-        """Write the folder of the last checkpoint; of one that is too long, its end."""
+        """Write the folder of the last checkpoint; a path that is too long is cut at its start."""
         data = os.fsencode(path)[-1022:]
         os.pwrite(self._fd, _PATH.pack(len(data), data), _PATH_AT)
 
 
 def live_file(folder: Path, rank: int) -> Path:
-    """Return where a rank's live file stands."""
+    """Return the path of a rank's live file."""
     return folder / f"rank{rank}.live"
 
 
 def read_observation(folder: Path, rank: int) -> RankObservation | None:
-    """Return what a rank does or last did; None where it wrote nothing that can be read."""
+    """Return a rank's last written state; None if there is none that can be read."""
     try:
         data = live_file(folder, rank).read_bytes()
         first, pid, place, step, num_steps, at, longest, number, host, saved, last = _HEAD.unpack_from(data)
@@ -131,7 +131,7 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
         phase = _PHASES[place]
     except (OSError, struct.error, IndexError):
         return None
-    if first != last or first == 0:  # read while it was written (the next look finds it whole), or before
+    if first != last or first == 0:  # read during a write (the next read succeeds), or before the first
         return None
     return RankObservation(
         pid=pid,

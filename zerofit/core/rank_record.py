@@ -1,4 +1,4 @@
-"""RankRecord: how a rank ended, as it wrote it into the run folder."""
+"""RankRecord: how a rank ended, written by itself into the run folder."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ class RankRecord:
 
     rank: int
     exit_code: int
-    """As the script meant it; a rank killed by a signal leaves no record."""
+    """The script's exit code; a rank killed by a signal leaves no record."""
     error_type: str | None
     """Class of the exception that ended the script."""
     error_message: str | None
     peak_host_bytes: int
-    """Largest resident memory of this process."""
+    """Peak resident memory of this process."""
     peak_gpu_allocated_bytes: int | None
-    """Largest sum of live tensors on the GPU; None without one."""
+    """Peak of live tensors on the GPU; None without one."""
     peak_gpu_reserved_bytes: int | None
-    """Largest memory PyTorch's allocator held on the GPU; None without one."""
+    """Peak memory reserved by PyTorch's allocator on the GPU; None without one."""
     changes: tuple[str, ...]
     """Changes to the script's settings, one sentence each."""
     num_scaled_steps: int | None = None
-    """Optimizer steps with fp16's loss scaling, skipped ones among them; None without."""
+    """Optimizer steps with fp16 loss scaling, including skipped ones; None without loss scaling."""
     num_skipped_steps: int | None = None
-    """Of these, the ones that were skipped as gradients were not finite; None without loss scaling."""
+    """Steps of these that were skipped because gradients were not finite; None without loss scaling."""
     ended_at: float | None = None
     """When the script ended, in seconds since 1970."""
     saved_to: str | None = None
-    """The checkpoint that it saved when it was told to stop; None where it went on to its end."""
+    """The checkpoint that it saved when told to stop; None if it ran to the end."""
     step_time_s: float | None = None
-    """In a trial of `zerofit tune`: the median time of an optimizer step after the warm-up."""
+    """In a trial of `zerofit tune`: median time of an optimizer step after the warm-up."""
 
 
 def record_file(folder: Path, rank: int) -> Path:
-    """Return where a rank's record stands."""
+    """Return the path of a rank's record."""
     return folder / f"rank{rank}.json"
 
 
 def read_record(folder: Path, rank: int) -> RankRecord | None:
-    """Return a rank's record, or None where it left none."""
+    """Return a rank's record, or None if it left none."""
     try:
         document = json.loads(record_file(folder, rank).read_text(encoding="utf-8"))
         return RankRecord(**{**document, "changes": tuple(document["changes"])})

@@ -1,4 +1,4 @@
-"""Rates: what a machine achieves of its peaks, each number with its source."""
+"""Rates: what a machine achieves of its peaks, each with its source."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from enum import StrEnum
 
 
 class RateName(StrEnum):
-    """The resource of a rate. Fractions are of the peak that GpuSpec or Machine states."""
+    """The resource of a rate. Fractions are of the peaks in GpuSpec or Machine."""
 
     MATMUL_16BIT = "matrix products in 16 bit"
     """Of fp16_flops_per_s or bf16_flops_per_s."""
     MATMUL_FP32 = "matrix products in fp32"
-    """Of fp32_flops_per_s: torch leaves tf32 off for matrix products."""
+    """Of fp32_flops_per_s: torch disables tf32 for matrix products by default."""
     GROUPED = "products of experts"
-    """Of what other matrix products achieve."""
+    """Of the rate of other matrix products."""
     ATTENTION = "attention kernels"
-    """Flash or memory-efficient; of the peak of their number format."""
+    """Flash or memory-efficient attention; of the peak of their number format."""
     DEVICE_MEMORY = "device memory"
     """Of memory_bytes_per_s."""
     DISPATCH = "dispatch of an operator"
-    """Seconds that the Python process needs to start one operator's kernel."""
+    """Seconds of Python and dispatch overhead per operator."""
     PEER_LINK = "all-reduce over NVLink"
     """Bus bandwidth of NCCL, of peer_bytes_per_s."""
     PEER_PCIE = "all-reduce over PCIe"
@@ -28,13 +28,13 @@ class RateName(StrEnum):
     NODES = "all-reduce between nodes"
     """Bus bandwidth of NCCL, of node_bytes_per_s."""
     MESSAGE = "message"
-    """Seconds that a collective takes however small it is."""
+    """Latency of a collective in seconds."""
     PINNED_COPY = "copy from and to pinned memory"
     """Of host_bytes_per_s."""
     PAGEABLE_COPY = "copy from and to pageable memory"
     """Of host_bytes_per_s."""
     HOST_MEMORY = "host memory"
-    """Bytes a second of one node where Machine does not say."""
+    """Bytes per second of one node if Machine doesn't say."""
     CPU_ADAM = "CPU Adam"
     """Of host_memory_bytes_per_s, counting 28 bytes an element: four fp32 numbers read, three written."""
     NVME_READ = "NVMe read"
@@ -42,14 +42,14 @@ class RateName(StrEnum):
     NVME_WRITE = "NVMe write"
     """Of nvme_write_bytes_per_s."""
     PARTITION_HOOK = "gather of a module"
-    """Seconds that ZeRO-3's hooks take in Python for each module that holds parameters, each pass."""
+    """Python overhead in seconds of ZeRO-3's hooks, per module with parameters and pass."""
     GRADIENT_HOOK = "hook of a gradient"
-    """Seconds that the hooks of ZeRO's stages 1 and 2 take in Python for each parameter, each backward pass
-    that reduces gradients."""
+    """Python overhead in seconds of ZeRO-1 and ZeRO-2's hooks, per parameter and backward pass that reduces
+    gradients."""
     PARTITION_STEP = "step of a parameter"
-    """Seconds that the step of ZeRO's stages 1 and 2 takes in Python for each parameter."""
+    """Python overhead in seconds of ZeRO-1 and ZeRO-2's optimizer step, per parameter."""
     COMPILED = "torch.compile"
-    """Share of the time of memory-bound operators that remains."""
+    """Remaining share of the time of memory-bound operators after torch.compile."""
 
 
 class Unit(StrEnum):
@@ -60,23 +60,23 @@ class Unit(StrEnum):
     FLOPS_PER_S = "flops/s"
     BYTES_PER_S = "bytes/s"
     ELEMENTS_PER_S = "elements/s"
-    """Parameters stepped, by all ranks of a node together."""
+    """Parameters updated per second, by all ranks of a node together."""
     SECONDS = "s"
 
 
 class Basis(StrEnum):
-    """Where a rate is from."""
+    """Origin of a rate."""
 
     PUBLISHED = "published"
-    """Somebody measured it, and the source says where."""
+    """Measured by others; the source says where."""
     ASSUMPTION = "assumption"
     MEASURED = "measured"
-    """By a calibration on this very machine."""
+    """Measured by a calibration on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """One number: what is achieved."""
+    """One achieved rate."""
 
     name: RateName
     value: float
@@ -85,10 +85,10 @@ class Rate:
     source: str
     """A link, how it was measured, or why it is assumed."""
     least_compute_capability: tuple[int, int] = (0, 0)
-    """The oldest generation of GPUs that it holds for; a newer one's own rate goes before it."""
+    """The oldest GPU generation that it holds for; a newer generation's own rate takes precedence."""
     gpus: tuple[str, ...] = ()
-    """The driver's product names of the one GPU that it holds for, and there before its generation's rate;
-    empty where it holds for all of its generation."""
+    """The driver's product names of the one GPU that it holds for, where it takes precedence over its
+    generation's rate; empty if it holds for the whole generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Calibration:
 
     rates: tuple[Rate, ...]
     left_out: tuple[str, ...]
-    """Rates that were not measured, each with its reason."""
+    """Rates that were not measured, with reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +105,17 @@ class Rates:
     """All rates that are known of one machine."""
 
     rates: tuple[Rate, ...]
-    """Rates measured on this machine come first."""
+    """In order of precedence: rates measured on this machine come first."""
 
     def of(self, name: RateName, compute_capability: tuple[int, int] | None = None, *, gpu: str = "") -> Rate:
-        """Return a rate: the one measured here, else this GPU's own, else its generation's.
+        """Return a rate: the one measured here, else this GPU's, else its generation's.
 
-        That of a generation is the rate of the nearest one that is not newer than the GPU's.
+        The generation is the newest that is not newer than the GPU's.
 
         Args:
-            name: what the rate is of.
-            compute_capability: the GPU's; None stands for the oldest generation.
-            gpu: the driver's product name of it; empty where the rate is of no GPU.
+            name: the resource.
+            compute_capability: the GPU's; None means the oldest generation.
+            gpu: the driver's product name; empty if no GPU is involved.
 
         Raises:
             KeyError: there is none.

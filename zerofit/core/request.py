@@ -1,4 +1,4 @@
-"""Request: what the user asked for, by flag, preset or plan file; None where nothing was said."""
+"""Request: the user's settings from flags, presets, plan files; None if not set."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The user's own words; each field that Strategy has too overrides it there."""
+    """The user's settings; those that are Strategy fields too override them there."""
 
     preset: str | None = None
     """Name of a preset to start from."""
@@ -73,19 +73,19 @@ class Request:
     liger: bool | None = None
     group_by_length: bool | None = None
     says_qlora: bool = field(default=False, compare=False)
-    """True if adapters and quantization were said as --qlora, which means the same."""
+    """True if adapters and quantization were requested as --qlora."""
     typed: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), compare=False, repr=False)
-    """The command line up to the script, and from it on; empty where it came from none."""
+    """The command line up to the script, and from it on; empty if there was none."""
     said_by: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """File and line that say a field, where a configuration file does and no flag."""
+    """File and line of each field that a configuration file sets and no flag does."""
     allowed_lora: Lora | None = None
-    """How adapters look where the user allows them and does not ask for them."""
+    """Adapters to use if the user allows them without asking for them."""
     global_batch_size: int | None = None
     """Samples per optimizer step over all ranks."""
     num_processes: int | None = None
     """Ranks on all nodes together."""
     num_nodes: int | None = None
-    """Machines that take part."""
+    """Number of nodes."""
     tensor_parallel_size: int | None = None
     """Ranks that share each matrix product of one copy of the model."""
     sequence_parallel_size: int | None = None
@@ -93,6 +93,6 @@ class Request:
     pipeline_parallel_size: int | None = None
     """Ranks that each hold one stage of a copy of the model."""
     on_cpu: bool = False
-    """True if to leave GPUs alone."""
+    """True to ignore GPUs."""
     elsewhere: bool = False
-    """True if the plan is for another machine than this one, whose GPUs are taken on trust."""
+    """True if the plan is for another machine, whose GPUs can't be verified."""

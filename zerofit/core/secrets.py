@@ -1,4 +1,4 @@
-"""Secrets among the words of a command line: known by their flag or their form, and masked."""
+"""Secrets on a command line: recognized by flag name or format, and masked."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAME = re.compile(
 )
 """Names of secrets: "hub_token", but not "tokenizer", "eos_token" or "text_key"."""
 _VALUE = re.compile(r"(hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}")
-"""Prefixes that the tokens of Hugging Face, OpenAI, GitHub, GitLab and Slack begin with."""
+"""Prefixes of tokens of Hugging Face, OpenAI, GitHub, GitLab and Slack."""
 _NAMED = re.compile(
     r"(?i)((?:[\w-]*(?:password|passwd|secret|api[-_.]?key|access[-_.]?key|_token|-token)"
     r"|authorization: bearer|\btoken)[\"']?(?:\s*[=:]\s*|\s+)[\"']?)(?=[\w./+~-]*\d)[\w./+~-]{12,}"
 )
-"""A secret behind its name, in a line of text: of 12 characters and more, a digit among them."""
+"""A secret after its name in a line of text: 12 or more characters with at least one digit."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -28,12 +28,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command line without the values of secrets."""
+    """Return command-line words with the values of secrets masked."""
     return tuple(word if name is None else f"{before}{MASK}" for word, before, name in _words(words))
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """Return words for a shell: each secret is a variable, without which the shell ends with an error."""
+    """Return words quoted for a shell, each secret replaced by a variable that must be set."""
     return " ".join(
         shlex.quote(word) if name is None else f'{shlex.quote(before) if before else ""}"${{{name}:?}}"'
         for word, before, name in _words(words)
@@ -41,12 +41,12 @@ def shell_words(words: Sequence[str]) -> str:
 
 
 def secret_variables(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the variables that stand for secrets in shell_words, each once."""
+    """Return the variables that stand for secrets in shell_words, without duplicates."""
     return tuple(dict.fromkeys(name for _, _, name in _words(words) if name is not None))
 
 
 def _words(words: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield each word, the part of it before a secret, and the name of the variable that stands for that."""
+    """Yield each word, its part before a secret, and the name of the variable for the secret."""
     last = ""
     for word in words:
         flag, joint, value = word.partition("=")
@@ -67,5 +67,5 @@ def _variable(flag: str) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Return a line of text without the secrets that are known by their form or by the name before them."""
+    """Return a line of text with secrets masked that are recognized by format or by the name before them."""
     return _NAMED.sub(rf"\g<1>{MASK}", _VALUE.sub(MASK, text))

@@ -1,4 +1,4 @@
-"""Said: a setting's value with the words and the place in which the user gave it."""
+"""Said: a setting's value with the user's text and its position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Confidence(StrEnum):
-    """How sure a fact is. Files and flags are certain; what is read out of a script's source is not."""
+    """How certain a fact is. Files and flags are certain; what is inferred from a script's source is not."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -19,19 +19,20 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said(Generic[T_co]):
-    """One setting, as it will count."""
+    """A setting's effective value and where the user set it."""
 
     value: T_co
     text: str
-    """As the user wrote it: "--zero-stage 2", "zero_optimization.stage=2"; for a default, what is missing."""
+    """As the user wrote it: "--zero-stage 2", "zero_optimization.stage=2"; for a default, the name of the
+    missing setting."""
     place: Place | None = None
-    """Where it stands; None for a flag or a default."""
+    """Its position in a file; None for a flag or a default."""
     confidence: Confidence = Confidence.CERTAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where something stands in a file."""
+    """A position in a file."""
 
     file: str
     """The file, as the user named it."""

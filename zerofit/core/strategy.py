@@ -1,4 +1,4 @@
-"""Strategy: everything that decides where a training run's memory goes."""
+"""Strategy: everything that decides how much memory a training run needs, and where."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerofit.core.validation import check_at_least
 
 
 class Engine(StrEnum):
-    """The library that holds parameters, gradients and optimizer states."""
+    """The library that manages parameters, gradients and optimizer states."""
 
     NATIVE = "native"
     """PyTorch: one process, or DistributedDataParallel over several."""
@@ -26,7 +26,7 @@ class ZeroStage(IntEnum):
 
 
 class OffloadDevice(StrEnum):
-    """Where a partition rests while the GPU does not need it."""
+    """Where a partition is stored while the GPU does not need it."""
 
     NONE = "none"
     CPU = "cpu"
@@ -34,7 +34,7 @@ class OffloadDevice(StrEnum):
 
 
 class Precision(StrEnum):
-    """The number format of forward and backward; master weights stay fp32."""
+    """The number format of forward and backward passes; master weights stay fp32."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -42,17 +42,17 @@ class Precision(StrEnum):
 
 
 class OptimizerName(StrEnum):
-    """An optimizer that zerofit can put in the place of the script's."""
+    """An optimizer that can replace the script's."""
 
     ADAMW = "adamw"
-    """torch's, fused where there is a fused one."""
+    """torch's, fused if available."""
     PAGED_ADAMW = "paged-adamw"
-    """bitsandbytes' 32-bit AdamW, whose states the GPU's driver moves to host memory when it is full."""
+    """bitsandbytes' 32-bit AdamW, whose states the driver pages out to host memory when the GPU is full."""
     ADAMW_8BIT = "adamw-8bit"
-    """bitsandbytes' AdamW with states of 8 bits; embeddings keep 32."""
+    """bitsandbytes' AdamW with 8-bit states; embeddings keep 32 bits."""
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
     LION = "lion"
-    """bitsandbytes' Lion: one state; it wants a learning rate three to ten times smaller than AdamW's
+    """bitsandbytes' Lion: one state; needs a learning rate three to ten times smaller than AdamW's
     (https://arxiv.org/abs/2302.06675, section 5)."""
     LION_8BIT = "lion-8bit"
     PAGED_LION_8BIT = "paged-lion-8bit"
@@ -65,7 +65,7 @@ DTYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Prec
 
 
 class Quantization(StrEnum):
-    """The format in which frozen weights of linear layers rest between their uses."""
+    """The storage format of frozen weights of linear layers."""
 
     NF4 = "nf4"
     """bitsandbytes' 4-bit normal float with doubly quantized scales, the base of QLoRA
@@ -74,7 +74,7 @@ class Quantization(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """Sizes of ZeRO's communication and gather buffers, in elements, as DeepSpeed names them.
+    """Sizes of ZeRO's communication and gather buffers, in elements, named as in DeepSpeed.
 
     The stage 3 defaults are DeepSpeed's own (deepspeed/runtime/zero/config.py).
     """
@@ -89,19 +89,20 @@ class Buckets:
     stage3_param_persistence_threshold: int = 100_000
     """Parameters smaller than this stay whole on every rank."""
     stage3_max_live_parameters: int = 1_000_000_000
-    """Parameters gathered at one time at most."""
+    """Parameters gathered at one time, at most."""
     stage3_max_reuse_distance: int = 1_000_000_000
     """A parameter needed again within this many parameters is not released."""
     sub_group_size: int = 1_000_000_000
-    """Elements the optimizer steps at a time."""
+    """Elements per optimizer sub-step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmeBuffers:
-    """Buffers in host memory between the GPU and the NVMe disk, as zerofit writes them for DeepSpeed.
+    """Host buffers between the GPU and the NVMe disk, as zerofit configures them for DeepSpeed.
 
-    They are DeepSpeed's own defaults (deepspeed/runtime/zero/offload_config.py). A pool must hold a gradient,
-    a momentum, a variance and a weight buffer of the optimizer, and five parameter buffers, at a time.
+    The values are DeepSpeed's defaults (deepspeed/runtime/zero/offload_config.py). A pool must hold a
+    gradient, a momentum, a variance and a weight buffer of the optimizer, and five parameter buffers, at a
+    time.
     """
 
     optimizer_buffer_count: int = 4
@@ -111,7 +112,7 @@ class NvmeBuffers:
     weight_buffer_size: int = 100_000_000
     """Elements of one of these: offload_param.buffer_size."""
     max_weights_in_cpu: int = 1_000_000_000
-    """Elements that stay in host memory though weights are offloaded: offload_param.max_in_cpu."""
+    """Elements of offloaded weights that stay in host memory: offload_param.max_in_cpu."""
 
 
 NVME = NvmeBuffers()
@@ -125,9 +126,9 @@ class Lora:
     alpha: int = 32
     dropout: float = 0.0
     target_modules: tuple[str, ...] = ()
-    """Names of the modules that get an adapter; empty leaves the choice to peft's table for the family."""
+    """Names of the modules that get an adapter; empty uses peft's default for the model family."""
     modules_to_save: tuple[str, ...] = ()
-    """Names of the modules that train whole, as a copy beside the frozen original."""
+    """Names of modules that are fully trained, as a copy beside the frozen original."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "rank", "alpha")
@@ -136,20 +137,20 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """Where the memory of one run goes. None stands for "as the script says"."""
+    """How a run trains, as far as memory depends on it. None means "as the script sets it"."""
 
     engine: Engine = Engine.NATIVE
-    """The engine of the training step."""
+    """The library that runs the training step."""
     zero_stage: ZeroStage = ZeroStage.NOTHING
-    """The states partitioned over the data-parallel ranks; above 0 only under DeepSpeed."""
+    """States partitioned over the data-parallel ranks; above 0 only with DeepSpeed."""
     optimizer_offload: OffloadDevice = OffloadDevice.NONE
-    """Where each rank's optimizer states and fp32 master weights live, and where the step runs."""
+    """Where optimizer states and fp32 master weights are stored, and where the step runs."""
     param_offload: OffloadDevice = OffloadDevice.NONE
-    """Where each rank's parameter shard lives between uses; stage 3 only."""
+    """Where each rank's parameter shard is stored between uses; ZeRO-3 only."""
     nvme_path: str | None = None
-    """Folder on the NVMe disk that takes what is offloaded to nvme."""
+    """Folder on the NVMe disk for data offloaded to nvme."""
     pin_memory: bool = True
-    """True if offloaded buffers are page-locked: faster copies, memory that can't be swapped out."""
+    """True if offload buffers are page-locked: faster copies, but not swappable."""
     precision: Precision | None = None
     """Format of forward and backward."""
     micro_batch_size: int | None = None
@@ -161,25 +162,25 @@ class Strategy:
     gradient_checkpointing: bool | None = None
     """True if activations are recomputed in the backward pass instead of kept."""
     checkpoint_every: int = 1
-    """Of the blocks of a model that recomputes activations, one in so many does: 1 is each, 2 each second."""
+    """One in this many blocks is checkpointed: 1 is every block, 2 every second."""
     optimizer: OptimizerName | None = None
-    """The optimizer that takes the place of the script's."""
+    """The optimizer that replaces the script's."""
     attention: str | None = None
     """transformers' attn_implementation."""
     compile: bool = False
-    """True if the model goes through torch.compile."""
+    """True if the model is compiled with torch.compile."""
     freeze: tuple[str, ...] = ()
-    """Name patterns of the parameters that do not train, or words for them (zerofit/core/freezing.py)."""
+    """Name patterns of frozen parameters, or keywords for them (zerofit/core/freezing.py)."""
     lora: Lora | None = None
     """Adapters that train in place of the weights."""
     quantization: Quantization | None = None
-    """Format of the frozen weights beside adapters."""
+    """Format of the frozen base weights under adapters."""
     tf32: bool | None = None
-    """True if fp32 matrix products round their inputs to tf32 on tensor cores."""
+    """True if fp32 matrix products use tf32 on tensor cores."""
     liger: bool = False
-    """True if Liger's kernels take the place of transformers' modules."""
+    """True if Liger's kernels replace transformers' modules."""
     group_by_length: bool = False
-    """True if batches are made of samples of like length."""
+    """True if batches contain samples of similar length."""
     buckets: Buckets = field(default_factory=Buckets)
     """ZeRO's buffer sizes."""
 
@@ -189,21 +190,21 @@ class Strategy:
 
     @property
     def offloads(self) -> bool:
-        """True if anything rests outside the GPU."""
+        """True if anything is offloaded from the GPU."""
         return (self.optimizer_offload, self.param_offload) != (OffloadDevice.NONE, OffloadDevice.NONE)
 
     @property
     def clips_gradients(self) -> bool:
-        """True if the norm of all gradients is taken and clipped.
+        """True if the gradient norm is computed and clipped.
 
-        Taken to be so where the script decides: Trainer clips at 1.0 unless it is told otherwise
-        (transformers/training_args.py, max_grad_norm).
+        Assumed where the script decides: Trainer clips at 1.0 by default (transformers/training_args.py,
+        max_grad_norm).
         """
         return self.gradient_clipping != 0
 
     @property
     def uses_nvme(self) -> bool:
-        """True if anything rests on the NVMe disk."""
+        """True if anything is offloaded to NVMe."""
         return OffloadDevice.NVME in (self.optimizer_offload, self.param_offload)
 
 
@@ -225,7 +226,7 @@ def describe_strategy(strategy: Strategy) -> str:
 
 
 def show(value: object) -> str:
-    """Return a field's value as a person reads it."""
+    """Return a field's value as displayed."""
     if isinstance(value, ZeroStage):
         return str(value.value)
     if isinstance(value, Lora):
@@ -236,7 +237,7 @@ def show(value: object) -> str:
 
 
 def adapter_words(lora: Lora) -> str:
-    """Return how adapters look: "rank 16, alpha 32, in q_proj, v_proj"."""
+    """Return a description of adapters: "rank 16, alpha 32, in q_proj, v_proj"."""
     words = [f"rank {lora.rank}", f"alpha {lora.alpha}"]
     if lora.dropout:
         words.append(f"dropout {lora.dropout:g}")

@@ -1,4 +1,4 @@
-"""The releases of Python and of each library that zerofit runs on."""
+"""The supported releases of Python and of each library."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NUMBERS = re.compile(r"\d+(\.\d+)*")
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version without its trailing zeros: (2, 13) of "2.13.0+cpu".
+    """Return the numbers of a version without trailing zeros: (2, 13) of "2.13.0+cpu".
 
-    Reading a version as packaging does costs more than all of the catalog. A development version or a release
-    candidate counts as the release that it leads to.
+    packaging.version would take longer to import than the whole catalog takes to read. A development version
+    or release candidate counts as the release that it leads to.
 
     Args:
         version: begins with a number.
@@ -37,19 +37,19 @@ def release_of(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupportedRange:
-    """The releases of one package that are supported."""
+    """The supported releases of one package."""
 
     package: str
     at_least: str
     """The oldest release."""
     below: str = ""
-    """The first release that is not supported; empty: none is known."""
+    """The first unsupported release; empty if none is known."""
     tested: str = ""
-    """The newest release that zerofit was tested with."""
+    """The newest release tested."""
 
     @property
     def specifier(self) -> str:
-        """The range as pip takes it, such as ">=5.0,<6"."""
+        """The range as pip specifier, such as ">=5.0,<6"."""
         return f">={self.at_least}" + (f",<{self.below}" if self.below else "")
 
     def has(self, version: str) -> bool:
@@ -58,7 +58,7 @@ class SupportedRange:
         return release >= release_of(self.at_least) and not (self.below and release >= release_of(self.below))
 
     def is_untested(self, version: str) -> bool:
-        """Return True if a version is supported and newer than all that zerofit was tested with."""
+        """Return True if a version is supported but newer than all tested ones."""
         return self.has(version) and release_of(version) > release_of(self.tested)
 
 
@@ -67,7 +67,7 @@ SUPPORTED = {
     for supported in (
         SupportedRange(package="torch", at_least="2.8", tested="2.13.0"),
         SupportedRange(package="accelerate", at_least="1.10", below="2", tested="1.15.0"),
-        # Before 0.18.3 stages 1 and 2 keep the gradients of an accumulation window's last micro-batch alone
+        # Before 0.18.3 stages 1 and 2 keep only the gradients of an accumulation window's last micro-batch
         # (0.17.6 to 0.18.2), and the engine has no hooks for a script's own backward().
         SupportedRange(package="deepspeed", at_least="0.18.3", below="0.20", tested="0.19.8"),
         SupportedRange(package="transformers", at_least="5.0", below="6", tested="5.23.0"),
@@ -76,13 +76,13 @@ SUPPORTED = {
         SupportedRange(package="bitsandbytes", at_least="0.46.1", below="1", tested="0.50.2"),
     )
 }
-"""Packages of a run: as pyproject.toml asks for it, and as constraints.txt has it."""
+"""Packages of a run, as in pyproject.toml and constraints.txt."""
 PYTHON = SupportedRange(package="Python", at_least="3.11", tested="3.12")
-"""The interpreter; pip refuses others by itself."""
+"""Supported Python versions; pip refuses others."""
 ALWAYS_USED = ("torch", "accelerate", "deepspeed", "transformers", "huggingface_hub")
-"""Packages that every run, capture and generation imports; the others belong to single strategies."""
+"""Packages that every run, capture and generation imports; the others depend on the strategy."""
 USED_BY_TRACES = ("torch", "transformers", "huggingface_hub")
-"""Packages that a plan of a model imports to trace it."""
+"""Packages that tracing a model imports."""
 
 
 _OF_BITSANDBYTES = frozenset(OptimizerName) - {
@@ -93,7 +93,7 @@ _OF_BITSANDBYTES = frozenset(OptimizerName) - {
 
 
 def packages_of(strategy: Strategy) -> tuple[str, ...]:
-    """Return the packages that a strategy imports beside those of every run."""
+    """Return the packages that a strategy imports in addition to ALWAYS_USED."""
     needs_bitsandbytes = strategy.optimizer in _OF_BITSANDBYTES or strategy.quantization is not None
     return (
         *(("peft",) if strategy.lora is not None else ()),
@@ -102,10 +102,10 @@ def packages_of(strategy: Strategy) -> tuple[str, ...]:
 
 
 def unsupported(versions: Versions, packages: Iterable[str]) -> UserError | None:
-    """Return the error that names each package that is missing or not of a supported release.
+    """Return the error that lists missing packages and unsupported releases.
 
     Args:
-        versions: what is installed.
+        versions: the installed ones.
         packages: those that will be imported.
     """
     found, why, fix = [], [], []
@@ -120,20 +120,20 @@ def unsupported(versions: Versions, packages: Iterable[str]) -> UserError | None
         return None
     return UserError(
         "version-unsupported",
-        "a library is missing, or of a version that zerofit does not run on",
+        "a library is missing, or has an unsupported version",
         found=", ".join(found),
-        why=f"zerofit runs on {', '.join(why)}",
+        why=f"zerofit supports {', '.join(why)}",
         fix=f"pip install {' '.join(fix)}",
     )
 
 
 def untested(versions: Versions) -> tuple[str, ...]:
-    """Return a sentence for each installed release that is supported and newer than all that were tested.
+    """Return a sentence for each installed release that is supported and newer than all tested ones.
 
-    It may well work: what a release breaks is found by running it, and to refuse each new one would shut out
-    everyone until zerofit has a release of its own.
+    They are not refused: most of them work, and refusing would lock users out until the next release of
+    zerofit.
     """
-    python = ".".join(versions.python.split(".")[:2])  # its patch releases break nothing
+    python = ".".join(versions.python.split(".")[:2])  # its patch releases change nothing
     installed = [(PYTHON, python), *((one, getattr(versions, one.package)) for one in SUPPORTED.values())]
     return tuple(
         f"{one.package} {version} is newer than {one.tested}, the newest that zerofit was tested with"

@@ -1,4 +1,4 @@
-"""Rows of cells as lines of text, in aligned columns."""
+"""Tables as lines of text with aligned columns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _GAP = 2
 _CUT = "…"
 _HANGING = 4
 _LEAST_LAST = 12
-"""Columns that the last cell keeps at least."""
+"""Minimum width of the last cell."""
 
 
 def table_lines(
     rows: Sequence[Sequence[str]], *, width: int | None = None, leaves_out: Sequence[int] = ()
 ) -> list[str]:
-    """Return rows of cells as lines, the columns aligned.
+    """Return rows of cells as lines with aligned columns.
 
     Args:
-        rows: the cells, as many in each row.
-        width: columns that a line may take; None for any, the last cell being as long as it is.
-        leaves_out: columns of cells that may be left out where the lines are too wide, the first one first.
+        rows: the cells, the same number in each row.
+        width: maximum columns of a line; None for unlimited.
+        leaves_out: columns to leave out if the lines are too wide, the first one first.
     """
     kept = list(range(len(rows[0])))
     for column in leaves_out:
@@ -33,7 +33,7 @@ def table_lines(
         kept.remove(column)
     widths = [max(len(row[column]) for row in rows) for column in kept]
     if width is not None:
-        # The last cell is cut first, then the widest of the others.
+        # The last cell is truncated first, then the widest of the others.
         over = max(0, sum(widths) + _GAP * (len(widths) - 1) - width)
         cut = min(over, max(0, widths[-1] - _LEAST_LAST))
         widths[-1] -= cut
@@ -48,12 +48,12 @@ def table_lines(
 
 
 def wrapped(lines: Iterable[str], width: int | None, *, whole: str | None = None) -> Iterator[str]:
-    """Yield the lines, those that are too long as several.
+    """Yield lines, wrapping those that are too long.
 
     Args:
-        lines: what is written.
-        width: columns that a line may take; None for any.
-        whole: how a line begins that is to stay in one piece; None for none.
+        lines: the lines.
+        width: maximum columns of a line; None for unlimited.
+        whole: prefix of lines that must not be wrapped; None for none.
     """
     for line in lines:
         if width is None or (whole is not None and line.startswith(whole)):

@@ -1,4 +1,4 @@
-"""Sizes: whole bytes inside, GiB and GB only where a person reads or writes them."""
+"""Sizes: integer bytes inside, GiB and GB only in input and output."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
 _SIZE = re.compile(rf"{_NUMBER}\s*([KMGTP])(I?B?)", re.IGNORECASE)
 _RATE = re.compile(rf"{_NUMBER}\s*([KMGTkmgt])(bits?|b|bytes?|B)(?:/s|ps)")
 _MOST = 2**60
-"""No machine has an EiB, and bytes that are added and multiplied stay within 64 bits below it."""
+"""No machine has an EiB; below it, sums and products of bytes fit in 64 bits."""
 
 
 def parse_bytes(text: str) -> int:
-    """Return the whole bytes of a size such as "512G", "1.5T", "256GiB" or "80GB".
+    """Return the bytes of a size such as "512G", "1.5T", "256GiB" or "80GB".
 
-    A letter alone is binary, as Slurm, Docker and ulimit read it: "512G" is 512 GiB. Only "GB" is 10^9.
+    A letter alone is binary, as in Slurm, Docker and ulimit: "512G" is 512 GiB. Only "GB" is 10^9.
 
     Raises:
-        ValueError: it is no size, has no unit, or is an EiB and more.
+        ValueError: not a size, no unit, or 1 EiB or more.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[3].upper() == "I":
-        raise ValueError(f"{text!r} is no size with a unit, such as 512G (GiB), 512GiB or 512GB (10^9)")
+        raise ValueError(f"{text!r} is not a size with a unit, such as 512G (GiB), 512GiB or 512GB (10^9)")
     base = 1000 if match[3].upper() == "B" else 1024
     num_bytes = int(Fraction(match[1]) * base ** ("KMGTP".index(match[2].upper()) + 1))
     if num_bytes > _MOST:
@@ -45,11 +45,11 @@ def parse_bytes_per_s(text: str) -> float:
     """Return the bytes per second of a rate such as "400Gb/s", "100Gbps" (bits) or "50GB/s" (bytes).
 
     Raises:
-        ValueError: it is no rate, or leaves open whether bits or bytes are meant.
+        ValueError: not a rate, or ambiguous between bits and bytes.
     """
     match = _RATE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)")
+        raise ValueError(f"{text!r} is not a rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)")
     per_s = Fraction(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1)
     bytes_per_s = per_s if match[3].startswith(("B", "byte")) else per_s / 8
     if bytes_per_s > _MOST:
@@ -58,7 +58,7 @@ def parse_bytes_per_s(text: str) -> float:
 
 
 def percent(share: float) -> str:
-    """Return a share of 0 or more in percent, two digits at least that say something: "12.3%", "0.41%"."""
+    """Return a share of 0 or more in percent with at least two significant digits: "12.3%", "0.41%"."""
     value = share * 100
     if value == 0:
         return "0%"

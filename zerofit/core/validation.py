@@ -1,4 +1,4 @@
-"""Values against what a file or a caller gives: exact types, no unknown field, no number out of range."""
+"""Strict validation of files and arguments: exact types, no unknown fields, no number out of range."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 
 def parse_strictly(kind: type[T], text: str) -> T:
-    """Return the value that a JSON text holds.
+    """Return the value in a JSON text.
 
     Args:
-        kind: the value's class, a dataclass of whatever is in it.
-        text: an object with each field that has no default, of its exact type, and no other field.
+        kind: the value's class, a dataclass.
+        text: an object with every field that has no default, of its exact type, and no other field.
 
     Raises:
-        ValidationError: pydantic's, a ValueError; each place in it begins with a 0.
+        ValidationError: pydantic's, a ValueError; each location in it begins with a 0.
     """
     value: T = _adapter(kind).validate_json(f"[{text}]")[0]  # type: ignore[arg-type]
     return value
 
 
 def strict_schema(kind: type[Any]) -> dict[str, Any]:
-    """Return the JSON Schema of the texts that `parse_strictly` takes for a class."""
+    """Return the JSON Schema of the texts that `parse_strictly` accepts for a class."""
     classes: dict[str, Any] = _adapter(kind).json_schema()["$defs"]  # type: ignore[arg-type]
     for one in classes.values():
         if one["type"] == "object":
@@ -41,7 +41,7 @@ def strict_schema(kind: type[Any]) -> dict[str, Any]:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    # A dataclass itself takes no settings from here, a part of another type does.
+    # pydantic's config can't be set on a dataclass itself, only on a field of another type.
     return TypeAdapter(tuple[kind], config={"extra": "forbid", "strict": True})
 
 

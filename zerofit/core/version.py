@@ -1,3 +1,3 @@
-"""The release of zerofit; pyproject.toml reads it here."""
+"""The release of zerofit; pyproject.toml reads it from here."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Data: batches of like length, collators, labels, packing, loading, and reports of lengths."""
+"""Length-grouped batches, collators, labels, packing, loading, and length reports."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _HOMES = {
     "sample_lengths": "known_lengths",
     "tokenize_and_align": "labels",
 }
-"""The public names, by module of zerofit.data: imported when they are asked for, as that takes time."""
+"""Public names by module of zerofit.data, imported on first access since imports take time."""
 
 __all__ = sorted(_HOMES)
 

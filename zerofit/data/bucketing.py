@@ -1,7 +1,7 @@
-"""Which samples go together: an epoch cut into rounds of samples of like length, and dealt to the ranks.
+"""Length bucketing: an epoch divided into rounds of samples of similar length, distributed over the ranks.
 
-A round is what all ranks take in one step. Arrays hold one entry for each sample, so that ten million samples
-are some hundred MB and a few seconds.
+A round is the samples of all ranks in one step. Everything is an array with one entry per sample, so that
+ten million samples take some hundred MB and a few seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """Indices of samples."""
 
 MOST_ROUNDS_TOGETHER = 50
-"""Rounds that are shuffled as one and sorted by length within; at most a quarter of an epoch is. The same as
+"""Rounds that are shuffled together and then sorted by length, at most a quarter of an epoch. As in
 transformers' LengthGroupedSampler (transformers/trainer_pt_utils.py, get_length_grouped_indices)."""
 _LEAST_PARTS = 4
 _MOST_TOKENS = numpy.iinfo(numpy.int32).max
@@ -33,40 +33,40 @@ _MOST_TOKENS = numpy.iinfo(numpy.int32).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """The sizes of an epoch's rounds: the same in every epoch, so that its number of steps is."""
+    """The sizes of an epoch's rounds; equal in all epochs, so that the number of steps is constant."""
 
     sizes: NDArray[numpy.int64]
-    """Samples of each round over all ranks; one that is not full comes last."""
+    """Samples of each round over all ranks; incomplete rounds come last."""
     num_ranks: int
     """Ranks that share a round."""
     batch_size: int | None
-    """Samples of a full batch; None where batches are cut by tokens."""
+    """Samples per full batch; None if batches are limited by tokens."""
     num_samples: int
-    """Samples that there are."""
+    """Length of the dataset."""
     num_grouped: int
-    """Samples in rounds of like length; the others, drawn anew in each epoch, are in rounds that are not
-    full, or left out."""
+    """Samples in rounds of similar length; the others, drawn anew in each epoch, are in incomplete rounds or
+    dropped."""
     packs_last: bool
-    """The last round gives the first ranks full batches, and the last ranks none."""
+    """True if the last round gives the first ranks full batches, and the last ranks none."""
 
     @property
     def checksum(self) -> int:
-        """The same for rounds that are cut and dealt alike; 32 bits."""
+        """32-bit checksum, equal for rounds that are divided and distributed alike."""
         others = (self.batch_size, self.num_ranks, self.num_grouped, self.packs_last)
         return crc32(self.sizes.tobytes(), crc32(" ".join(f"{one}" for one in others).encode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """The batches of one epoch, of all ranks."""
+    """The batches of one epoch on all ranks."""
 
     order: Samples
-    """The samples, batch after batch: a round's batches follow each other in the order of the ranks."""
+    """Sample indices, batch after batch: a round's batches are in the order of the ranks."""
     starts: NDArray[numpy.int64]
-    """Where each batch starts in it, and at the end its length."""
+    """Start of each batch in `order`, and finally its length."""
 
     def batch(self, number: int) -> list[int]:
-        """Return the samples of one batch."""
+        """Return the sample indices of one batch."""
         return self.order[self.starts[number] : self.starts[number + 1]].tolist()  # type: ignore[no-any-return]
 
 
@@ -74,19 +74,19 @@ def as_lengths(lengths: Any) -> Lengths:
     """Return lengths as an array.
 
     Raises:
-        UserError: they are not one number of tokens for each sample.
+        UserError: they are not one integer per sample.
     """
     try:
         found = numpy.asarray(lengths)
-    except ValueError:  # lists of lists that differ in length
+    except ValueError:  # lists of different lengths
         found = numpy.empty(0)
     is_counts = found.ndim == 1 and len(found) and found.dtype.kind in "iuf"
     if not is_counts or not numpy.array_equal(found, found.clip(0, _MOST_TOKENS).round()):
         raise UserError(
             "lengths-not-counts",
-            "lengths are one number of tokens for each sample",
+            "lengths must be one number of tokens per sample",
             found=f"{lengths!r:.80}",
-            why="batches are made of samples of like length: whole numbers, none negative",
+            why="batches are made of samples of similar length; lengths are integers of at least 0",
             fix="give the len() of each sample's input_ids",
         )
     return found.astype(numpy.int32, copy=False)
@@ -95,13 +95,13 @@ def as_lengths(lengths: Any) -> Lengths:
 def rounds_of_samples(
     num_samples: int, *, batch_size: int, num_ranks: int, drop_last: bool = False, pack_last: bool = False
 ) -> Rounds:
-    """Return rounds of a fixed number of samples.
+    """Return rounds with a fixed number of samples.
 
-    Every sample comes once in an epoch, every rank has the same number of batches, and none is empty: what is
-    left for the last round is spread over the ranks, and where it is too little for them the round before
-    gives some of its own. Only where that can't be (one sample in a batch, or fewer samples than ranks) some
-    come twice. With drop_last the samples that fill no round are left out; with pack_last the last round has
-    full batches first, as torch's BatchSampler makes them.
+    Every sample occurs once per epoch, every rank has the same number of batches, and none is empty: the
+    remaining samples are spread over the ranks in the last round, which takes some of the round before if
+    there are too few. Only if that is impossible (batches of one sample, or fewer samples than ranks) some
+    samples occur twice. drop_last drops an incomplete round; pack_last fills the last round's batches one
+    after the other, as torch's BatchSampler does.
     """
     num_full, rest = divmod(num_samples, batch_size * num_ranks)
     sizes = [batch_size * num_ranks] * num_full
@@ -125,7 +125,7 @@ def rounds_of_samples(
 def rounds_of_tokens(
     lengths: Lengths, *, max_tokens: int, num_ranks: int, most_samples: int | None = None
 ) -> Rounds:
-    """Return rounds of batches of so many tokens at most: samples times the longest width, padding included.
+    """Return rounds of batches with a maximum of tokens: samples times the longest length, padding included.
 
     Raises:
         UserError: a sample is longer than that.
@@ -137,8 +137,8 @@ def rounds_of_tokens(
             "a sample does not fit into a batch",
             found=f"a sample of {int(lengths.max())} tokens, {int(widths[0])} with padding, and "
             f"max_tokens={max_tokens}",
-            why="a batch holds one sample at least",
-            fix=f"give max_tokens of {int(widths[0])} or more, or cut the samples",
+            why="a batch has at least one sample",
+            fix=f"pass max_tokens of {int(widths[0])} or more, or truncate the samples",
         )
     sizes, start = [], 0
     while start < len(widths):
@@ -162,17 +162,17 @@ def rounds_of_tokens(
 
 
 def widths_of(lengths: Lengths) -> Lengths:
-    """Return the widths of batches that hold these samples, where collators pad to a multiple."""
+    """Return the padded widths of batches of these samples, with padding to a multiple."""
     return -(-lengths // MULTIPLE) * MULTIPLE
 
 
 def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoch:
     """Return the batches of one epoch, shuffled within and between buckets.
 
-    Samples are shuffled, those of many rounds are sorted by length, and each round takes its neighbours. The
-    ranks are dealt a round's samples there and back, so that their tokens are alike. Then the rounds are
-    shuffled; in the first epoch the one with the longest sample is first, so that a lack of memory shows at
-    once.
+    Samples are shuffled, the samples of many rounds are sorted by length, and each round takes consecutive
+    ones. A round's samples are distributed over the ranks in alternating direction, which balances tokens.
+    Then the rounds are shuffled; in the first epoch the one with the longest sample comes first, so that an
+    out-of-memory error occurs at once.
     """
     rng = numpy.random.default_rng((seed, epoch))
     shuffled = rng.permutation(numpy.arange(len(lengths), dtype=numpy.int32))
@@ -189,14 +189,14 @@ def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoc
 
 
 def _take_the_longest_in(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> None:
-    """Change the longest sample's place, in the array itself, so that a full round has it."""
+    """Move the longest sample, in place, so that it is in a full round."""
     place = int(lengths[shuffled].argmax())
     if place >= rounds.num_grouped > 0:
         shuffled[[0, place]] = shuffled[[place, 0]]
 
 
 def _grouped(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> Samples:
-    """Return the samples sorted from long to short within each part of the epoch, those of the tail last."""
+    """Return the samples sorted by descending length within each part of the epoch, remaining ones last."""
     size = (rounds.batch_size or 1) * rounds.num_ranks
     num_together = max(1, min(rounds.num_grouped // size // _LEAST_PARTS, MOST_ROUNDS_TOGETHER))
     together = size * num_together
@@ -211,9 +211,9 @@ def _grouped(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> Samples:
 
 
 def _from_the_longest(lengths: Lengths) -> NDArray[numpy.int64]:
-    """Return what sorts the last axis from long to short; samples of one length stay as they are shuffled."""
+    """Return a stable sort by descending length along the last axis."""
     longest = int(lengths.max(initial=0))
-    # Numbers of 16 bits are sorted by their digits, which takes a tenth of the time.
+    # 16-bit integers are radix-sorted, which takes a tenth of the time.
     keys = (longest - lengths).astype(
         numpy.uint16 if longest <= numpy.iinfo(numpy.uint16).max else numpy.int32
     )
@@ -223,7 +223,7 @@ def _from_the_longest(lengths: Lengths) -> NDArray[numpy.int64]:
 def _places(
     samples: Samples, lengths: Lengths, rounds: Rounds, rng: numpy.random.Generator, *, is_first: bool
 ) -> NDArray[numpy.int64]:
-    """Return where each round comes in the epoch: those that are not full stay last."""
+    """Return the position of each round in the epoch; incomplete ones stay last."""
     num_rounds = len(rounds.sizes)
     size = (rounds.batch_size or 0) * rounds.num_ranks
     num_shuffled = rounds.num_grouped // size if size else num_rounds
@@ -238,7 +238,7 @@ def _places(
 
 
 def _dealt(samples: Samples, rounds: Rounds, places: NDArray[numpy.int64]) -> Epoch:
-    """Return a round's samples dealt to the ranks there and back, and the rounds in their places."""
+    """Return the epoch with samples distributed over the ranks in alternating direction, rounds in order."""
     num_ranks, num_rounds = rounds.num_ranks, len(rounds.sizes)
     within = numpy.arange(len(samples)) - numpy.repeat(_starts(rounds.sizes)[:-1], rounds.sizes)
     row, rank = numpy.divmod(within, num_ranks)
@@ -256,11 +256,11 @@ def _starts(sizes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
 
 
 _MOST_SIMULATED = 2**19
-"""Samples that are played through. ASSUMPTION: half a million give three digits in half a second."""
+"""Samples simulated. ASSUMPTION: half a million give three digits in half a second."""
 
 
 def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int = 0) -> SimulatedBuckets:
-    """Return one epoch of length bucketing on one rank, of one sample at least."""
+    """Return one simulated epoch of length bucketing on one rank; the histogram must not be empty."""
     pool = batch_size * MOST_ROUNDS_TOGETHER
     most = pool * max(_LEAST_PARTS, _MOST_SIMULATED // pool)
     lengths = as_lengths(_drawn(histogram, min(histogram.num_samples, most), seed))
@@ -273,7 +273,7 @@ def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int 
 
 
 def _drawn(histogram: LengthHistogram, size: int, seed: int) -> Any:
-    """Return so many lengths, one from each of as many equal parts of the sorted samples: all, if so many."""
+    """Return one length from each of `size` equal parts of the sorted samples; at most all samples."""
     lengths, samples = (numpy.asarray(column) for column in zip(*histogram.counts, strict=True))
     if size == histogram.num_samples:
         return numpy.repeat(lengths, samples)

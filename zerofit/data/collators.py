@@ -1,4 +1,4 @@
-"""The collator that fits a task: transformers' own, or ours where it has none that is right."""
+"""Collators by task: transformers' own, or ours where it has none that is correct."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PLAIN = {
     "token-classification": "DataCollatorForTokenClassification",
     "multiple-choice": "DataCollatorForMultipleChoice",
 }
-"""transformers' collators that are taken as they are."""
+"""transformers' collators used unchanged."""
 _IN_ONE_ROW = ("flat-causal-lm", "packed-causal-lm")
 COLLATOR_TASKS = (*_PLAIN, "seq2seq", "masked-lm", "whole-word-masked-lm", "causal-lm", *_IN_ONE_ROW)
-"""The objective of a batch. Rows come from `add_word_ids` for whole-word-masked-lm, and from
-`pack_documents` for packed-causal-lm; for flat-causal-lm a batch's documents are put into one row."""
+"""Training objectives. Rows must come from `add_word_ids` for whole-word-masked-lm, and from `pack_documents`
+for packed-causal-lm; flat-causal-lm concatenates a batch's documents into one row."""
 
 
 def collator_for(
@@ -38,20 +38,20 @@ def collator_for(
     mlm_probability: float = MASKED_SHARE,
     seed: int | None = None,
 ) -> Collator:
-    """Return what makes a batch of rows, for a DataLoader's ``collate_fn`` or a Trainer's ``data_collator``.
+    """Return the collator of a task, for DataLoader's ``collate_fn`` or Trainer's ``data_collator``.
 
     Args:
         task: one of COLLATOR_TASKS.
         tokenizer: a tokenizer of transformers.
-        pad_to_multiple_of: each batch is padded to its longest row, rounded up to it; documents in one row
-            have no padding, and packed ones are full already.
-        model: seq2seq models make their decoder's inputs from labels; documents that share a row are tried
-            with it. Others need none.
-        mlm_probability: share of tokens that masked language modelling asks for.
-        seed: of the masks; None takes torch's global generator.
+        pad_to_multiple_of: batches are padded to their longest row, rounded up to this; ignored for
+            concatenated and packed documents, which have no padding.
+        model: seq2seq models compute their decoder's inputs from labels; models for concatenated documents
+            are tested for attention across documents. Other tasks need none.
+        mlm_probability: share of tokens that are masked.
+        seed: of the masks; None uses torch's global generator.
 
     Raises:
-        UserError: there is no such task, or documents see each other in the model.
+        UserError: unknown task, or documents attend to each other in the model.
     """
     import transformers
 
@@ -88,12 +88,12 @@ def collator_for(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalCollator:
-    """Makes batches for causal language modelling: labels are the tokens, or the rows' own, padded by -100.
+    """Collates batches for causal language modelling; labels are the tokens, or the rows' own labels.
 
-    Rows that are padded already, as their attention_mask says, have no labels on that padding either.
+    Rows that are already padded, according to their attention_mask, get no labels on that padding either.
 
-    transformers' DataCollatorForLanguageModeling(mlm=False) also ignores every token that is spelt like the
-    padding: with ``pad_token = eos_token`` a model never learns to end. And it overwrites the rows' labels.
+    transformers' DataCollatorForLanguageModeling(mlm=False) also ignores every token equal to the padding
+    token: with ``pad_token = eos_token`` a model never learns to end. It also overwrites the rows' labels.
     """
 
     pads: Any
@@ -108,7 +108,7 @@ class CausalCollator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatDocuments:
-    """Makes one row of a batch's documents, the padding that their attention_mask names left out."""
+    """Concatenates a batch's documents into one row, without padding according to their attention_mask."""
 
     flattens: Any
     """transformers' DataCollatorWithFlattening."""
@@ -123,7 +123,7 @@ class FlatDocuments:
 
 
 def _own_labels(row: Mapping[str, Any]) -> Sequence[int]:
-    """Return a row's tokens as labels, -100 on what its mask leaves out."""
+    """Return a row's tokens as labels, -100 where its mask is 0."""
     tokens: Sequence[int] = row["input_ids"]
     mask = row.get("attention_mask")
     if mask is None or all(mask):
@@ -132,21 +132,21 @@ def _own_labels(row: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _check(task: str, model: Any) -> None:
-    """Check that a task exists, and that it has the model that it needs."""
+    """Check that a task exists and that its model is given if needed."""
     if task not in COLLATOR_TASKS:
         near = nearest(task, COLLATOR_TASKS)
         raise UserError(
             "unknown-task",
             f"there is no collator for {task}",
             found=f"task={task!r}",
-            why="a collator knows what becomes of labels, and each task has its own",
-            fix=f"take {near}" if near else f"take one of {', '.join(COLLATOR_TASKS)}",
+            why="each task has its own collator, which makes the labels",
+            fix=f"take {near}" if near else f"use one of {', '.join(COLLATOR_TASKS)}",
         )
     if task in _IN_ONE_ROW and model is None:
         raise UserError(
             "packing-needs-model",
-            "documents share rows, and there is no model to try it with",
+            "documents share rows, and there is no model to test",
             found=f"collator_for({task!r}, ...) without model",
-            why="some models let packed documents see each other, all of them while they keep a cache",
+            why="packed documents attend to each other in some models, and in all of them with a cache",
             fix="pass model=",
         )

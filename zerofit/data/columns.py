@@ -1,4 +1,4 @@
-"""Which columns of a dataset are counted: those that the user names, or those that are plainly its text."""
+"""The columns of a dataset whose lengths are counted: named by the user, or recognized as text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 IDS = "input_ids"
 MASK = "attention_mask"
-"""transformers' names of a sample's tokens, and of the mask that is 0 at padding."""
+"""transformers' names of a sample's tokens and of its attention mask."""
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
-"""Columns of GLUE's tasks on two texts. https://huggingface.co/datasets/nyu-mll/glue"""
+"""Text columns of GLUE's tasks with two texts. https://huggingface.co/datasets/nyu-mll/glue"""
 _NAMES = ("text", "content", "sentence", "document", "article", "review", "body")
-"""Usual names of a text column. ASSUMPTION."""
+"""Common names of a text column. ASSUMPTION."""
 _NUMBER = re.compile(r"\s*[-+]?[\d.,]+(e[-+]?\d+)?\s*", re.IGNORECASE)
 _CHATS = ("messages", "conversations", "conversation", "chat")
-"""Usual names of a chat column. ASSUMPTION."""
-_OWN_COLUMN = "write the text that the model is given into a column of its own"
+"""Common names of a chat column. ASSUMPTION."""
+_OWN_COLUMN = "write the model's input text into a column of its own"
 _CHAT_FIX = f"{_OWN_COLUMN}: tokenizer.apply_chat_template(messages, tokenize=False)"
 _MOST_SHOWN = 12
 
@@ -40,24 +40,24 @@ class ColumnKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedColumns:
-    """Columns of a dataset that are counted."""
+    """The columns of a dataset to count."""
 
     names: tuple[str, ...]
-    """One, or two that are tokenized as a pair; with the mask behind it for a column of ids that has one."""
+    """One, or two that are tokenized as a pair; a column of ids is followed by its mask, if any."""
     is_tokenized: bool = False
-    """They hold ids, not text."""
+    """True if they contain token ids, not text."""
 
 
 def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...], file: str) -> CountedColumns:
-    """Return what is counted.
+    """Return the columns to count.
 
     Args:
         head: some values of each column.
-        named: what the user named; none to guess.
+        named: the user's columns; empty to guess.
         file: the first file's name.
 
     Raises:
-        UserError: a column does not exist or holds no text, or nothing shows which one is meant.
+        UserError: a column does not exist or contains no text, or the column can't be guessed.
     """
     found = {name: _column_kind(values) for name, values in head.items()}
     if named:
@@ -73,7 +73,7 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
         return CountedColumns(names=(known,))
     candidates = texts or words
     if not candidates and len(found) == 1 and ColumnKind.NOTHING in found.values():
-        candidates = list(found)  # such as a text file that begins with empty lines
+        candidates = list(found)  # such as a text file that starts with empty lines
     if len(candidates) == 1:
         return CountedColumns(names=(candidates[0],))
     if candidates:
@@ -81,15 +81,15 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
             "text-column-unclear",
             "several columns hold text",
             found=f"{file}: {', '.join((texts + words)[:_MOST_SHOWN])}",
-            why="which of them the model is given decides the lengths",
-            fix=f"name it: --text {candidates[0]}; two with a comma between are tokenized as a pair",
+            why="the lengths depend on which of them the model gets",
+            fix=f"name it: --text {candidates[0]}; two, separated by a comma, are tokenized as a pair",
         )
     shown = [f"{name} ({kind.value})" for name, kind in list(found.items())[:_MOST_SHOWN]]
     raise UserError(
         "text-column-missing",
         "no column holds text",
         found=f"{file}: {', '.join(shown)}",
-        why=f"lengths are counted of text, of lists of words, or of {IDS}",
+        why=f"only lengths of text, lists of words, or {IDS}",
         fix=_CHAT_FIX
         if any(name in _CHATS for name in found)
         else "name another file, or with --text a column whose first rows are empty",
@@ -113,8 +113,7 @@ def _named(found: Mapping[str, ColumnKind], named: tuple[str, ...], file: str) -
                 "column-no-text",
                 "the column holds no text",
                 found=f"--text {name} with {file}",
-                why=f"it holds {found[name].value}; lengths are counted of text, of lists of words, or of "
-                "ids",
+                why=f"it holds {found[name].value}; only lengths of text, lists of words, or ids",
                 fix=_CHAT_FIX if name in _CHATS else f"--text {name}" if is_half_ids else _OWN_COLUMN,
             )
     if found[named[0]] is ColumnKind.IDS:
@@ -128,7 +127,7 @@ def _ids(found: Mapping[str, ColumnKind], name: str) -> CountedColumns:
 
 
 def _column_kind(values: Sequence[Any]) -> ColumnKind:
-    """Return what a column holds, judged by some of its values: the first kind of the enum that occurs."""
+    """Return a column's kind, judged by some of its values: the first kind of the enum that occurs."""
     kinds = {_value_kind(value) for value in values if value is not None and value != [] and value != ""}
     return next((kind for kind in ColumnKind if kind in kinds), ColumnKind.NOTHING)
 

@@ -1,4 +1,4 @@
-"""Which files a dataset consists of: names, patterns and folders of save_to_disk."""
+"""The files of a dataset: names, patterns and folders of save_to_disk."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _STATE = "state.json"
 
 
 def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
-    """Return a dataset's files in the order in which they were named, and what was assumed.
+    """Return a dataset's files in the given order, and the assumptions made.
 
     Args:
-        sources: files, patterns such as "data/*.jsonl", and folders that save_to_disk wrote.
-        split: which one of a DatasetDict; None for its only one, or "train".
+        sources: files, patterns such as "data/*.jsonl", and folders written by save_to_disk.
+        split: of a DatasetDict; None for its only one, or "train".
 
     Raises:
-        UserError: a file does not exist, or is of no kind that is read.
+        UserError: a file does not exist, or has an unsupported format.
     """
     files: list[DataFile] = []
     notes: list[str] = []
@@ -44,7 +44,7 @@ def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[Data
             "split-unknown",
             "there are no splits to choose from",
             found=f"--split {split} with {', '.join(sources)}",
-            why="only a DatasetDict that save_to_disk wrote has named splits",
+            why="only a DatasetDict written by save_to_disk has named splits",
             fix="leave out --split, and name the split's own files",
         )
     return tuple(files), tuple(notes)
@@ -64,7 +64,7 @@ def _paths(source: str) -> list[Path]:
         "data-missing",
         "there is no such file",
         found=source,
-        why="no file matches it" if "*" in source else f"nothing of that name stands in {folder.resolve()}",
+        why="no file matches it" if "*" in source else f"{folder.resolve()} has no such entry",
         fix=f"did you mean {folder / near}?" if near else "name files of a dataset, or a training script",
     )
 
@@ -74,34 +74,35 @@ def _file(path: Path) -> DataFile:
     if kind not in ENDINGS or not path.is_file():
         raise UserError(
             "data-kind-unknown",
-            "the file's name does not say what it holds",
+            "the file's extension is not supported",
             found=str(path),
-            why=f"what is read ends in {', '.join(ENDINGS)}; text also with .gz behind it",
-            fix="give the file the ending of what it is, or store the dataset as one of these",
+            why=f"supported are {', '.join(ENDINGS)}; text files also with .gz",
+            fix="rename the file to the extension of its format, or store the dataset in one of these "
+            "formats",
         )
     return DataFile(path=path, kind=kind)
 
 
 def _kind(path: Path) -> str:
-    """Return a file's ending, without the .gz of a text that is packed."""
+    """Return a file's extension, without the .gz of a compressed text file."""
     ending, inner = path.suffix.lower(), path.with_suffix("").suffix.lower()
     return inner if ending == ".gz" and inner in TEXT_ENDINGS else ending
 
 
 def _stem(path: Path) -> str:
-    """Return a file's name without its endings, which make unlike names look alike."""
+    """Return a file's name without extensions, which would make different names look alike."""
     return path.name.removesuffix("".join(path.suffixes))
 
 
 def _split_folder(folder: Path, split: str | None) -> tuple[Path, str]:
-    """Return the folder of one split, and what was assumed."""
+    """Return the folder of one split, and an assumption if one was made."""
     if not (folder / _SPLITS).is_file():
         return folder, ""
     names = [str(name) for name in _json(folder / _SPLITS).get("splits", [])]
-    # A split is a folder of its own in the dataset's; a name with a separator would lead out of it.
+    # A split is a subfolder of the dataset's; a name with a separator could lead out of it.
     names = [name for name in names if Path(name).name == name and (folder / name).is_dir()]
     if not names:
-        raise _no_dataset(f"{folder / _SPLITS}, and no folder of a split that it names")
+        raise _no_dataset(f"{folder / _SPLITS}, but no folder of a split named there")
     if split is not None and split not in names:
         near = nearest(split, names)
         raise UserError(
@@ -151,6 +152,6 @@ def _no_dataset(found: str, fix: str = "store the dataset again with save_to_dis
         "data-no-dataset",
         "the folder is no dataset",
         found=found,
-        why="of folders, only those are read that datasets' save_to_disk wrote",
+        why="only folders written by save_to_disk of datasets can be read",
         fix=fix,
     )

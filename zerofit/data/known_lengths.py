@@ -1,4 +1,4 @@
-"""How many tokens each sample of a dataset has, told without reading the samples."""
+"""Token counts of a dataset's samples without reading the samples."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ if TYPE_CHECKING:
 
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _COUNTED = "length"
-"""The column in which tokenizers and Trainer keep lengths (transformers/training_args.py,
+"""The column in which tokenizers and Trainer store lengths (transformers/training_args.py,
 length_column_name)."""
 _ROWS_AT_ONCE = 100_000
-"""ASSUMPTION: so many rows of ids take some hundred MB at most."""
+"""ASSUMPTION: this many rows of ids take some hundred MB at most."""
 
 
 def sample_lengths(dataset: Any, *, by_mask: bool = False) -> Lengths | None:
-    """Return the tokens of each sample; None where that takes reading them.
+    """Return the number of tokens of each sample; None if that would need reading them.
 
-    Known are tables of `datasets` with a column input_ids or length, lists of dicts or of encodings, datasets
-    with a field `lengths`, and subsets and chains of these. Columns that hold something else tell nothing:
-    text under input_ids, lists of choices, a length that is no whole number.
+    Supported are tables of `datasets` with a column input_ids or length, lists of dicts or encodings,
+    datasets with an attribute `lengths`, and subsets and concatenations of these. Columns with other content
+    are
+    ignored: text under input_ids, lists of choices, lengths that are no integers.
 
     Args:
-        dataset: a dataset with indices.
-        by_mask: whether tokens that an attention_mask leaves out, the padding, are not counted.
+        dataset: a map-style dataset.
+        by_mask: exclude tokens whose attention_mask is 0, the padding.
 
     Raises:
-        UserError: its field `lengths` has other things than numbers of tokens.
+        UserError: its attribute `lengths` contains other values than token counts.
     """
     import torch
 
@@ -57,7 +58,7 @@ def sample_lengths(dataset: Any, *, by_mask: bool = False) -> Lengths | None:
 
 
 def _of_rows(rows: list[Any], *, by_mask: bool) -> list[int] | None:
-    """Return the lengths of rows, dicts or what tokenizers return; None where they are no tokens."""
+    """Return the lengths of rows, dicts or tokenizer outputs; None if they are not tokens."""
     ids: list[Any] = [row.get(_TOKENS) if isinstance(row, Mapping) else None for row in rows]
     if not all(map(_are_tokens, ids)):
         return None
@@ -66,7 +67,7 @@ def _of_rows(rows: list[Any], *, by_mask: bool) -> list[int] | None:
 
 
 def _are_tokens(ids: Any) -> bool:
-    """True for one list of tokens; not for a text, nor for lists of tokens, one for each choice."""
+    """Return True for one list of tokens; False for text, or lists of tokens of multiple choices."""
     if hasattr(ids, "ndim"):
         return bool(ids.ndim == 1)
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
@@ -75,7 +76,7 @@ def _are_tokens(ids: Any) -> bool:
 
 
 def _of_table(dataset: Any, names: list[str], *, by_mask: bool) -> Any:
-    """Return the lengths of a table of `datasets`, without making Python objects of its lists."""
+    """Return the lengths of a table of `datasets` without creating Python objects for its lists."""
     from pyarrow import types  # type: ignore[import-untyped]
 
     if _TOKENS not in names:
@@ -98,7 +99,7 @@ def _of_table(dataset: Any, names: list[str], *, by_mask: bool) -> Any:
 
 
 def holds_ids(kind: Any) -> bool:
-    """True if values of a pyarrow type are lists of whole numbers, or lists of which none has a value."""
+    """Return True if a pyarrow type is a list of integers, or a list without any value."""
     from pyarrow import types
 
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
@@ -107,7 +108,7 @@ def holds_ids(kind: Any) -> bool:
 
 
 def list_lengths(column: Any, *, is_mask: bool = False) -> list[int]:
-    """Return the length of each list of an Arrow array, 0 for null; of a mask, what is not 0 of it."""
+    """Return the length of each list of an Arrow array, 0 for null; for masks, the nonzero elements."""
     import pyarrow.compute  # type: ignore[import-untyped]
 
     widths = numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0))

@@ -1,4 +1,4 @@
-"""Tags of words become labels of tokens: nothing on special tokens, and the inside of a word is an inside."""
+"""Word tags to token labels: none on special tokens, and "inside" tags within a word."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 IGNORED = -100
-"""The label without a loss (torch.nn.CrossEntropyLoss's ignore_index)."""
+"""The ignored label (torch.nn.CrossEntropyLoss's ignore_index)."""
 _MARK = re.compile(r"([BIELSU])[-_].+")
-"""Begin, inside; end, last, single and unit of IOBES and BILOU: "B-ORG", "B_ORG"."""
+"""Matches begin and inside tags, and end, last, single and unit tags of IOBES and BILOU: "B-ORG", "B_ORG"."""
 
 
 class Pieces(StrEnum):
-    """Labels of the second and later tokens of a word."""
+    """Labels of a word's second and later tokens."""
 
     INSIDE = "inside"
-    """As inside of the same thing: B-X becomes I-X, any other tag is repeated."""
+    """The inside tag: B-X becomes I-X, other tags are repeated."""
     IGNORED = "ignored"
     """-100: a word counts once in the loss."""
 
@@ -32,17 +32,18 @@ def align_labels(
     """Return a label for each token of each row: -100 on special tokens, a word's tag on its first token.
 
     Args:
-        encodings: what a fast tokenizer made of a batch with is_split_into_words=True.
+        encodings: output of a fast tokenizer for a batch with is_split_into_words=True.
         tags: for each row, the tag of each word, as an index into ``names``, or -100 for no loss.
         names: all tags, in the order of the model's labels: "O", "B-PER", "I-PER" ...
-        pieces: what a word's other tokens get.
+        pieces: labels of a word's other tokens.
 
     Raises:
-        UserError: the encodings know no words, words and tags differ in number, or a tag has no inside.
+        UserError: the encodings have no word ids, the numbers of words and tags differ, or a tag has no
+            inside tag.
     """
     check_knows_words(encodings)
     inside = _insides(names) if pieces is Pieces.INSIDE else None
-    # A row that was too long may have become several: return_overflowing_tokens=True.
+    # A long row may have been split into several: return_overflowing_tokens=True.
     samples = encodings.get("overflow_to_sample_mapping", range(len(tags)))
     labels: list[list[int]] = []
     for sample, row in zip(samples, encodings.encodings, strict=True):
@@ -55,7 +56,7 @@ def align_labels(
             if word >= len(tags[sample]):
                 raise _lengths_differ(sample, f"at least {word + 1} words", f"{len(tags[sample])} tags")
             tag = tags[sample][word]
-            # A row may begin within a word, of which another row has the beginning: its offset is not 0 then.
+            # A row may start within a word that began in the previous row: its offset is not 0 then.
             if word != previous and (previous is not None or begin == 0):
                 row_labels.append(tag)
             else:
@@ -75,19 +76,19 @@ def tokenize_and_align(
     pieces: Pieces = Pieces.INSIDE,
     **options: Any,
 ) -> dict[str, Any]:
-    """Tokenize a batch of words and align its tags, as align_labels: for ``dataset.map(..., batched=True)``.
+    """Tokenize a batch of words and align its tags by align_labels: for ``dataset.map(..., batched=True)``.
 
     Args:
-        examples: a batch of a dataset, column by column.
+        examples: a batch of a dataset, by column.
         tokenizer: a fast tokenizer of transformers.
-        names: all tags; `dataset.features["ner_tags"].feature.names` where the dataset has them.
+        names: all tags; `dataset.features["ner_tags"].feature.names` if the dataset has them.
         words: the column with each row's words.
         tags: the column with each row's tags, as indices into ``names``.
-        pieces: what a word's other tokens get.
-        options: what else the tokenizer takes: truncation, max_length ...
+        pieces: labels of a word's other tokens.
+        options: other arguments of the tokenizer: truncation, max_length ...
 
     Returns:
-        What the tokenizer made, and `labels`.
+        The tokenizer's output, and `labels`.
     """
     check_knows_words(tokenizer)
     for row, (row_words, row_tags) in enumerate(zip(examples[words], examples[tags], strict=True)):
@@ -100,14 +101,14 @@ def tokenize_and_align(
 
 
 def check_knows_words(source: Any) -> None:
-    """Check that a tokenizer, or the one that made these encodings, knows which word a token belongs to."""
+    """Check that a tokenizer, or the one of these encodings, reports the word of each token."""
     if not getattr(source, "is_fast", False):
         raise UserError(
             "tokens-without-words",
-            "a slow tokenizer does not say which word a token belongs to",
+            "a slow tokenizer does not report the word of each token",
             found=type(source).__name__,
-            why="words are found by word_ids() and offsets, which fast tokenizers alone have",
-            fix="load it by AutoTokenizer, which takes the fast one wherever a family has one",
+            why="this needs word_ids() and offsets, which only fast tokenizers have",
+            fix="load it by AutoTokenizer, which uses the fast one if the model family has one",
             see="https://huggingface.co/docs/transformers/fast_tokenizers",
         )
 
@@ -115,26 +116,26 @@ def check_knows_words(source: Any) -> None:
 def _lengths_differ(row: int, words: str, tags: str) -> UserError:
     return UserError(
         "words-and-tags-differ",
-        "a row has not as many tags as words",
+        "the numbers of tags and words differ in a row",
         found=f"row {row} of the batch: {words}, {tags}",
-        why="each word has one tag; a label on the wrong word is learned like a right one",
-        fix="mend the row; texts must come as words, and be tokenized with is_split_into_words=True",
+        why="each word has one tag; a label on the wrong word would be learned all the same",
+        fix="fix the row; texts must be lists of words, tokenized with is_split_into_words=True",
     )
 
 
 def _insides(names: Sequence[str]) -> list[int]:
-    """Return, for each tag, the number of the one that continues it: itself, or the inside of a begin."""
+    """Return, for each tag, the index of the tag that continues it: itself, or its inside tag."""
     marks = [found[1] if (found := _MARK.fullmatch(name)) else "" for name in names]
     inside = []
     for number, (name, mark) in enumerate(zip(names, marks, strict=True)):
         continued = f"I{name[1:]}" if mark == "B" else name
-        ends = mark in ("E", "L", "S", "U") and {"B", "I"} & set(marks)  # "E-mail" alone marks nothing
+        ends = mark in ("E", "L", "S", "U") and {"B", "I"} & set(marks)  # "E-mail" alone is no such mark
         if ends or continued not in names:
             raise UserError(
                 "tag-without-inside",
-                f"the tag {name} can't be carried on inside a word",
+                f"the tag {name} can't be continued inside a word",
                 found=f"names={list(names)}",
-                why="only O and B-X with an I-X can: a second B- or E- would begin or end another thing",
+                why="only O and B-X with an I-X can: a second B- or E- would begin or end another entity",
                 fix="label first tokens only: pieces=Pieces.IGNORED; or use B-, I- and O, an I- for each B-",
             )
         inside.append(names.index(continued) if mark == "B" else number)

@@ -1,4 +1,4 @@
-"""Counts the lengths of a dataset's samples: files to a histogram, in memory that does not grow with them."""
+"""Counts the lengths of a dataset's samples: files to a histogram, in constant memory."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     """Counts what each sample has."""
 
 _MOST_CHARACTERS = 2**20
-"""Of the texts that are tokenized at once. ASSUMPTION: their tokens take some tens of MB."""
+"""Maximum characters of text tokenized at once. ASSUMPTION: their tokens take some tens of MB."""
 
 
 @dataclass(slots=True)
 class _LengthCounts:
-    """Samples by length, and how many were odd."""
+    """Samples by length, and the number of unusual rows."""
 
     lengths: Counter[int] = field(default_factory=Counter)
     """Samples by length."""
     num_rows: int = 0
-    """Rows that were read, also those that a random share left out."""
+    """Rows read, including those that random sampling skipped."""
     num_null: int = 0
-    """Counted rows without a value in a counted column."""
+    """Counted rows with a null in a counted column."""
     num_other: int = 0
-    """Those with a value that is no text, or no list of ids."""
+    """Rows with a value that is neither text nor a list of ids."""
     num_empty: int = 0
-    """Those whose text or list is empty."""
+    """Rows with empty text or an empty list."""
     is_whole: bool = True
-    """Every row was counted."""
+    """True if every row was counted."""
 
 
 def measure_files(
@@ -62,14 +62,14 @@ def measure_files(
     """Return the lengths of the samples in files.
 
     Args:
-        sources: files, patterns such as "data/*.jsonl", and folders that save_to_disk wrote.
-        tokenizer: a tokenizer.json, a folder, or a hub id that is in the cache; ids need none.
-        text: the column, or the two that make a pair; none to guess.
-        split: which one of a DatasetDict.
-        unit: what is counted.
-        limit: most rows, from the first on; None for all.
-        share: of the rows, drawn at random; None for all.
-        on_progress: told the samples that are counted, the bytes that are read, and those of all files.
+        sources: files, patterns such as "data/*.jsonl", and folders written by save_to_disk.
+        tokenizer: a tokenizer.json, a folder, or a hub id in the cache; not needed for ids.
+        text: the text column, or the two of a pair; empty to guess.
+        split: of a DatasetDict.
+        unit: the unit of length.
+        limit: maximum number of rows, from the start; None for all.
+        share: share of rows to sample at random; None for all.
+        on_progress: called with the number of samples counted, the bytes read, and the bytes of all files.
 
     Raises:
         UserError: a file, a column or the tokenizer does not exist or can't be read, or there is no sample.
@@ -83,7 +83,7 @@ def measure_files(
     columns = chosen_columns(head, named=text, file=str(first.path))
     counter, counted = _counter(columns, unit, tokenizer)
     if isinstance(counter, TokenCounter) and not counter.is_fast:
-        faster = "dataset.map(..., num_proc=8) tokenizes in several, and its ids are counted as they are"
+        faster = "dataset.map(..., num_proc=8) tokenizes in several, and its ids can then be counted"
         notes = (*notes, f"{tokenizer} runs in Python, in one process: {faster}")
     counts = _LengthCounts()
     total_bytes = sum(file.size_bytes for file in files)
@@ -107,18 +107,18 @@ def measure_files(
 def _counter(
     columns: CountedColumns, unit: LengthUnit, tokenizer: str | None
 ) -> tuple[LengthCounter | None, str]:
-    """Return what counts text, None for ids, and what is counted in words."""
+    """Return the counter of a text's length, None for ids, and a description."""
     names = " and ".join(columns.names[:1] if columns.is_tokenized else columns.names)
     if columns.is_tokenized:
-        masked = ", those that the mask leaves out not counted" if len(columns.names) > 1 else ""
-        return None, f"column {names}, tokenized already{masked}"
+        masked = ", without those that the mask excludes" if len(columns.names) > 1 else ""
+        return None, f"column {names}, already tokenized{masked}"
     if unit is not LengthUnit.TOKENS:
         if tokenizer is not None:
             raise UserError(
                 "count-and-tokenizer",
                 "a tokenizer counts tokens",
                 found=f"--tokenizer {tokenizer} with --count {unit.value}",
-                why="words and characters are counted without one",
+                why="words and characters are counted without a tokenizer",
                 fix="leave out one of the two",
             )
         counter = _count_words if unit is LengthUnit.WORDS else _count_characters
@@ -128,8 +128,8 @@ def _counter(
             "tokenizer-not-named",
             "tokens are counted with a tokenizer",
             found=f"the column {names}, and no --tokenizer",
-            why="the same text has other tokens for another model",
-            fix="give --tokenizer with the model's folder or tokenizer.json, or count with --count words",
+            why="the number of tokens depends on the model's tokenizer",
+            fix="pass --tokenizer with the model's folder or tokenizer.json, or --count words",
         )
     pair = " as a pair" if len(columns.names) > 1 else ""
     counted = f"tokens of the column {names}{pair}, special ones included, by {tokenizer}"
@@ -137,7 +137,7 @@ def _counter(
 
 
 def _count_words(samples: Sequence[Sample]) -> list[int]:
-    """Count what spaces part."""
+    """Return the number of whitespace-separated words of each sample."""
     return [
         sum(len(text if isinstance(text, list) else text.split()) for text in sample) for sample in samples
     ]
@@ -155,7 +155,7 @@ def _selected(
     limit: int | None,
     share: float | None,
 ) -> Iterator[tuple[Sequence[Any], int]]:
-    """Yield (columns of some rows, bytes read of all files) of the rows that are to be counted."""
+    """Yield (columns of some rows, bytes read of all files) for the rows to count."""
     draw, done_bytes, taken = random.Random(0), 0, 0
     for file in files:
         for batch in file.batches(columns.names):
@@ -195,7 +195,7 @@ def _counted(
 def _pieces(
     batches: Iterator[tuple[Sequence[Any], int]], counts: _LengthCounts
 ) -> Iterator[tuple[list[Sample], int]]:
-    """Yield samples that are few enough to be tokenized at once, and the bytes read of all files."""
+    """Yield groups of samples that are small enough to tokenize at once, and the bytes read of all files."""
     for columns, bytes_read in batches:
         samples: list[Sample] = []
         num_characters = 0
@@ -212,7 +212,7 @@ def _pieces(
 
 
 def _sample(row: tuple[Any, ...], counts: _LengthCounts) -> Sample:
-    """Return a row's texts; what is no text counts as an empty one."""
+    """Return a row's texts; a value that is not text becomes an empty one."""
     if any(value is None for value in row):
         counts.num_null += 1
     elif all(isinstance(value, str) for value in row) or all(map(_is_words, row)):
@@ -228,11 +228,11 @@ def _is_words(value: Any) -> bool:
 
 
 def _lengths_of_ids(columns: Sequence[Any], counts: _LengthCounts) -> list[int]:
-    """Return the length of each sample that is tokenized already; 0 for what is no list of ids.
+    """Return the length of each tokenized sample; 0 if it is no list of ids.
 
     Args:
-        columns: the ids, and their mask where there is one, which counts where samples are padded.
-        counts: where to note odd samples.
+        columns: the ids, and their mask if there is one, which is then counted.
+        counts: counts unusual samples.
     """
     ids, mask = columns[0], columns[1] if len(columns) > 1 else None
     if isinstance(ids, list):
@@ -262,7 +262,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _odd_rows(counts: _LengthCounts, columns: CountedColumns) -> tuple[str, ...]:
-    """Return what was odd, one sentence each."""
+    """Return one sentence for each kind of unusual rows."""
     empty, value = ("no tokens", "no list of ids") if columns.is_tokenized else ("empty text", "no text")
     names = columns.names[:1] if columns.is_tokenized else columns.names
     sentences = (
@@ -282,6 +282,6 @@ def _empty(subject: str, found: str) -> UserError:
         "data-empty",
         "there is no sample to count",
         found=f"{subject}: {found}",
-        why="a report is of one sample at least",
+        why="a report needs at least one sample",
         fix="name another file" if found == "no rows" else "draw more with --sample or --limit",
     )

@@ -1,4 +1,4 @@
-"""How batches reach the model: workers, pinned memory, prefetching, each chosen with its reason."""
+"""DataLoader settings: workers, pinned memory, prefetching, each with its reason."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ _TRAINER_NAMES = {
     "prefetch_factor": "dataloader_prefetch_factor",
     "persistent_workers": "dataloader_persistent_workers",
 }
-"""TrainingArguments' names of DataLoader's arguments (transformers/training_args.py)."""
+"""TrainingArguments' names for DataLoader's arguments (transformers/training_args.py)."""
 _HIDDEN_SHARE = 0.02
-"""ASSUMPTION: making a batch within 2% of a step is not worth a worker, which costs a copy and a process."""
+"""ASSUMPTION: if batches take below 2 % of a step, a worker, which costs a copy and a process, doesn't
+pay."""
 _MARGIN = 1.5
-"""ASSUMPTION: workers for half as much again as the mean: batches differ in length."""
+"""ASSUMPTION: workers for 1.5 times the mean, as batches differ in length."""
 _MOST_UNMEASURED = 4
-"""ASSUMPTION: enough where nothing was measured; more workers take memory, each as much as its dataset."""
+"""ASSUMPTION: enough if nothing was measured; each further worker takes as much memory as its dataset."""
 _MOST = 16
-"""ASSUMPTION: what so many can't keep up with wants its samples made ready once, not more processes."""
+"""ASSUMPTION: if more would be needed, samples should be preprocessed once instead."""
 _PREFETCH_FACTOR = 2
-"""Batches that each worker has ready: torch's default (torch/utils/data/dataloader.py)."""
-_ONE_CORE = "a rank has one core, and computes on it"
+"""Batches prefetched per worker: torch's default (torch/utils/data/dataloader.py)."""
+_ONE_CORE = "a rank has only one core, which it computes on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingChoice:
-    """The DataLoader's arguments, and why."""
+    """DataLoader's arguments, with reasons."""
 
     num_workers: int
-    """Processes that make batches, per rank."""
+    """Worker processes per rank."""
     pin_memory: bool
-    """Batches are copied into page-locked memory."""
+    """True if batches are copied into page-locked memory."""
     prefetch_factor: int | None
-    """Batches that each worker has ready; None without workers, as DataLoader wants it."""
+    """Batches prefetched per worker; None without workers, as DataLoader requires."""
     persistent_workers: bool
-    """Workers live on from epoch to epoch."""
+    """True if workers are kept between epochs."""
     reasons: tuple[str, ...]
-    """One for each of the four."""
+    """One for each of the four settings."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return DataLoader's arguments."""
+        """Return the settings as DataLoader's arguments."""
         return {name: getattr(self, name) for name in _TRAINER_NAMES}
 
     def training_arguments(self) -> dict[str, Any]:
-        """Return TrainingArguments' fields."""
+        """Return the settings as fields of TrainingArguments."""
         return {theirs: getattr(self, ours) for ours, theirs in _TRAINER_NAMES.items()}
 
 
@@ -64,15 +65,15 @@ def choose_loading(
     batch_s: float | None = None,
     step_s: float | None = None,
 ) -> LoadingChoice:
-    """Return how batches are loaded; None stands for "not known".
+    """Return DataLoader settings; None means unknown.
 
     Args:
-        cores_per_rank: CPU cores of the node by its ranks.
-        on_gpu: the model is on a GPU.
-        decodes: reading a sample costs work (tokenizing, decoding images or sound); others are ready tokens
-            in memory or in an Arrow file.
-        num_epochs: how often the data is read.
-        batch_s: seconds for a batch in one process, measured by `measure_loading`.
+        cores_per_rank: CPU cores of the node divided by its ranks.
+        on_gpu: whether the model is on a GPU.
+        decodes: whether reading a sample takes work (tokenizing, decoding images or sound), as opposed to
+            ready tokens in memory or in an Arrow file.
+        num_epochs: number of passes over the data.
+        batch_s: seconds per batch in one process, measured by `measure_loading`.
         step_s: seconds of forward and backward of one micro-batch.
     """
     if batch_s is not None and step_s is not None:
@@ -82,11 +83,11 @@ def choose_loading(
     persistent, why_persistent = True, "workers take a second or more to start in each epoch"
     if not num_workers or num_epochs == 1:
         persistent, why_persistent = False, "there is one epoch" if num_workers else "there is no worker"
-    pinned = "the copy to the GPU then runs beside the computation" if on_gpu else "no GPU to copy to"
-    prefetch_factor, why_prefetch = None, "it is a worker's, and there is none"
+    pinned = "the copy to the GPU then overlaps with computation" if on_gpu else "no GPU to copy to"
+    prefetch_factor, why_prefetch = None, "it applies to workers, and there are none"
     if num_workers:
         prefetch_factor = _PREFETCH_FACTOR
-        why_prefetch = f"torch's own, so {num_workers * _PREFETCH_FACTOR} batches are ready at most"
+        why_prefetch = f"torch's own, so {num_workers * _PREFETCH_FACTOR} batches at most are prefetched"
     return LoadingChoice(
         num_workers=num_workers,
         pin_memory=on_gpu,
@@ -104,15 +105,15 @@ def choose_loading(
 def measure_loading(
     dataset: Sequence[Any], collate: Callable[[list[Any]], Any], *, batch_size: int, num_batches: int = 20
 ) -> float:
-    """Return the seconds in which one process reads and collates a batch: the mean of some batches.
+    """Return the mean seconds in which one process reads and collates a batch.
 
     Args:
-        dataset: a map-style dataset; samples spread over it are read.
-        collate: makes a batch of a list of samples.
-        batch_size: samples in a batch.
-        num_batches: how many are made; fewer if the dataset ends before.
+        dataset: a map-style dataset; samples are spread over it.
+        collate: makes a batch from a list of samples.
+        batch_size: samples per batch.
+        num_batches: batches to measure, at most.
     """
-    collate([dataset[index] for index in range(min(batch_size, len(dataset)))])  # not counted
+    collate([dataset[index] for index in range(min(batch_size, len(dataset)))])  # warm-up
     stride = max(1, len(dataset) // (batch_size * num_batches))
     places = iter(range(0, len(dataset), stride))
     num_made = 0
@@ -124,8 +125,8 @@ def measure_loading(
 
 
 def _workers_that_keep_up(batch_s: float, step_s: float, cores_per_rank: int) -> tuple[int, str]:
-    """Return the number of workers of a rank whose batches were timed, and why."""
-    times = f"a batch takes {batch_s * 1e3:,.1f} ms to make and {step_s * 1e3:,.1f} ms to train"
+    """Return the number of workers per rank for measured batch and step times, and the reason."""
+    times = f"a batch takes {batch_s * 1e3:,.1f} ms to make, and {step_s * 1e3:,.1f} ms to train"
     if cores_per_rank < 2:
         return 0, _ONE_CORE
     if batch_s <= _HIDDEN_SHARE * step_s:
@@ -133,7 +134,7 @@ def _workers_that_keep_up(batch_s: float, step_s: float, cores_per_rank: int) ->
     spare = cores_per_rank - 1
     wanted = math.ceil(round(_MARGIN * batch_s / step_s, 6))
     if wanted > min(spare, _MOST):
-        left = f"{spare} cores are left" if spare <= _MOST else f"more than {_MOST} are not chosen"
+        left = f"{spare} cores are left" if spare <= _MOST else f"more than {_MOST} don't pay"
         return min(spare, _MOST), f"{times}: {wanted} workers would keep up, and {left}"
     return wanted, f"{times}, and batches differ"
 
@@ -143,7 +144,8 @@ def _unmeasured_workers(cores_per_rank: int, *, on_gpu: bool, decodes: bool) -> 
         return 0, _ONE_CORE
     if decodes:
         chosen = min(cores_per_rank - 1, _MOST_UNMEASURED)
-        return chosen, f"samples cost work; not measured, so {chosen} of {cores_per_rank} cores a rank"
+        return chosen, f"reading samples takes work; not measured, so {chosen} of {cores_per_rank} cores "
+        "per rank"
     if not on_gpu:
-        return 0, "the data is ready, and workers would take cores from the computation"
-    return 1, "the data is ready: one process pads and copies beside the GPU's work"
+        return 0, "the data is preprocessed, and workers would take cores from the computation"
+    return 1, "the data is preprocessed: one process pads and copies while the GPU computes"

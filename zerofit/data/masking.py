@@ -1,4 +1,4 @@
-"""Masked language modelling: masks from a seed, and whole words that are masked together."""
+"""Masked language modelling: seeded masks and whole-word masks."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 MASKED_SHARE = 0.15
 """BERT's, in section 3.1 of https://arxiv.org/abs/1810.04805."""
 WORD_IDS = "word_ids"
-"""The column that says which word of its row each token belongs to; NO_WORD for special tokens."""
+"""The column with the index of each token's word in its row; NO_WORD for special tokens."""
 NO_WORD = -1
 
 
 def add_word_ids(
     examples: Mapping[str, Sequence[Any]], tokenizer: Any, *, text: str = "text", **options: Any
 ) -> dict[str, Any]:
-    """Tokenize a batch of texts and say which word each token belongs to: for ``dataset.map(batched=True)``.
+    """Tokenize a batch of texts and add each token's word index: for ``dataset.map(batched=True)``.
 
     Args:
-        examples: a batch of a dataset, column by column.
+        examples: a batch of a dataset, by column.
         tokenizer: a fast tokenizer of transformers.
-        text: the column with each row's text, which the tokenizer cuts into words, or with lists of words.
-            BERT's tokenizers take each Chinese character for a word, byte-level ones all up to the next
-            space: give lists of words there.
-        options: what else the tokenizer takes: truncation, max_length ...
+        text: the column with each row's text, which the tokenizer splits into words, or with lists of words.
+            BERT's tokenizers treat each Chinese character as a word, byte-level ones everything up to the
+            next space: use lists of words there.
+        options: other arguments of the tokenizer: truncation, max_length ...
 
     Returns:
-        What the tokenizer made, `special_tokens_mask` and `word_ids`.
+        The tokenizer's output, `special_tokens_mask` and `word_ids`.
 
     Raises:
         UserError: the tokenizer is slow.
@@ -47,14 +47,14 @@ def add_word_ids(
 
 @dataclass(slots=True, kw_only=True)
 class SeededMasks:
-    """Makes batches by transformers' DataCollatorForLanguageModeling, with masks from a seed.
+    """Collates batches by transformers' DataCollatorForLanguageModeling, with seeded masks.
 
-    Its own seed adds the worker's number alone. Workers start anew in each epoch, so each epoch then masks
-    the same tokens (transformers 5.23, tests/data/test_collators.py).
+    That collator's own seed is combined with the worker's number only. Workers are restarted in each epoch,
+    so every epoch would mask the same tokens (transformers 5.23, tests/data/test_collators.py).
     """
 
     masks: Any
-    """The collator, without a seed of its own."""
+    """The collator, without a seed."""
     seed: int
     """Of the masks."""
     _generator: Any = field(default=None, init=False, repr=False)
@@ -70,12 +70,12 @@ class SeededMasks:
 
 @dataclass(slots=True, kw_only=True)
 class WholeWordCollator:
-    """Makes batches for masked language modelling in which a word is masked whole or not at all.
+    """Collates batches for masked language modelling that mask all tokens of a word, or none.
 
-    Each word is chosen with the same chance, so that each token is chosen with it too, however long its
-    word, and in short rows as in long ones. What becomes of a chosen token is transformers' own doing: 80%
-    [MASK], 10% another token, 10% left, each token for itself, as in BERT's whole-word models
-    (https://github.com/google-research/bert, create_pretraining_data.py).
+    All words have the same probability, and so have all tokens, whatever the length of words and rows.
+    Chosen tokens are replaced as in transformers: 80% by [MASK], 10% by another token, 10% unchanged, each
+    token independently, as in BERT's whole-word models (https://github.com/google-research/bert,
+    create_pretraining_data.py).
     """
 
     tokenizer: Any
@@ -83,17 +83,17 @@ class WholeWordCollator:
     pad_to_multiple_of: int | None = None
     """Rows are padded to the longest of the batch, rounded up to it."""
     mlm_probability: float = MASKED_SHARE
-    """The chance of a word to be chosen."""
+    """The probability of a word to be chosen."""
     seed: int | None = None
-    """None draws from torch's global generator. With a number, the same batches in the same order get the
-    same masks; workers mix their own seed in, so that each epoch has others."""
+    """None uses torch's global generator. With a seed, the same batches in the same order get the same masks;
+    workers add their own seed, so that epochs differ."""
     _generator: Any = field(default=None, init=False, repr=False)
     _replaces: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         from transformers import DataCollatorForLanguageModeling
 
-        # It is told which tokens are chosen: all that are not special, each with certainty.
+        # The collator gets the chosen tokens as those that are not special, with probability 1.
         self._replaces = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=1.0)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class WholeWordCollator:
         return dict(batch)
 
     def _chosen(self, words: Any) -> Any:
-        """Return which tokens are chosen, given the word of each; shape (rows, tokens)."""
+        """Return the mask of chosen tokens, given each token's word; shape (rows, tokens)."""
         import torch
 
         most = int(words.max()) + 1
@@ -134,9 +134,9 @@ class WholeWordCollator:
 
 
 def _seeded_generator(seed: int) -> Any:
-    """Return a torch.Generator that no two workers of a DataLoader and no two of its epochs share.
+    """Return a torch.Generator that differs between a DataLoader's workers and epochs.
 
-    A worker mixes its own seed in, which torch draws anew for each epoch.
+    A worker adds its own seed, which torch draws anew for each epoch.
     """
     import torch
 
@@ -148,9 +148,9 @@ def _seeded_generator(seed: int) -> Any:
 def _no_word_ids(columns: Sequence[str]) -> UserError:
     return UserError(
         "rows-without-words",
-        "the rows do not say which word each token belongs to",
+        "the rows lack the word of each token",
         found=f"columns {', '.join(columns)}",
-        why="whole words are masked by the column word_ids; a Trainer drops it, as no model takes it",
+        why="whole-word masking needs the column word_ids, which Trainer drops, since it is no model input",
         fix="dataset.map(add_word_ids, batched=True, fn_kwargs={'tokenizer': tokenizer}), and "
         "remove_unused_columns=False in TrainingArguments",
     )

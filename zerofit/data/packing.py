@@ -1,4 +1,4 @@
-"""Packing for causal language models: whole documents in full rows, kept apart by positions that restart."""
+"""Packing for causal language models: whole documents in full rows, separated by restarting positions."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ APART = frozenset(
         *("mistral", "mixtral", "olmo", "phi", "phi3", "qwen2", "qwen3", "stablelm"),
     )
 )
-"""Families whose packed documents get the logits that they get alone, with eager attention and sdpa, where
-no cache is made: transformers 5.23, tests/data/test_packing.py."""
+"""Model families whose packed documents get the same logits as alone, with eager attention and sdpa and
+without a KV cache: transformers 5.23, tests/data/test_packing.py."""
 MIXED = frozenset(("bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"))
-"""Families whose packed documents see each other all the same: they make an attention mask of their own, hand
-the common one no positions, or have none (the same test)."""
+"""Model families whose packed documents attend to each other: they create their own attention mask, don't
+pass positions to the common one, or use none (the same test)."""
 _SAME = 1e-4
 _SAME_IN_HALF = 5e-2
-"""ASSUMPTION: how far logits may be apart, beside the largest, by rounding alone; a mixed document is off by
-some tenths in models that are trained."""
+"""ASSUMPTION: relative difference of logits due to rounding; attention across documents changes the logits of
+trained models by some tenths."""
 
 
 def pack_lengths(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """Return which documents share a row: best-fit decreasing, the longest first, each where least is left.
+    """Return the documents of each row by best-fit decreasing: longest first, each into the fullest row.
 
-    It takes at most 11/9 of the fewest rows, plus four (Johnson, 1973); for token sequences see
+    It needs at most 11/9 of the optimal number of rows, plus four (Johnson, 1973); for token sequences see
     https://arxiv.org/abs/2107.02027 and https://arxiv.org/abs/2404.10830.
 
     Args:
         lengths: tokens of each document, none above row_length.
-        row_length: tokens of a row.
+        row_length: tokens per row.
     """
     rows: list[list[int]] = []
     spaces: list[int] = []
@@ -68,30 +68,30 @@ def pack_documents(
 ) -> dict[str, list[list[int]]]:
     """Pack a batch of documents into rows: for ``dataset.map(..., batched=True, remove_columns=...)``.
 
-    A batch is packed for itself, so a larger ``batch_size`` of map leaves less padding. A document longer
-    than a row becomes several. The padding at a row's end is a document of its own, without labels.
+    Each batch is packed separately, so a larger ``batch_size`` of map leaves less padding. A document longer
+    than a row is split. The padding at a row's end is a document of its own, without labels.
 
     Args:
-        examples: a batch of a dataset, column by column: `input_ids`, and `labels` if they differ. Tokens
-            that an `attention_mask` leaves out are padding, and dropped.
-        row_length: tokens of a row, two at least; all rows have as many.
-        pad_token_id: what fills a row's end.
+        examples: a batch of a dataset, by column: `input_ids`, and `labels` if they differ. Tokens with an
+            `attention_mask` of 0 are padding, and dropped.
+        row_length: tokens of every row, at least two.
+        pad_token_id: fills a row's end.
 
     Returns:
         `input_ids`, `position_ids` that restart at 0 with each document, and `labels` that are -100 on the
-        first token of each: no document is asked to predict how the next begins. There is no
-        `attention_mask`: transformers looks at positions only where there is none.
+        first token of each, so that no document predicts the start of the next. There is no
+        `attention_mask`: with one, transformers ignores positions.
 
     Raises:
-        UserError: nothing is to fill rows.
+        UserError: there is no padding token.
     """
     if pad_token_id is None:
         raise UserError(
             "padding-token-missing",
             "there is no token to fill rows with",
             found="pad_token_id=None",
-            why="all rows have the same length, and documents seldom fill them to the last token",
-            fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
+            why="all rows have the same length, and documents rarely fill them completely",
+            fix="use pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
         )
     names = [name for name in ("input_ids", "labels", "attention_mask") if name in examples]
     columns = zip(*(examples[name] for name in names), strict=True)
@@ -118,7 +118,7 @@ def pack_documents(
 
 
 def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding."""
+    """Return a row's tokens and labels without padding; the labels default to the tokens."""
     tokens, mask = row["input_ids"], row.get("attention_mask")
     labels = row.get("labels", tokens)
     if mask is None or all(mask):
@@ -128,11 +128,11 @@ def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
-    """Makes batches of rows that `pack_documents` made."""
+    """Collates rows of `pack_documents` into batches."""
 
     flat: bool = False
-    """The batch is one long row, of shape (1, rows * row_length): flash attention looks at positions
-    only where there is one row (transformers/modeling_flash_attention_utils.py, _is_packed_sequence)."""
+    """True to make one long row of shape (1, rows * row_length): flash attention uses positions only for a
+    single row (transformers/modeling_flash_attention_utils.py, _is_packed_sequence)."""
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return input_ids, position_ids and labels of a batch."""
@@ -143,39 +143,39 @@ class PackedRows:
 
 
 def keep_documents_apart(model: Any) -> tuple[str, ...]:
-    """Make sure that documents in one row do not see each other, by a forward pass of a few tokens.
+    """Ensure that documents in one row don't attend to each other, tested by a forward pass of a few tokens.
 
-    transformers finds documents by their positions only where no cache is made, and a model in a loop of
-    one's own makes one unless its configuration says otherwise: it is switched off. (Trainer does so too.)
+    transformers separates documents by their positions only without a KV cache, which a model in a custom
+    loop creates unless its configuration says otherwise: it is switched off, as Trainer does.
 
     Args:
         model: a causal language model of transformers, before it is wrapped for training.
 
     Returns:
-        What was changed, or could not be looked at, in words for the user.
+        What was changed or could not be tested, in words for the user.
 
     Raises:
-        UserError: documents see each other in this model.
+        UserError: documents attend to each other in this model.
     """
     notes = []
     for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
         if getattr(config, "use_cache", False):
             config.use_cache = False
-            notes.append("the model's cache is off: with it, packed documents see each other")
+            notes.append("the model's cache is switched off: with it, packed documents attend to each other")
     family = model.config.model_type
     if family in MIXED:
         raise _mixes(model, "measured for its family")
     if family in APART and attention_of(model.config) in ("eager", "sdpa"):
         return tuple(notes)
     if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
-        return (*notes, f"nothing is known of packing with {family}: its weights are not there to try it")
+        return (*notes, f"packing with {family} is untested: its weights are not available for a test")
     if not _same_as_alone(model):
-        raise _mixes(model, "tried with two documents of a few tokens")
+        raise _mixes(model, "tested with two documents of a few tokens")
     return tuple(notes)
 
 
 def _same_as_alone(model: Any) -> bool:
-    """True if a document's logits behind another are those that it has alone."""
+    """Return True if a document's logits after another document equal those it has alone."""
     import torch
 
     device = next(model.parameters()).device
@@ -197,9 +197,9 @@ def _same_as_alone(model: Any) -> bool:
 def _mixes(model: Any, how: str) -> UserError:
     return UserError(
         "packing-mixes-documents",
-        f"packed documents see each other in {type(model).__name__}",
+        f"packed documents attend to each other in {type(model).__name__}",
         found=f"{model.config.model_type} with {attention_of(model.config)} attention, {how}",
-        why="it does not cut its attention where positions restart",
-        fix="do not pack: pad by the batch, with batches of like length (--group-by-length)",
+        why="its attention ignores that positions restart",
+        fix="do not pack: pad each batch, with samples of similar length (--group-by-length)",
         see="https://huggingface.co/blog/packing-with-FA2",
     )

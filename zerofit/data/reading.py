@@ -1,7 +1,7 @@
 """Reads a dataset's files in batches of rows: jsonl, json, csv, tsv, txt, parquet and arrow.
 
-Nothing is converted or cached, and memory does not grow with the file. `datasets` reads the same kinds, but
-imports torch to stream them, and does not tell how far it is in a file.
+Nothing is converted or cached, and memory does not grow with the file. `datasets` reads the same formats,
+but imports torch for streaming and does not report its position in a file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 TEXT_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow")
-"""Files that are read; those of text may have .gz behind it."""
+"""Supported file extensions; text files may have .gz appended."""
 HEAD_ROWS = 100
-"""First rows that are looked at to tell what columns hold. ASSUMPTION: enough to meet each kind of value."""
+"""Rows used to determine the kinds of columns. ASSUMPTION: enough to meet each kind of value."""
 BATCH_ROWS = 1000
-"""Rows of a batch. ASSUMPTION: few enough to be small, enough to be fast."""
+"""Maximum rows of a batch. ASSUMPTION: a compromise between memory and speed."""
 _BATCH_BYTES = 8 * 2**20
-"""Of the file, after which a batch ends sooner. ASSUMPTION: Python's values take several times that."""
+"""Maximum bytes of the file in a batch. ASSUMPTION: Python's values take several times that."""
 _ARROW_MAGIC = b"ARROW1"
-"""How Arrow's file format begins; its stream format does not.
+"""First bytes of Arrow's file format; its stream format differs.
 https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format"""
 _SHOWN = 60
-"""Characters of a broken line that are shown."""
-_JSON_WHY = "a dataset in JSON holds one object a line, or one list of objects"
-_JSON_FIX = "mend that line, or store the dataset anew"
+"""Maximum characters shown of an invalid line."""
+_JSON_WHY = "a JSON dataset has one object per line, or one list of objects"
+_JSON_FIX = "fix that line, or store the dataset again"
 _DAMAGE = (OSError, EOFError, ValueError, RecursionError, NotImplementedError, zlib.error)
-"""Errors of gzip, json, pandas and pyarrow; most of their own errors are ValueErrors."""
+"""Exceptions of gzip, json, pandas and pyarrow; most of their own are ValueErrors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class RowBatch:
     """Consecutive rows of a file, by column."""
 
     columns: tuple[Sequence[Any], ...]
-    """One for each column that was asked for: lists, or arrays of pyarrow."""
+    """One for each requested column: lists, or pyarrow arrays."""
     bytes_read: int
-    """Of the file on disk, once these rows are done."""
+    """Bytes of the file on disk up to the end of these rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ class DataFile:
 
     @property
     def size_bytes(self) -> int:
-        """On disk."""
+        """Size on disk."""
         return self.path.stat().st_size
 
     def head(self) -> dict[str, list[Any]]:
-        """Return the first rows' values by column; no column if the file has no rows.
+        """Return the first rows' values by column; empty if the file has no rows.
 
         Raises:
             UserError: the file can't be read.
@@ -88,7 +88,7 @@ class DataFile:
         """Yield all rows; None where a row lacks a column.
 
         Raises:
-            UserError: the file can't be read, or none of its first rows has one of the columns.
+            UserError: the file can't be read, or its first rows have none of the columns.
         """
         names = self.head()
         if not names:
@@ -128,7 +128,7 @@ class DataFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Open a text file; its bytes unpacked, and its bytes as they are on disk."""
+    """Open a text file; yield its decompressed stream, and its raw stream."""
     with path.open("rb") as raw:
         yield gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, raw
 
@@ -139,7 +139,7 @@ def _text_rows(file: DataFile, stream: Any) -> Iterator[dict[str, Any]]:
         yield from _table_rows(stream, "\t" if file.kind == ".tsv" else ",")
         return
     lines = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
-    if file.kind == ".txt":  # one column, "text", as datasets' loader for text has it
+    if file.kind == ".txt":  # one column, "text", as in datasets' text loader
         for line in lines:
             yield {"text": line.rstrip("\r\n")}
         return
@@ -147,7 +147,7 @@ def _text_rows(file: DataFile, stream: Any) -> Iterator[dict[str, Any]]:
     if file.kind == ".json" and first.lstrip().startswith("["):
         for number, row in enumerate(parse_json(first + lines.read()), 1):
             if not isinstance(row, dict):
-                raise ValueError(f"entry {number} of the list is no object: {row!r:.{_SHOWN}}")
+                raise ValueError(f"entry {number} of the list is not an object: {row!r:.{_SHOWN}}")
             yield row
         return
     lines.seek(0)
@@ -171,7 +171,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _table_rows(stream: Any, separator: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows below a header as pandas reads them, which datasets' loader for csv calls."""
+    """Yield the rows below a header as parsed by pandas, which datasets' csv loader uses."""
     import pandas  # type: ignore[import-untyped]
 
     try:
@@ -191,7 +191,7 @@ def _table_rows(stream: Any, separator: str) -> Iterator[dict[str, Any]]:
 
 
 def _arrow_batches(file: DataFile, columns: list[str] | None) -> Iterator[tuple[Any, int]]:
-    """Yield pyarrow's batches of rows, and the bytes of the file that were read once each is done."""
+    """Yield pyarrow's record batches, and the bytes of the file read up to the end of each."""
     import pyarrow.ipc  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -205,7 +205,7 @@ def _arrow_batches(file: DataFile, columns: list[str] | None) -> Iterator[tuple[
             done += batch.num_rows
             yield batch, file.size_bytes * done // max(1, num_rows)
         return
-    # With plain reads: pages of a mapped file would count as this process's memory.
+    # With plain reads: pages of a mapped file would count as memory of this process.
     with pyarrow.OSFile(str(file.path)) as stream:
         is_file_format = stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
         stream.seek(0)
@@ -220,14 +220,14 @@ def _arrow_batches(file: DataFile, columns: list[str] | None) -> Iterator[tuple[
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what a library says of a file that it can't read into an error of the user's."""
+    """Convert a library's error on an unreadable file into a UserError."""
     try:
         yield
     except _DAMAGE as error:
-        why, fix = "it is damaged, cut off, or of another kind than its name says", "store it anew"
+        why, fix = "it is damaged, truncated, or not of the format that its name says", "store it again"
         if isinstance(error, UnicodeDecodeError):
-            why = "text files are read as UTF-8, and this one is binary or in another encoding"
-            fix = "save it as UTF-8, or give it the ending of what it is"
+            why = "text files must be UTF-8; this one is binary or in another encoding"
+            fix = "save it as UTF-8, or rename it to the extension of its format"
         elif isinstance(error, json.JSONDecodeError):
             why, fix = _JSON_WHY, _JSON_FIX
         elif isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""Batches of samples of like length: for training on many ranks, resumable within an epoch; for inference."""
+"""Batch samplers with samples of similar length: resumable for distributed training; for inference."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
 class LengthGroupedBatches:
     """A batch sampler: `DataLoader(dataset, batch_sampler=LengthGroupedBatches(lengths, batch_size=32))`.
 
-    Every sample comes exactly once in an epoch, every rank has the same number of batches, and none is empty.
-    Where no round has a sample to give to a rank that would have none in the last one (batches of one sample,
-    or fewer samples than ranks), as few samples as needed come twice. Ranks need not talk to each other. In
-    the last rounds, and in all that are cut by max_tokens, the ranks' batches may differ in size, so what has
-    one row for each sample can't be gathered from them as it is.
+    Every sample occurs exactly once per epoch, every rank has the same number of batches, and none is empty.
+    If the last round can't be filled from the one before (batches of one sample, or fewer samples than
+    ranks), as few samples as possible occur twice. No communication between ranks is needed. In the last
+    rounds, and in all rounds limited by max_tokens, the ranks' batches may differ in size, so per-sample
+    tensors can't be gathered without padding.
 
-    The epoch goes up by itself when all of its batches were read; one that the loop leaves early begins anew,
-    under accelerate too. `set_epoch()` sets it.
+    The epoch advances when all of its batches were read; if the loop leaves it early, it starts again, also
+    with accelerate. `set_epoch()` sets it.
 
     Args:
-        lengths: tokens of each sample, one number for each index of the dataset.
-        batch_size: samples of one batch on one rank; the most of them where max_tokens is given too.
-        max_tokens: tokens of one batch on one rank at most, padding to a multiple of 8 counted.
+        lengths: tokens of each sample, one number per index of the dataset.
+        batch_size: samples per batch on one rank; a maximum if max_tokens is also given.
+        max_tokens: maximum tokens per batch on one rank, including padding to a multiple of 8.
         num_ranks: data-parallel ranks.
-        rank: the rank whose batches these are, for loops without accelerate. None for those of all ranks in
-            turn, which `accelerator.prepare()` deals to the ranks.
-        seed: the same on every rank.
-        drop_last: leave out samples that do not fill a round, other ones in each epoch. Not with max_tokens.
-        pack_last: pack the last round as torch's own BatchSampler does, full batches first, and leave the
-            ranks without one to accelerate, which gives them samples that were there before. Only for the
-            batches of all ranks.
+        rank: the rank whose batches to yield, for loops without accelerate. None yields those of all ranks in
+            turn, which `accelerator.prepare()` distributes.
+        seed: equal on every rank.
+        drop_last: drop samples that don't fill a round, different ones in each epoch. Not with max_tokens.
+        pack_last: fill the last round's batches one after the other as torch's BatchSampler does, and leave
+            ranks without a batch to accelerate, which repeats earlier samples there. Only if rank is None.
 
     Raises:
         UserError: there are no lengths, the arguments contradict each other, or a sample is longer than
@@ -64,7 +63,7 @@ class LengthGroupedBatches:
         if (drop_last or pack_last) and max_tokens is not None:
             raise _undefined(
                 "drop_last or pack_last with max_tokens",
-                fix="leave it out: batches of so many tokens differ in size anyway",
+                fix="leave it out: batches limited by tokens differ in size anyway",
             )
         self._lengths = as_lengths(lengths)
         if max_tokens is not None:
@@ -87,40 +86,41 @@ class LengthGroupedBatches:
         self._was_loaded = False
         self.drop_last = drop_last
         self.batch_size = self._rounds.batch_size if num_ranks == 1 or drop_last or pack_last else None
-        """Samples of each batch but the last one; None where other batches may differ too. accelerate fills
-        batches up to it, and takes them as they are where it is None (accelerate/data_loader.py,
+        """Samples of each batch but the last one; None if other batches may differ too. accelerate fills
+        batches up to it, and leaves them unchanged if it is None (accelerate/data_loader.py,
         BatchSamplerShard)."""
 
     @property
     def sampler(self) -> LengthGroupedBatches:
-        """The object that accelerate tells the epoch: it looks for `batch_sampler.sampler`
-        (accelerate/data_loader.py, DataLoaderShard.set_epoch).
+        """The object whose set_epoch() accelerate calls: it uses `batch_sampler.sampler`.
+
+        Source: accelerate/data_loader.py, DataLoaderShard.set_epoch.
 
         Raises:
-            UserError: these are the batches of one rank, of which accelerate would give each rank but a part.
+            UserError: `rank` is set, so that accelerate would split one rank's batches over all ranks.
         """
         if self._rank is not None and self._rounds.num_ranks > 1:
             raise UserError(
                 "batches-dealt-twice",
-                "accelerate is given the batches of one rank",
+                "accelerate gets the batches of one rank",
                 found=f"rank={self._rank} of {self._rounds.num_ranks} ranks, in a DataLoader for accelerate",
-                why="it deals them to the ranks once more, and most samples would never be read",
+                why="it would distribute them over the ranks again, and most samples would never be read",
                 fix=f"leave rank out: LengthGroupedBatches(..., num_ranks={self._rounds.num_ranks})",
             )
         return self
 
     @property
     def epoch(self) -> int:
-        """The epoch whose batches come, or come next."""
+        """The epoch of the next batch."""
         return self._epoch
 
     @property
     def seed(self) -> int:
-        """Of the order of the samples, together with the epoch."""
+        """The seed that, with the epoch, determines the order."""
         return self._seed
 
     def __len__(self) -> int:
-        """Return the batches of one epoch; the same number in every epoch."""
+        """Return the number of batches per epoch, which is constant."""
         num_rounds = len(self._rounds.sizes)
         if self._rank is not None or not num_rounds:
             return num_rounds
@@ -129,7 +129,7 @@ class LengthGroupedBatches:
         return (num_rounds - 1) * ranks + in_last
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of the epoch, each a list of indices; after load_state_dict(), those left."""
+        """Yield the epoch's batches, each a list of indices; after load_state_dict(), the remaining ones."""
         start = self._position if self._is_resuming else 0
         self._position, self._is_resuming = start, False
         epoch = self._epoch
@@ -142,10 +142,11 @@ class LengthGroupedBatches:
             self.set_epoch(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of this epoch, from its beginning.
+        """Set the epoch of the next iteration, which starts at its beginning.
 
-        Not so after load_state_dict(): what is left of the loaded epoch comes first, and no earlier epoch
-        after it. accelerate's DataLoader counts from 0 in each process, and tells it before each iteration.
+        After load_state_dict(), the rest of the loaded epoch still comes first, and no earlier epoch
+        after
+        it: accelerate's DataLoader counts from 0 in each process, and calls this before each iteration.
         """
         if self._is_resuming or (self._was_loaded and epoch < self._epoch):
             return
@@ -153,13 +154,13 @@ class LengthGroupedBatches:
             self._epoch, self._position = epoch, 0
 
     def state_dict(self, *, epoch: int | None = None, position: int | None = None) -> dict[str, int]:
-        """Return what load_state_dict() needs to go on in the middle of an epoch.
+        """Return the state for load_state_dict() to resume in the middle of an epoch.
 
         Args:
-            epoch: the epoch that is being trained; None takes that of the batch that was read last.
-            position: batches of it that were trained; those of all ranks where there is no `rank`: the loop's
-                own count times the ranks. None takes all that were read, which is more than were trained
-                where a DataLoader has workers, and always where accelerate prepared it: both read ahead.
+            epoch: the current epoch; None uses that of the last batch read.
+            position: batches of it that were trained; over all ranks if `rank` is None: the loop's own
+                count times the ranks. None uses all batches read, which are more than those trained if a
+                DataLoader has workers, and always if accelerate prepared it: both prefetch.
         """
         return {
             "seed": self._seed,
@@ -173,7 +174,7 @@ class LengthGroupedBatches:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where a state was taken: the next iteration yields what was left of its epoch.
+        """Resume from a state: the next iteration yields the rest of its epoch.
 
         Args:
             state: from state_dict().
@@ -193,10 +194,10 @@ class LengthGroupedBatches:
         if told:
             raise UserError(
                 "batches-differ",
-                "the state is of other batches than these",
+                "the state is from other batches",
                 found="; ".join(told),
-                why="the same samples must come in the same batches, for each to come once in the epoch",
-                fix="resume with the same data, batch size and number of ranks, or begin with a new epoch",
+                why="batches must be equal for each sample to occur once per epoch",
+                fix="resume with the same data, batch size and number of ranks, or start a new epoch",
             )
         self._seed, self._epoch, self._position = state["seed"], state["epoch"], position
         self._is_resuming = self._was_loaded = True
@@ -205,12 +206,12 @@ class LengthGroupedBatches:
 
 
 class LongestFirst:
-    """A batch sampler for inference: the longest samples first, so that a lack of memory shows at once.
+    """A batch sampler for inference: longest samples first, so that an out-of-memory error occurs at once.
 
-    `accelerator.prepare()` deals its batches to the ranks; `in_input_order()` is for one process, or for what
-    `accelerator.gather_for_metrics()` returned for each batch. Several ranks need batch_size alone: batches
-    of so many tokens differ in size from rank to rank, where gathering fails, and accelerate does not tell
-    which samples it repeats at the end.
+    `accelerator.prepare()` distributes its batches over the ranks; `in_input_order()` works in one process,
+    or on the output of `accelerator.gather_for_metrics()` for each batch. Several ranks need batch_size
+    alone: batches limited by tokens differ in size between ranks, so gathering fails, and accelerate does not
+    tell which samples it repeats at the end.
 
     Its arguments are those of LengthGroupedBatches.
     """
@@ -240,23 +241,23 @@ class LongestFirst:
             yield self._order[start:end]
 
     def in_input_order(self, results: Iterable[Iterable[Any]]) -> list[Any]:
-        """Return one result for each sample, in the order of the dataset.
+        """Return one result per sample, in the order of the dataset.
 
         Args:
             results: those of each batch, in the order of the batches; of a tensor, its rows.
 
         Raises:
-            UserError: there are not as many as samples.
+            UserError: their number differs from that of the samples.
         """
         flat = [result for batch in results for result in batch]
         if len(flat) != len(self._order):
             raise UserError(
                 "results-missing",
-                "there is not one result for each sample",
+                "the number of results differs from the number of samples",
                 found=f"{len(flat)} results of {len(self._order)} samples",
-                why="each result goes back to the place of its sample",
-                fix="keep the results of every batch, one for each of its samples; with several ranks give "
-                "batch_size without max_tokens, and what gather_for_metrics() returns",
+                why="each result is returned at the position of its sample",
+                fix="pass the results of every batch, one per sample; with several ranks use batch_size "
+                "without max_tokens, and the output of gather_for_metrics()",
             )
         placed: list[Any] = [None] * len(flat)
         for place, result in zip(self._order, flat, strict=True):
@@ -265,7 +266,7 @@ class LongestFirst:
 
 
 def _check_sizes(batch_size: int | None, max_tokens: int | None) -> None:
-    """Check that batches have a size."""
+    """Check that the batch size is given, and positive."""
     if batch_size is None and max_tokens is None:
         raise _undefined("neither batch_size nor max_tokens", fix="give one of them")
     for name, size in (("batch_size", batch_size), ("max_tokens", max_tokens)):
@@ -276,8 +277,8 @@ def _check_sizes(batch_size: int | None, max_tokens: int | None) -> None:
 def _undefined(found: str, *, fix: str) -> UserError:
     return UserError(
         "batches-undefined",
-        "these arguments say of no batch what it holds",
+        "these arguments do not define a batch",
         found=found,
-        why="a batch holds a number of samples, or samples of a number of tokens, of one rank or of all",
+        why="a batch needs a maximum of samples or tokens, for one rank or for all",
         fix=fix,
     )

@@ -1,4 +1,4 @@
-"""Where a tokenizer is: a file, a folder or the hub's cache; to what counts its tokens."""
+"""Finds and loads a tokenizer from a file, a folder or the hub's cache, to count tokens."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 _FAST = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _SLOW = (_CONFIG, "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""Files by which transformers knows a tokenizer."""
+"""Files by which transformers recognizes a tokenizer."""
 _NO_LIMIT = 10**6
-"""transformers writes 10^30 where a tokenizer has no maximum. ASSUMPTION: no model takes a million tokens
-and has a tokenizer that says so."""
+"""transformers writes 10^30 if a tokenizer has no maximum. ASSUMPTION: no model takes a million tokens and
+has a tokenizer that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounter:
-    """Counts tokens, special ones included, nothing cut or padded."""
+    """Counts tokens, including special ones, without truncation or padding."""
 
     tokenizer: Any
-    """Of the tokenizers library if is_fast; else of transformers, in Python."""
+    """Of the tokenizers library if is_fast; else a Python tokenizer of transformers."""
     is_fast: bool
-    """It runs outside of Python, on several cores."""
+    """True if it runs outside Python, on several cores."""
     model_max_length: int | None
-    """Most tokens that it says its model takes; None where it does not say."""
+    """The tokenizer's model_max_length; None if it has none."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[int]:
-        """Return each sample's tokens."""
+        """Return each sample's number of tokens."""
         if not self.is_fast:
             return [len(self._encoded(sample)["input_ids"]) for sample in samples]
         lengths = [0] * len(samples)
@@ -55,12 +55,12 @@ class TokenCounter:
 
 
 def load_tokenizer(name: str) -> TokenCounter:
-    """Return what counts a tokenizer's tokens; nothing is downloaded.
+    """Return a counter of a tokenizer's tokens; nothing is downloaded.
 
-    transformers is imported for one without tokenizer.json only.
+    transformers is only imported if there is no tokenizer.json.
 
     Args:
-        name: a tokenizer.json, a folder, or a hub id that is in the cache.
+        name: a tokenizer.json, a folder, or a hub id in the cache.
 
     Raises:
         UserError: there is none, or it can't be loaded.
@@ -72,9 +72,9 @@ def load_tokenizer(name: str) -> TokenCounter:
             "tokenizer-missing",
             "there is no such tokenizer",
             found=f"--tokenizer {name}",
-            why=f"the folder holds no {_FAST}, {_CONFIG} or vocabulary"
+            why=f"the folder has no {_FAST}, {_CONFIG} or vocabulary"
             if path.is_dir()
-            else "it is no file, no folder, and not in the hub's cache; zerofit data downloads nothing",
+            else "it is not a file, a folder, or in the hub's cache; zerofit data downloads nothing",
             fix="name the folder of the model" if path.is_dir() else f"download it: hf download {name}",
         )
     file = path if path.is_file() else folder / _FAST
@@ -87,18 +87,18 @@ def load_tokenizer(name: str) -> TokenCounter:
 
 
 def broken_tokenizer(place: Path, error: Exception) -> UserError:
-    """Return the error of a tokenizer that the libraries do not load."""
+    """Return the error for a tokenizer that the libraries can't load."""
     return UserError(
         "tokenizer-broken",
         "the tokenizer can't be loaded",
         found=f"{place}: {first_line(error)}",
-        why="its files are damaged, of another version, or need a package that is not there",
-        fix="save it anew with tokenizer.save_pretrained(DIR), or name another with --tokenizer DIR",
+        why="its files are damaged, of another version, or need a missing package",
+        fix="save it again with tokenizer.save_pretrained(DIR), or name another with --tokenizer DIR",
     )
 
 
 def tokenizer_folder(name: str) -> Path | None:
-    """Return the folder of a tokenizer that is here or in the hub's cache; None where there is none."""
+    """Return the folder of a local or cached tokenizer; None if there is none."""
     folder = Path(name) if Path(name).is_dir() else _cached(name)
     has_files = folder is not None and any((folder / file).is_file() for file in (_FAST, *_SLOW))
     return folder if has_files else None
@@ -115,7 +115,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _loaded(source: Path) -> tuple[Any, bool]:
-    """Return a tokenizer, and whether it is one of the tokenizers library."""
+    """Return a tokenizer, and True if it is of the tokenizers library."""
     if source.is_file():
         from tokenizers import Tokenizer
 

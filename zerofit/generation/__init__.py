@@ -1,1 +1,1 @@
-"""Generation with every rank in step: models of any kind, prompts spread over ranks, results in order."""
+"""Generation on all ranks in step: any model, prompts distributed over ranks, results in order."""

@@ -1,8 +1,8 @@
-"""Which prompts are generated together, on which rank, in which step: the same number of steps on every rank.
+"""Distribution of prompts over batches, ranks and steps, with the same number of steps on every rank.
 
-A batch is what one call of `model.generate` takes. A step is one such call on every rank at the same time; a
-rank that has no batch in a step takes part in it with a dummy. Batches do not depend on the number of ranks,
-so that what is generated doesn't either.
+A batch is one call of `model.generate`. A step is one such call on every rank at the same time; a rank
+without a batch in a step participates with a dummy. Batches, and therefore completions, do not depend on
+the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBatch:
-    """Prompts that are generated in one call."""
+    """Prompts generated in one call."""
 
     number: int
-    """Its place among all batches, from 0: what its random numbers are seeded with."""
+    """Its index among all batches, which seeds its random numbers."""
     indices: tuple[int, ...]
-    """Places of its prompts."""
+    """Indices of its prompts."""
     num_tokens: int
-    """Of its longest prompt: the length that the others are padded to."""
+    """Tokens of its longest prompt, to which the others are padded."""
     max_new_tokens: int
     """Of each of its prompts."""
 
 
 def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tuple[PromptBatch, ...]:
-    """Return the batches of all prompts, those that take longest first; of like length, to pad little.
+    """Return the batches of all prompts, longest first, of similar length to save padding.
 
     Args:
-        prompts: tokens and max_new_tokens of each, of all ranks.
+        prompts: tokens and max_new_tokens of each prompt of all ranks.
     """
     places = sorted(range(len(prompts)), key=lambda index: (-prompts[index][1], -prompts[index][0], index))
     groups = [
@@ -56,15 +56,15 @@ def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tupl
 def make_steps(
     batches: Sequence[PromptBatch], *, world_size: int, max_positions: int | None, may_differ: bool = True
 ) -> tuple[tuple[PromptBatch | None, ...], ...]:
-    """Return each step's batch of each rank, in order; None where a rank has nothing left to do.
+    """Return the batches of each step by rank; None if a rank has nothing left to do.
 
-    Under ZeRO-3 a rank that has ended goes on with empty passes until the last one has, and its cache grows
-    with each: batches of different max_new_tokens share a step only where none outgrows the model by that.
+    Under ZeRO-3 a finished rank continues with empty passes until the last one has finished, and its cache
+    grows with each: batches of different max_new_tokens share a step only if none exceeds the model's
+    positions by that.
 
     Args:
-        max_positions: tokens of prompt and completion together that the model has positions for; None where
-            there is no limit.
-        may_differ: whether batches of different max_new_tokens may share a step at all; not with a cache of a
+        max_positions: the model's maximum of prompt and completion tokens together; None if unlimited.
+        may_differ: whether batches of different max_new_tokens may share a step at all; not with a cache of
             fixed size.
     """
     steps: list[list[PromptBatch | None]] = []

@@ -1,4 +1,4 @@
-"""How one call generates: transformers' generation settings, checked, and what goes with each call."""
+"""The settings of generate() calls: transformers' generation settings, validated, and other arguments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OBJECTS = (
     *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"),
     *("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code"),
 )
-"""Arguments of generate() that are not settings; lockstep.py says where some are refused."""
-_TOKENS_ALONE = ("the results hold tokens and text", "call model.generate() itself")
+"""Arguments of generate() that are not settings; lockstep.py refuses some of them."""
+_TOKENS_ALONE = ("the results contain only tokens and text", "call model.generate() itself")
 _NOT_SERVED = {
-    "streamer": ("it takes the tokens of one prompt, as one process makes them", "use progress= or out="),
+    "streamer": ("it streams the tokens of one prompt in one process", "use progress= or out="),
     "synced_gpus": ("it follows from the model: ZeRO-3 and more than one rank", "leave it out"),
     "return_dict_in_generate": _TOKENS_ALONE,
     "output_scores": _TOKENS_ALONE,
@@ -27,15 +27,15 @@ _NOT_SERVED = {
     "output_attentions": _TOKENS_ALONE,
     "output_hidden_states": _TOKENS_ALONE,
     "max_length": (
-        "it counts the prompt too, and so would say something else for each prompt",
+        "it includes the prompt, so it means something else for each prompt",
         "use max_new_tokens, one for all or a list",
     ),
     "min_length": (
-        "it counts the prompt and its padding too, and so would say something else for each prompt",
-        "pass min_length=0, and min_new_tokens where a completion is to have so many",
+        "it includes the prompt and its padding, so it means something else for each prompt",
+        "pass min_length=0, and min_new_tokens for a minimum length of completions",
     ),
 }
-"""Arguments of generate() that have no meaning here: why, and what to do."""
+"""Unsupported arguments of generate(): why, and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,8 @@ class CallSettings:
     """Arguments of every model.generate() call beside its prompts."""
 
     config: Any
-    """GenerationConfig, whole: nothing is left to the model's own, nor to max_new_tokens, which differs."""
+    """The complete GenerationConfig: nothing is left to the model's own, except max_new_tokens, which
+    differs."""
     objects: dict[str, Any]
     """Further arguments, such as logits_processor."""
     criteria: tuple[Any, ...]
@@ -51,16 +52,16 @@ class CallSettings:
     pad_token: int
     eos_tokens: frozenset[int]
     max_new_tokens: int | None
-    """As the settings have it; None if they don't."""
+    """From the settings; None if they don't set it."""
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that a prompt takes in a batch."""
+        """Sequences of each prompt in a batch."""
         return max(self.config.num_beams or 1, self.num_return_sequences)
 
     @property
     def num_return_sequences(self) -> int:
-        """Completions of a prompt."""
+        """Completions of each prompt."""
         return int(self.config.num_return_sequences or 1)
 
     @property
@@ -72,13 +73,13 @@ class CallSettings:
 
 
 def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[str, Any]) -> CallSettings:
-    """Return the settings of all calls; `settings` win over `given`, and that over the model's own.
+    """Return the settings of all calls; `settings` override `given`, which overrides the model's own.
 
     Args:
-        given: a GenerationConfig, a mapping, or the path of a file or a folder with one; None without.
+        given: a GenerationConfig, a mapping, or the path of a file or folder with one; None without.
 
     Raises:
-        UserError: there is no such setting, it has no meaning here, or transformers does not take it.
+        UserError: a setting is unknown, unsupported, or refused by transformers.
     """
     for name in _NOT_SERVED.keys() - {"min_length"}:
         if settings.get(name) is not None:
@@ -98,7 +99,7 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
     config.pad_token_id = int(next(token for token in pads if token is not None))
     max_new_tokens = config.max_new_tokens
     if max_new_tokens is None and model.config.is_encoder_decoder and config.max_length is not None:
-        max_new_tokens = config.max_length - 1  # it counts the decoder's start token
+        max_new_tokens = config.max_length - 1  # it includes the decoder's start token
     config.max_new_tokens = config.max_length = None
     config.return_dict_in_generate = False
     config.output_scores = config.output_logits = False
@@ -115,26 +116,30 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
 
 
 def settings_disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
-    """Return the error of settings that transformers refuses."""
+    """Return the error for settings that transformers refuses."""
     said = (f"{name}={value!r}" for name, value in settings.items() if value is not None)
     return UserError(
         "generate-settings-disagree",
-        "transformers does not take these generation settings",
+        "transformers refuses these generation settings",
         found=", ".join(said) or "the model's own",
         why=" ".join(str(error).split()),
-        fix="change what it names",
+        fix="change the settings that it names",
     )
 
 
 def _without_meaning(name: str, found: str) -> UserError:
     why, fix = _NOT_SERVED[name]
     return UserError(
-        "generate-setting-without-meaning", f"zerofit.generate takes no {name}", found=found, why=why, fix=fix
+        "generate-setting-without-meaning",
+        f"zerofit.generate does not support {name}",
+        found=found,
+        why=why,
+        fix=fix,
     )
 
 
 def _whole_config(model: Any, given: Any) -> Any:
-    """Return a copy of the settings that are given, filled with the model's own."""
+    """Return a copy of the given settings, completed by the model's own."""
     from transformers import GenerationConfig
 
     if isinstance(given, str | PathLike):
@@ -151,7 +156,7 @@ def _whole_config(model: Any, given: Any) -> Any:
 
 
 def _update(config: Any, settings: Mapping[str, Any]) -> None:
-    """Put settings into a GenerationConfig."""
+    """Set fields of a GenerationConfig."""
     from transformers import GenerationConfig
 
     for name, value in config.update(**settings).items():
@@ -160,7 +165,7 @@ def _update(config: Any, settings: Mapping[str, Any]) -> None:
             "generate-unknown-setting",
             "transformers has no such generation setting",
             found=f"{name}={value!r}",
-            why="it would change nothing",
+            why="it would have no effect",
             fix=f"use {near}" if near else "see the settings of transformers.GenerationConfig",
             see="https://huggingface.co/docs/transformers/main_classes/text_generation",
         )
@@ -170,11 +175,11 @@ def _check_counts(config: Any) -> None:
     for name in ("num_beams", "num_return_sequences", "max_new_tokens"):
         count = getattr(config, name)
         if count is not None and (not isinstance(count, Integral) or count < 1):
-            raise ValueError(f"{name} is a whole number of at least 1, not {count!r}")
+            raise ValueError(f"{name} must be an integer of at least 1, not {count!r}")
 
 
 def _stop_strings(config: Any, tokenizer: Any) -> tuple[Any, ...]:
-    """Take stop_strings out of the settings, and return what looks for them."""
+    """Remove stop_strings from the settings, and return the stopping criteria for them."""
     if config.stop_strings is None:
         return ()
     if tokenizer is None:
@@ -182,7 +187,7 @@ def _stop_strings(config: Any, tokenizer: Any) -> tuple[Any, ...]:
             "generate-needs-tokenizer",
             "stop_strings needs the tokenizer",
             found=f"stop_strings={config.stop_strings!r} and no tokenizer",
-            why="they are looked for in the text of the tokens",
+            why="they are searched in the decoded text",
             fix="pass tokenizer=, the model's own",
         )
     from transformers import StopStringCriteria

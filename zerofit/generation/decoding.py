@@ -1,4 +1,4 @@
-"""transformers' decoding loop, watched: where completions end, and errors that leave no rank waiting."""
+"""transformers' decoding loop, observed: where completions end, and errors that leave no rank waiting."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from zerofit.core.upstream.transformers import BEFORE_A_PASS, another_rank_goes_
 
 
 class StopRecorder:
-    """A stopping criterion of transformers that asks others, and notes where each sequence ended first.
+    """A stopping criterion that calls others, and records where each sequence ended first.
 
-    The tokens behind the end can look like others, so that it is seen while they are generated.
+    Tokens after the end can look like others, so the end must be recorded during generation.
     """
 
     def __init__(self, criteria: Sequence[Any], *, go_on: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class StopRecorder:
         self._go_on()
         ended = torch.zeros(input_ids.shape[0], device=input_ids.device, dtype=torch.bool)
         for criterion in self._criteria:
-            answer = criterion(input_ids, scores, **kwargs)  # one bool for each sequence, or one for all
+            answer = criterion(input_ids, scores, **kwargs)  # a bool for each sequence, or a single one
             ended = ended | (answer.to(ended.device) if isinstance(answer, torch.Tensor) else answer)
         if self._criteria:
             if self._lengths is None or self._lengths.shape != ended.shape:
@@ -37,11 +37,10 @@ class StopRecorder:
         return ended
 
     def lengths(self, num_sequences: int) -> list[int | None]:
-        """Return each sequence's tokens with its prompt's; None where none of these criteria ended it.
+        """Return each sequence's length including its prompt; None if none of these criteria ended it.
 
         Args:
-            num_sequences: in the order in which transformers returns them; not those of beam search, whose
-                places change.
+            num_sequences: in the order returned by transformers; not of beam search, which reorders them.
         """
         if self._lengths is None:
             return [None] * num_sequences
@@ -49,16 +48,17 @@ class StopRecorder:
 
 
 class GuardedLoop:
-    """Stands for transformers' decoding loop in one call of generate, and keeps its error for the call's end.
+    """Replaces transformers' decoding loop in one call of generate, and keeps its exception for the end.
 
-    A rank that raised in the middle of a call would never make the passes that the others wait for. What is
-    raised in a pass itself, such as running out of memory, comes through: nobody knows where that one stands.
+    A rank that raised in the middle of a call would never make the passes that the others wait for.
+    Exceptions inside a pass, such as out of memory, are raised at once, since that rank's position is
+    unknown.
     """
 
     def __init__(self) -> None:
         self._error: Exception | None = None
 
-    # The parameters have the names of those of transformers' own loop: it would look others up elsewhere.
+    # The parameters are named as in transformers' own loop, since transformers inspects them.
     def __call__(
         self,
         model: Any,
@@ -69,7 +69,7 @@ class GuardedLoop:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Generate as transformers does; where that fails, go on beside the others until they have ended."""
+        """Run transformers' loop; if it fails, keep making passes until all ranks have finished."""
         from transformers.generation.utils import GENERATION_MODES_MAPPING
 
         if generation_config.do_sample:
@@ -93,35 +93,35 @@ class GuardedLoop:
         return input_ids
 
     def check(self) -> None:
-        """Raise what the loop raised, if it did."""
+        """Raise the loop's exception, if any."""
         if self._error is not None:
             raise self._error
 
 
 class _Drawable:
-    """The last logits processor: on a GPU, drawing from infinite or NaN scores would end the process."""
+    """The last logits processor: on a GPU, sampling from inf or NaN scores would crash the process."""
 
     def __init__(self, *, num_beams: int) -> None:
         self._num_beams = num_beams
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         best = scores.amax(dim=-1)
-        # One beam may have nowhere to go, where others have.
+        # One beam may have no continuation while others do.
         bad = best.isnan() | best.isposinf() if self._num_beams > 1 else ~best.isfinite()
         if bad.any():
             raise UserError(
                 "generate-nothing-to-draw",
-                "no token can be drawn from the model's scores",
+                "no token can be sampled from the model's scores",
                 found=f"the best score of a sequence is {best[bad][0].item()}",
-                why="they overflow in fp16 in some models, or every token is forbidden",
-                fix="load the model in bfloat16, or see which setting forbids every token",
+                why="they overflow in fp16 in some models, or all tokens are forbidden",
+                fix="load the model in bfloat16, or find the setting that forbids all tokens",
                 exit_code=1,
             )
         return scores
 
 
 def _is_of_a_pass(error: Exception, model: Any) -> bool:
-    """True if an error was raised in a forward pass, or where the others have begun theirs."""
+    """Return True if an error was raised in a forward pass, or when the others have begun theirs."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name in BEFORE_A_PASS:
             return True
@@ -131,7 +131,7 @@ def _is_of_a_pass(error: Exception, model: Any) -> bool:
 
 
 def _go_on_beside(model: Any, input_ids: Any, model_kwargs: dict[str, Any]) -> None:
-    """Make passes of one token as long as another rank does, which transformers asks before each."""
+    """Make passes of one token until all ranks have finished, which transformers checks before each."""
     first: dict[str, Any] = {"input_ids": input_ids[:, :1]}
     if model.config.is_encoder_decoder:
         names = ("encoder_outputs", "attention_mask")

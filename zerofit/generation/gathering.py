@@ -1,7 +1,7 @@
-"""How a call of generate finds the weights that ZeRO-3 partitioned: all of them once, or layer by layer.
+"""Gathering of ZeRO-3's partitioned weights for a call of generate: all at once, or layer by layer.
 
-Gathered once, every rank has all weights and ZeRO's hooks are off, so that ranks do not wait for one another.
-DeepSpeed's own records, such as the order of modules that it prefetches by, are not touched.
+Gathered at once, every rank has all weights and ZeRO's hooks are disabled, so that ranks don't wait for
+each other. DeepSpeed's own state, such as the module order for prefetching, is not changed.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
 _BUCKET_BYTES = 256 * MIB
-"""Weights gathered at a time: a bucket's shards lie on the GPU twice for a moment where they come from the
-CPU or from NVMe. ASSUMPTION: large against the latency of a collective, small against a GPU."""
+"""Weights gathered at a time: a bucket's shards are on the GPU twice for a moment if they come from the CPU
+or NVMe. ASSUMPTION: large compared with the latency of a collective, small compared with a GPU."""
 _RESERVE = 0.1
-"""Share of all that is to be allocated that fragments may cost: PyTorch's allocator rounds blocks to 2 MiB
-and shares segments of 20 MiB. ASSUMPTION.
-https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"""
+"""Share of the allocations that fragmentation may cost: PyTorch's allocator rounds blocks to 2 MiB and shares
+segments of 20 MiB. ASSUMPTION. https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"""
 _HOLDER = -1
-"""Stands for a module that is in use, whose weights DeepSpeed does not release; its own count from 0 on.
-Source: deepspeed (0.19.8), runtime/zero/partitioned_param_coordinator.py, __release_param."""
+"""Marks a module in use, whose weights DeepSpeed does not release; DeepSpeed's own ids start at 0. Source:
+deepspeed (0.19.8), runtime/zero/partitioned_param_coordinator.py, __release_param."""
 _printed: set[str] = set()
-"""Messages that this process has printed: a loop that generates at each step prints each once."""
+"""Messages already printed by this process: a loop that generates in every step prints each only once."""
 
 
 def missing_bytes(model: Module) -> int:
-    """Return the bytes that gathering all weights of a partitioned model takes on this rank now."""
+    """Return the bytes that gathering all weights of a partitioned model allocates on this rank now."""
     return sum(map(gathered_bytes, _missing(model)))
 
 
 def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
-    """True if a call gathers the weights first; the same on all ranks. Rank 0 prints the decision.
+    """Return True if the call gathers the weights first; equal on all ranks. Rank 0 prints the decision.
 
-    A collective over all ranks, but for Gather.NEVER.
+    A collective over all ranks, except with Gather.NEVER.
 
     Args:
-        needed_bytes: what the call takes beside the weights on this rank.
+        needed_bytes: memory of the call beside the weights on this rank.
     """
     if gather is Gather.NEVER:
         return False
@@ -57,28 +56,30 @@ def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
     taken = added + passing + needed_bytes
     taken, free = _worst(taken + int(taken * _RESERVE), free_bytes())
     fits = taken <= free
-    whole = sum(map(gathered_bytes, partitioned_parameters(model)))  # one model's, whatever is gathered now
+    whole = sum(
+        map(gathered_bytes, partitioned_parameters(model))
+    )  # once per model, whatever is gathered now
     sentence = _sentence(gather, fits=fits, added=added, taken=taken, free=free)
     _print_once(sentence, once=f"{gather} {fits} {whole}")
     return fits or gather is Gather.ALWAYS
 
 
 def _refuse_zenflow(gather: Gather) -> bool:
-    why = "ZenFlow keeps weights transposed, and its hooks turn them at each layer"
+    why = "ZenFlow stores weights transposed, and its hooks transpose them back at each layer"
     if gather is Gather.ALWAYS:
         raise UserError(
             "gather-under-zenflow",
-            "weights can't be gathered once for a call",
+            "weights can't be gathered at once for a call",
             found="gather=always, and zenflow in the DeepSpeed configuration",
             why=why,
-            fix="leave gather at auto, or take zenflow out of zero_optimization",
+            fix="leave gather at auto, or remove zenflow from zero_optimization",
         )
-    _print_once(f"weights come layer by layer for each token: {why}", once="zenflow")
+    _print_once(f"weights are gathered layer by layer for each token: {why}", once="zenflow")
     return False
 
 
 def _worst(taken_bytes: int, free_bytes: int) -> tuple[int, int]:
-    """Return the most that a rank takes, and the least that is free on one."""
+    """Return the maximum needed and the minimum free over all ranks."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -98,9 +99,10 @@ def _sentence(gather: Gather, *, fits: bool, added: int, taken: int, free: int) 
         return f"gathers {weights} once for the call: {room}"
     if gather is Gather.ALWAYS:
         return (
-            f"gathers {weights} once for the call, as gather=always says, and may run out of memory: {room}"
+            f"gathers {weights} once for the call, because of gather=always, and may run out of memory: "
+            f"{room}"
         )
-    return f"weights come layer by layer for each token, as {weights} would be too much: {room}"
+    return f"weights are gathered layer by layer for each token, since {weights} would be too much: {room}"
 
 
 def _print_once(line: str, *, once: str) -> None:
@@ -110,13 +112,13 @@ def _print_once(line: str, *, once: str) -> None:
 
 
 def is_available(parameter: Parameter) -> bool:
-    """True if this rank holds the whole parameter now."""
+    """Return True if this rank holds the whole parameter now."""
     status = getattr(parameter, "ds_status", None)
     return status is None or status.name == "AVAILABLE"
 
 
 def partitioned_parameters(model: Module) -> tuple[Parameter, ...]:
-    """Return all parameters of a model that ZeRO-3 partitions, each once, in the same order on every rank."""
+    """Return all parameters that ZeRO-3 partitions, without duplicates, in the same order on every rank."""
     found = {}
     for module in model.modules():
         external: Iterable[Any] = getattr(module, "ds_external_parameters", tuple)()
@@ -131,7 +133,7 @@ def _missing(model: Module) -> list[Parameter]:
 
 
 def gathered_bytes(parameter: Parameter) -> int:
-    """Return the bytes of a partitioned parameter when whole: each rank's shard with its padding."""
+    """Return the bytes of a gathered parameter: each rank's shard with its padding."""
     shard = parameter.ds_tensor
     is_quantized = hasattr(shard, "ds_quant_scale")
     dtype = parameter.dtype if is_quantized else shard.dtype
@@ -140,13 +142,13 @@ def gathered_bytes(parameter: Parameter) -> int:
 
 @contextmanager
 def gathered_once(model: Module) -> Iterator[None]:
-    """Hold all weights whole on every rank, with ZeRO's hooks off; put all back as it was, also after errors.
+    """Gather all weights on every rank, with ZeRO's hooks disabled; restore both, also after errors.
 
-    A collective: all ranks of the model enter it. What was whole before, such as inside the caller's own
-    GatheredParameters, stays so afterwards.
+    A collective: all ranks of the model enter it. Weights that were gathered before, such as inside the
+    caller's own GatheredParameters, stay so afterwards.
 
     Args:
-        model: a module whose parameters ZeRO-3 partitions, and that is not in the middle of a forward pass.
+        model: a module partitioned by ZeRO-3, not in the middle of a forward pass.
     """
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -157,7 +159,7 @@ def gathered_once(model: Module) -> Iterator[None]:
         for bucket in _buckets(_missing(model)):
             undo.enter_context(GatheredParameters(bucket))
             for parameter in filter(_is_on_nvme, bucket):
-                # The few buffers that shards are read into are needed for the next ones.
+                # The few buffers for reading shards are needed for the next ones.
                 parameter.nvme_swapper.remove_partition_and_release_buffers([parameter])
         undo.enter_context(_hooks_off(offloads))
         yield
@@ -165,12 +167,11 @@ def gathered_once(model: Module) -> Iterator[None]:
 
 @contextmanager
 def layer_by_layer(model: Module) -> Iterator[None]:
-    """Let ZeRO's hooks gather weights as they are needed; at the end, the same of them are whole as before.
+    """Let ZeRO's hooks gather weights as needed; at the end, the same weights are gathered as before.
 
-    What is whole before stays so: the script may hold it by a GatheredParameters of its own, with what it
-    has written there. What comes meanwhile goes: after some training, DeepSpeed 0.19.8 keeps weights that a
-    backward pass would need, where none follows: it caches what to release by the order of modules in
-    training.
+    Weights that are gathered before stay so: the script may be inside its own GatheredParameters and have
+    written to them. Others are released: after some training, DeepSpeed 0.19.8 keeps weights for a backward
+    pass that does not follow here, since it decides what to release by the order of modules in training.
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release.
     """
     every = partitioned_parameters(model)
@@ -186,15 +187,15 @@ def layer_by_layer(model: Module) -> Iterator[None]:
         for parameter in held:
             parameter.ds_active_sub_modules.discard(_HOLDER)
         for parameter in filter(is_available, partitioned):
-            parameter.ds_active_sub_modules.clear()  # an error leaves those in which it was raised
+            parameter.ds_active_sub_modules.clear()  # an error leaves those of the failed module
             parameter.partition()
 
 
 def each_whole(model: Module) -> Iterator[Parameter]:
-    """Yield each parameter of a model, whole meanwhile; a collective where ZeRO-3 partitions them.
+    """Yield each parameter of a model, gathered meanwhile; a collective if ZeRO-3 partitions them.
 
     Args:
-        model: one that is not in the middle of a forward pass.
+        model: not in the middle of a forward pass.
     """
     missing = {id(each) for each in _missing(model)}
     if not missing:
@@ -214,7 +215,7 @@ def _is_on_nvme(parameter: Parameter) -> bool:
 
 
 def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
-    """Yield parameters to gather together; one by one from NVMe, whose buffers may be as few as one."""
+    """Yield parameters to gather together; one by one from NVMe, which may have a single buffer."""
     bucket: list[Parameter] = []
     num_bytes = 0
     for parameter in parameters:
@@ -229,12 +230,12 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
 
 
 def has_hooks(model: Module) -> bool:
-    """True if ZeRO's hooks are on a model, which gather its weights and release them."""
+    """Return True if a model has ZeRO's hooks, which gather and release its weights."""
     return bool(_offloads(model))
 
 
 def _offloads(model: Module) -> tuple[Any, ...]:
-    """Return the objects of DeepSpeed whose hooks gather a model's weights: its hooks hold them."""
+    """Return DeepSpeed's objects that own the hooks of a model, found in the hooks' closures."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
     found = {}
@@ -247,7 +248,7 @@ def _offloads(model: Module) -> tuple[Any, ...]:
 
 
 def _held_by(function: Any, *, depth: int) -> Iterator[Any]:
-    """Yield what a function's closure holds, and the closures of the functions in it."""
+    """Yield the contents of a function's closure, and of the closures of functions in it."""
     for cell in getattr(function, "__closure__", None) or ():
         try:
             held = cell.cell_contents
@@ -259,10 +260,10 @@ def _held_by(function: Any, *, depth: int) -> Iterator[Any]:
 
 
 def _end_prefetches(offload: Any) -> None:
-    """Wait for the weights that the last forward pass prefetched and did not use, and release them.
+    """Wait for weights that the last forward pass prefetched without using, and release them.
 
-    DeepSpeed does so when the whole model's next pass begins. An encoder's comes before that: what is still
-    noted as on its way by then, and was released since, can't be asked for again ("already in registry").
+    DeepSpeed does so when the whole model's next pass begins. An encoder's pass comes before that: weights
+    still registered as in flight, but released since, can't be gathered again ("already in registry").
     """
     inflight = offload.module.ds_inflight_param_registry
     for parameter, handle in inflight.items():
@@ -274,7 +275,7 @@ def _end_prefetches(offload: Any) -> None:
 
 @contextmanager
 def _hooks_off(offloads: Iterable[Any]) -> Iterator[None]:
-    """Take ZeRO's hooks off their modules; put them back into their places among others' hooks."""
+    """Remove ZeRO's hooks from their modules; restore them at their positions among other hooks."""
     with ExitStack() as undo:
         for hooks, taken in _hooks_of(offloads):
             undo.callback(_put_back, hooks, dict(hooks), taken)
@@ -284,7 +285,7 @@ def _hooks_off(offloads: Iterable[Any]) -> Iterator[None]:
 
 
 def _hooks_of(offloads: Iterable[Any]) -> list[tuple[dict[int, Any], set[int]]]:
-    """Return each module's hooks of one kind, by number, and the numbers of those that are ZeRO's."""
+    """Return each module's hooks of one kind, by id, and the ids of ZeRO's."""
     found: dict[int, tuple[dict[int, Any], set[int]]] = {}
     for offload in offloads:
         for handle in (*offload.forward_hooks, *offload.backward_hooks, offload.fwd_pre_hook):
@@ -295,7 +296,7 @@ def _hooks_of(offloads: Iterable[Any]) -> list[tuple[dict[int, Any], set[int]]]:
 
 
 def _put_back(hooks: dict[int, Any], before: dict[int, Any], taken: set[int]) -> None:
-    """Give a module the hooks that were taken, and leave those that others removed or added meanwhile so."""
+    """Restore removed hooks, and keep changes that others made to a module's hooks meanwhile."""
     now = dict(hooks)
     hooks.clear()
     hooks.update({number: hook for number, hook in before.items() if number in taken or number in now})

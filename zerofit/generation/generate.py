@@ -1,4 +1,4 @@
-"""zerofit.generate: completions of many prompts by all ranks together, however the model is spread."""
+"""zerofit.generate: completions of many prompts by all ranks together, for any kind of distributed model."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ def generate(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> list[Generated]:
-    """Return the completions of all prompts, in their order; every rank calls this, and none waits for ever.
+    """Return the completions of all prompts, in order; every rank calls this, and no rank waits forever.
 
-    The model is left as it was: its mode, checkpointing, caches and settings, and the random states.
+    The model's mode, checkpointing, caches and settings, and the random states are restored at the end.
 
     Args:
-        model: of transformers or peft, as it is or wrapped by DistributedDataParallel, DeepSpeed (at any ZeRO
+        model: of transformers or peft, possibly wrapped by DistributedDataParallel, DeepSpeed (at any ZeRO
             stage), accelerate or torch.compile.
         prompts: texts, chats (lists of messages), token ids, or batches with "input_ids" and
             "attention_mask", each row of which is a prompt.
         tokenizer: the model's own; needed for texts and chats, and for the completions' text.
-        max_new_tokens: of each completion, or one a prompt; None for what the generation settings say.
-        generation_config: a GenerationConfig, a mapping, or the path of a file or folder with one; None for
+        max_new_tokens: of each completion, or one per prompt; None uses the generation settings.
+        generation_config: a GenerationConfig, a mapping, or the path of a file or folder with one; None uses
             the model's own.
-        batch_size: prompts in one call on one rank.
-        per_rank: whether each rank gives prompts of its own, none perhaps, and gets their completions alone;
-            else all give the same, and all get all.
-        gather: how weights that ZeRO-3 partitioned are found: "always" gathers them once for the whole call,
-            "never" layer by layer for each token, "auto" gathers where every rank has the memory for it.
+        batch_size: prompts per call on one rank.
+        per_rank: whether each rank passes its own prompts, possibly none, and gets only their completions;
+            otherwise all ranks pass the same prompts, and all get all completions.
+        gather: how weights partitioned by ZeRO-3 are gathered: "always" at once for the whole call, "never"
+            layer by layer for each token, "auto" at once if every rank has enough memory.
         seed: of sampling; completions don't depend on the number of ranks.
-        out: a JSONL file that gets all completions, which are kept on disk as they come; None for none.
-        resume: whether unfinished results of the same call, with the same weights, at `out` are continued.
-        limit_s: how long to wait for a rank that does not come to this call, or, where ranks run apart, while
-            none of them makes a token; 0 is without end. Ranks in step wait for each other by the backend's
-            own limit.
-        progress: called after each step on each rank with the prompts that are done, and all of them.
+        out: a JSONL file for all completions, which are also stored on disk as they are made; None for none.
+        resume: whether to continue unfinished results of the same call and weights at `out`.
+        limit_s: how long to wait for a rank that does not reach this call, or, if ranks run independently,
+            while none of them makes a token; 0 is unlimited. Ranks in step wait for each other up to the
+            backend's own timeout.
+        progress: called after each step on each rank with the prompts done, and all of them.
         **settings: of transformers' GenerationConfig, and logits_processor, stopping_criteria and the like.
 
     Raises:
-        UserError: on every rank: a prompt, a setting or the model can't be served, or a rank did not come.
+        UserError: on every rank: a prompt, a setting or the model is not supported, or a rank did not come.
     """
     options = GenerationOptions(
         tokenizer=tokenizer,
@@ -90,7 +90,7 @@ def generate(
 
 
 def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions) -> list[Generated]:
-    """Do what generate() does, by options that may say more about its file."""
+    """Do what generate() does, with options that say more about the result file."""
     ranks = all_ranks()
     if ranks.are_many:
         meet("zerofit.generate", line=script_line(), limit_s=options.limit_s)
@@ -112,7 +112,7 @@ def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions
 def _generate(
     ranks: Ranks, request: GenerationRequest, results: Results, *, go_on: Callable[[], None]
 ) -> None:
-    """Generate what this rank is to, in step with the others where it must be."""
+    """Generate this rank's prompts, in step with the others if necessary."""
     kind = request.kind
     left = [batch for batch in _batches(request) if not results.has_all(batch.indices)]
     if not left:
@@ -145,7 +145,7 @@ def _generate(
 
 @contextmanager
 def _ready(caller: ModelCaller, *, by_layer: bool) -> Iterator[None]:
-    """Let a model generate; put everything back at the end."""
+    """Prepare a model for generation; restore everything at the end."""
     kind = caller.request.kind
     if not kind.is_zero3:
         with arranged(), untouched(kind.generator, kind.model):

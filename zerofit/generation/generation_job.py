@@ -1,4 +1,4 @@
-"""GenerationJob: what the ranks of `zerofit generate` are to do, as a file of the run folder."""
+"""GenerationJob: model, prompts and settings of `zerofit generate`, a file of the run folder."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from zerofit.core.validation import parse_strictly
 
 
 class Gather(StrEnum):
-    """How a model that ZeRO-3 partitioned finds its weights while it generates."""
+    """How weights partitioned by ZeRO-3 are gathered for generation."""
 
     ALWAYS = "always"
-    """Every rank gathers all weights once, for the whole call: no rank waits for another any more."""
+    """Every rank gathers all weights once for the whole call: ranks no longer wait for each other."""
     NEVER = "never"
     """Layer by layer, for every token."""
     AUTO = "auto"
-    """Once where every rank has the memory for it."""
+    """Once if every rank has enough memory, else layer by layer."""
 
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
-    """The model ended it, or a stopping criterion did."""
+    """The model or a stopping criterion ended it."""
     LENGTH = "length"
-    """It has as many new tokens as were allowed."""
+    """It reached the maximum of new tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Completion:
     """One continuation of a prompt."""
 
     tokens: tuple[int, ...]
-    """New tokens alone, an end-of-sequence token with them, padding without."""
+    """New tokens only, including an end-of-sequence token, without padding."""
     text: str | None
     """Decoded without special tokens; None without a tokenizer."""
     finish_reason: FinishReason
@@ -47,10 +47,10 @@ class Generated:
     """A prompt's completions."""
 
     index: int
-    """The prompt's place among those given, from 0."""
+    """The index of the prompt in the input."""
     num_prompt_tokens: int
     completions: tuple[Completion, ...]
-    """As many as num_return_sequences says, best first under beam search."""
+    """As many as num_return_sequences, best first with beam search."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -65,37 +65,37 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationJob:
-    """The model, prompts and settings of a run, as every rank reads them."""
+    """Model, prompts and settings of a run, read by every rank."""
 
     model: str
-    """Folder of the model, or its name in the hub's cache."""
+    """Folder of the model, or its hub id in the cache."""
     tokenizer: str
-    """Folder of the tokenizer, or its name in the hub's cache."""
+    """Folder of the tokenizer, or its hub id in the cache."""
     prompts: str
-    """File with one JSON document a prompt, in order: its tokens, and the line that it came from."""
+    """File with one JSON document per prompt, in order: its tokens, and its line in the input."""
     out: str
-    """File that gets the results."""
+    """File for the results."""
     fingerprint: str
-    """Of model, prompts and settings: unfinished results of another fingerprint are not continued."""
+    """Of model, prompts and settings: unfinished results with another fingerprint are not continued."""
     dtype: str
-    """Of the weights, as torch names it, such as "bfloat16"."""
+    """dtype of the weights, as in torch: "bfloat16"."""
     batch_size: int
-    """Prompts in one call on one rank."""
+    """Prompts per call on one rank."""
     max_new_tokens: int
     gather: Gather = Gather.AUTO
     seed: int = 0
     trust_remote_code: bool = False
     deepspeed: str | None = None
-    """The DeepSpeed JSON; None where each rank holds the whole model."""
+    """The DeepSpeed JSON; None if each rank holds the whole model."""
     generation: dict[str, Any] = field(default_factory=dict)
     """Settings of transformers' GenerationConfig."""
 
 
 def job_to_json(job: GenerationJob) -> str:
-    """Return the text of a job's file."""
+    """Return a job as the text of a file."""
     return json.dumps(dataclasses.asdict(job), indent=2) + "\n"
 
 
 def job_from_json(text: str) -> GenerationJob:
-    """Return the job that a file written by job_to_json holds."""
+    """Return the job in a text written by job_to_json."""
     return parse_strictly(GenerationJob, text)

@@ -1,4 +1,4 @@
-"""The model of a generation job in this rank: whole on its device, or partitioned by ZeRO-3 as it is read."""
+"""Loads a generation job's model in this rank: whole, or partitioned by ZeRO-3 while loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def joined_ranks(job: GenerationJob) -> Iterator[None]:
-    """Take this rank's GPU, where there is one, and meet the other ranks, where there are any."""
+    """Select this rank's GPU, if any, and join the process group, if there are several ranks."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -27,30 +27,32 @@ def joined_ranks(job: GenerationJob) -> Iterator[None]:
 
         deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo")
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # Nothing of the model goes between these ranks: results do, from the host's memory or the GPU's.
+        # Only results are sent between these ranks, no weights: from host memory or the GPU.
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
     yield
-    # Not after an error: this would wait for ranks that wait elsewhere.
+    # Not after an error: this would wait for ranks that are waiting elsewhere.
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def load_model(job: GenerationJob) -> Any:
-    """Load the job's model, ready to generate: a model of transformers, or a DeepSpeedEngine around it."""
+    """Return the job's model, ready to generate: a transformers model, or a DeepSpeedEngine around it."""
     if job.deepspeed is None:
         import torch
 
-        # To the GPU piece by piece: the host never holds the whole model.
+        # Loaded to the GPU piece by piece: the host never holds the whole model.
         device_map = {"": torch.cuda.current_device()} if torch.cuda.is_available() else None
         return _from_pretrained(job, device_map=device_map).eval()
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
 
     config = json.loads(Path(job.deepspeed).read_text(encoding="utf-8"))
-    living = HfDeepSpeedConfig(config)  # while it lives, from_pretrained partitions each weight as it is read
+    living = HfDeepSpeedConfig(
+        config
+    )  # while it exists, from_pretrained partitions each weight as it is loaded
     engine, *_ = deepspeed.initialize(model=_from_pretrained(job), config=config)
     engine.module.eval()
-    engine.hf_deepspeed_config = living  # and generate() knows of ZeRO-3 as long as the engine lives
+    engine.hf_deepspeed_config = living  # and generate() uses ZeRO-3 as long as the engine exists
     return engine
 
 

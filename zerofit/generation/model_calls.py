@@ -1,4 +1,4 @@
-"""Calls of model.generate on one rank: of a batch, or of a dummy that takes part in the others' passes."""
+"""Calls of model.generate on one rank: for a batch, or for a dummy that joins the others' passes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from zerofit.generation.request import GenerationRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCaller:
-    """All that the calls of one generation share."""
+    """The shared state of one generation's calls."""
 
     request: GenerationRequest
     settings: CallSettings
     in_step: bool
-    """True if each rank takes part in all forward passes of the others: ZeRO-3 without gathered weights."""
+    """True if each rank participates in all forward passes of the others: ZeRO-3 without gathering at
+    once."""
     go_on: Callable[[], None]
     """Called after each token."""
 
     def generate(self, batch: PromptBatch | None) -> Callable[[], list[Generated]]:
-        """Generate a batch, and return what gives its results.
+        """Generate a batch, and return a function that gives its results.
 
         Args:
-            batch: what is generated; None takes part in the forward passes of the other ranks, in step.
+            batch: the prompts; None participates in the forward passes of the other ranks.
 
         Returns:
-            A function that raises what was raised between two passes, when all ranks have ended the call.
+            A function that raises errors from between two passes, to be called when all ranks have
+            finished.
         """
         if batch is None:
             if self.in_step:
@@ -67,9 +69,9 @@ class ModelCaller:
         return results
 
     def rehearse(self) -> None:
-        """Check the settings as model.generate does, which then makes no token.
+        """Validate the settings by a model.generate call that makes no token.
 
-        An encoder makes its pass: under ZeRO-3 all ranks do this together.
+        An encoder runs its pass: under ZeRO-3 all ranks must do this together.
         """
         if "custom_generate" in self.settings.objects:
             return
@@ -82,7 +84,7 @@ class ModelCaller:
             raise settings_disagree(self.request.options.settings, error) from error
 
     def _take_part(self) -> None:
-        """Take part in the forward passes of the other ranks; what comes is dropped."""
+        """Participate in the forward passes of the other ranks; the output is discarded."""
         from transformers import GenerationConfig
 
         ids, mask = self._padded([self.request.prompts[0][:1]])
@@ -96,7 +98,7 @@ class ModelCaller:
             decoder_start_token_id=own.decoder_start_token_id,
             use_cache=own.use_cache,
             disable_compile=True,
-            # Its loop asks before its first pass whether others go on, that of other settings after it.
+            # Its loop checks for other ranks before its first pass; with other settings, after it.
             prompt_lookup_num_tokens=own.prompt_lookup_num_tokens,
         )
         self._call(ids, mask, config)
@@ -104,7 +106,8 @@ class ModelCaller:
     def _call(self, ids: Any, mask: Any, config: Any, **objects: Any) -> Any:
         from transformers import GenerationConfig
 
-        # Else what is None in the settings would come from the model's own, which read_settings() has read.
+        # Otherwise None in the settings would be replaced by the model's own, which read_settings() has
+        # handled.
         kind, clean = self.request.kind, GenerationConfig()
         kind.model.generation_config = clean
         if "generation_config" in kind.generator.__dict__:
@@ -133,7 +136,7 @@ class ModelCaller:
         return {**self.settings.objects, **own}
 
     def _padded(self, rows: Sequence[Tokens]) -> tuple[Any, Any]:
-        """Return tokens and mask of prompts: padded on the left, for an encoder on the right."""
+        """Return tokens and mask of prompts: left-padded, for an encoder right-padded."""
         import torch
 
         kind, width = self.request.kind, max(map(len, rows))
@@ -148,8 +151,8 @@ class ModelCaller:
     def _completions(
         self, found: Any, batch: PromptBatch, stops: StopRecorder, *, num_prompt_tokens: int
     ) -> list[Completion]:
-        """Return each sequence that model.generate returned, cut where it ended."""
-        sequences = getattr(found, "sequences", found)  # custom_generate may return these alone
+        """Return each sequence of model.generate's output, cut where it ended."""
+        sequences = getattr(found, "sequences", found)  # custom_generate may return these only
         rows = sequences.tolist()
         begin = 1 if self.request.kind.is_encoder_decoder else num_prompt_tokens
         of_beams = getattr(found, "beam_indices", None)
@@ -159,7 +162,7 @@ class ModelCaller:
                 self._completion(row[begin:end], batch.max_new_tokens, is_stopped=end is not None)
                 for row, end in zip(rows, ends, strict=True)
             ]
-        lengths = (of_beams >= 0).sum(dim=1).tolist()  # -1 behind the end
+        lengths = (of_beams >= 0).sum(dim=1).tolist()  # -1 after the end
         return [
             self._completion(row[begin : begin + length], batch.max_new_tokens)
             for row, length in zip(rows, lengths, strict=True)
@@ -177,5 +180,5 @@ class ModelCaller:
 
 
 def _batch_seed(seed: int, number: int) -> int:
-    """Return the seed of a batch: the same on any rank, and unlike those of its neighbours."""
+    """Return the seed of a batch: independent of the rank, and different for each batch."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:7], "big")

@@ -1,4 +1,4 @@
-"""ModelKind: the model under its wrappers, where its weights are, and how many positions it has."""
+"""ModelKind: the model inside its wrappers, where its weights are, and its number of positions."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """How many tokens a model may see, as its configuration says; None where it says nothing."""
+    """Maximum tokens of a model, from its configuration; None if unlimited or unknown."""
 
     num_prompt_tokens: int | None
-    """Of a prompt by itself: of an encoder."""
+    """Of a prompt by itself, for an encoder."""
     num_tokens: int | None
-    """Of what the decoder sees: prompt and completion together, or a completion alone after an encoder."""
+    """Of the decoder: prompt and completion together, or only the completion after an encoder."""
 
     def less(self, num_tokens: int) -> Positions:
-        """Return the positions that are left where so many tokens are put behind a completion."""
+        """Return the positions left if this many tokens are appended to a completion."""
         left = None if self.num_tokens is None else self.num_tokens - num_tokens
         return replace(self, num_tokens=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
-    """A model as generation needs to know it."""
+    """The facts about a model that generation needs."""
 
     generator: Any
-    """The object whose generate() is called: a transformers model, or peft's wrapper of one."""
+    """The object whose generate() is called: a transformers model, or peft's wrapper."""
     model: Any
-    """The model of transformers itself."""
+    """The transformers model itself."""
     is_zero3: bool
-    """True if ZeRO-3's hooks run around its forward passes: with one rank too, whose weights may be on the
+    """True if ZeRO-3's hooks run around its forward passes, also with one rank, whose weights may be on the
     CPU or on NVMe."""
     is_partitioned: bool
-    """True if each rank now holds a part of the weights only (ZeRO-3)."""
+    """True if each rank now holds only a part of the weights (ZeRO-3)."""
     is_encoder_decoder: bool
     inputs: frozenset[str]
-    """Names of what it takes."""
+    """Names of its inputs."""
     positions: Positions
     device: torch.device
-    """Where it takes its inputs."""
+    """Device of its inputs."""
     autocast_dtype: Any
-    """The dtype of DeepSpeed's torch_autocast; None without."""
+    """The dtype of DeepSpeed's torch_autocast; None without it."""
 
     @property
     def takes_mask(self) -> bool:
-        """Prompts of different lengths can be in one batch."""
+        """True if prompts of different lengths can be in one batch."""
         return "attention_mask" in self.inputs
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context that DeepSpeed's engine puts around the forward pass."""
+        """Return the autocast context that DeepSpeed's engine uses around the forward pass."""
         import torch
 
         if self.autocast_dtype is None:
@@ -70,7 +70,7 @@ def read_kind(wrapped: Any) -> ModelKind:
     """Return the kind of a script's model.
 
     Args:
-        wrapped: a model of transformers or peft, as it is or wrapped by DistributedDataParallel, DeepSpeed,
+        wrapped: a model of transformers or peft, possibly wrapped by DistributedDataParallel, DeepSpeed,
             accelerate or torch.compile.
     """
     from zerofit.generation.gathering import is_available
@@ -83,7 +83,7 @@ def read_kind(wrapped: Any) -> ModelKind:
         generator=generator,
         model=model,
         is_zero3=bool(parameters),
-        # Not while the script itself has gathered them all.
+        # Not while the script itself has gathered all of them.
         is_partitioned=not all(map(is_available, parameters)),
         is_encoder_decoder=bool(model.config.is_encoder_decoder),
         inputs=frozenset(inspect.signature(model.forward).parameters),
@@ -94,7 +94,7 @@ def read_kind(wrapped: Any) -> ModelKind:
 
 
 def unwrapped(wrapped: Any) -> Any:
-    """Return the model without its wrappers: a transformers model, or peft's wrapper of one."""
+    """Return the model inside its wrappers: a transformers model, or peft's wrapper."""
     import torch
 
     model = wrapped
@@ -106,16 +106,16 @@ def unwrapped(wrapped: Any) -> Any:
         load = "load it with AutoModelForCausalLM or AutoModelForSeq2SeqLM"
         raise UserError(
             "generate-not-a-model",
-            "this can't generate",
+            "this object can't generate",
             found=type(model).__name__,
-            why="it is no model of transformers with a language modelling head",
+            why="it is not a transformers model with a language modelling head",
             fix="pass trainer.model" if is_trainer else load,
         )
     return model
 
 
 def _layers(wrapped: Any) -> Iterator[Any]:
-    """Yield the modules inside a model's wrappers, from the outermost to the innermost."""
+    """Yield the model and the modules inside its wrappers, from the outermost to the innermost."""
     from torch.nn import DataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -134,7 +134,7 @@ def _layers(wrapped: Any) -> Iterator[Any]:
 def _is_engine(model: Any) -> bool:
     import sys
 
-    engines = sys.modules.get("deepspeed.runtime.engine")  # nothing is an engine before this is imported
+    engines = sys.modules.get("deepspeed.runtime.engine")  # there can be no engine before this is imported
     return engines is not None and isinstance(model, engines.DeepSpeedEngine)
 
 
@@ -150,9 +150,9 @@ def _check_distribution(model: Any) -> None:
     if is_fsdp or any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise UserError(
             "generate-not-under-fsdp",
-            "zerofit.generate serves whole models and those that DeepSpeed partitions",
-            found="weights that FSDP or tensor parallelism spreads over ranks",
-            why="such ranks gather weights by other rules, by which they would wait for one another",
+            "zerofit.generate supports whole models and models partitioned by DeepSpeed",
+            found="weights sharded by FSDP or tensor parallelism",
+            why="their ranks gather weights at other times, and would wait for each other",
             fix="use DeepSpeed ZeRO-3, or load the trained model whole for generation",
         )
 
@@ -178,18 +178,18 @@ def _check_group(parameter: Any) -> None:
     if size != world_size:
         raise UserError(
             "generate-in-a-sub-group",
-            "the weights are partitioned over a part of the ranks only",
+            "the weights are partitioned over only a part of the ranks",
             found=f"{size} of {world_size} ranks hold a copy of the model together",
-            why="ranks that wait for each other, and those that share the prompts, must be the same",
+            why="the ranks that share the weights must be those that share the prompts",
             fix="partition over all ranks (no mpu, no sub-groups), or load the model whole for generation",
         )
 
 
 def positions_of(whole: Any, *, num_virtual: int = 0) -> Positions:
-    """Return a model's numbers of positions.
+    """Return a model's maximum numbers of tokens.
 
     Args:
-        num_virtual: tokens that an adapter puts in front of each prompt.
+        num_virtual: tokens that an adapter prepends to each prompt.
     """
     config = whole.get_text_config(decoder=True)
     both = _extended(config, _limit(config, "max_position_embeddings"))
@@ -205,11 +205,13 @@ def positions_of(whole: Any, *, num_virtual: int = 0) -> Positions:
 
 
 def _extended(config: Any, limit: int | None) -> int | None:
-    """Return the limit with RoPE scaling; None if scaling is dynamic, so that there is no limit."""
+    """Return the limit with RoPE scaling; None if dynamic scaling removes the limit."""
     rope = getattr(config, "rope_parameters", None) or {}
     if limit is None:
         return None
-    for of_layers in [rope] if "rope_type" in rope else rope.values():  # one for all, or one a kind of layer
+    for of_layers in (
+        [rope] if "rope_type" in rope else rope.values()
+    ):  # one for all layers, or one per kind of layer
         if of_layers.get("rope_type") == "dynamic":
             return None
         original = of_layers.get("original_max_position_embeddings") or limit
@@ -219,12 +221,12 @@ def _extended(config: Any, limit: int | None) -> int | None:
 
 def _limit(config: Any, name: str) -> int | None:
     limit = getattr(config, name, None)
-    # XLNet says -1: it has no limit.
+    # XLNet uses -1 for no limit.
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _num_virtual_tokens(generator: Any) -> int:
-    """Return the tokens that an adapter of peft puts in front of each prompt."""
+    """Return the number of tokens that a peft adapter prepends to each prompt."""
     active = getattr(generator, "active_peft_config", None)
     if active is None or not active.is_prompt_learning:
         return 0
@@ -239,7 +241,7 @@ def _device(model: Any) -> torch.device:
         return torch.device("cpu" if parameter.device.type == "meta" else parameter.device)
     from deepspeed.accelerator import get_accelerator
 
-    # A partitioned weight is a placeholder, and comes to the accelerator when it is used.
+    # A partitioned weight is a placeholder, and is gathered on the accelerator.
     return torch.device(get_accelerator().current_device_name())
 
 

@@ -1,4 +1,4 @@
-"""Leaves a model and the random states as generation found them, whatever happens in it."""
+"""Restores a model and the random states after generation, also after errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from zerofit.core.upstream.transformers import KEPT_BY_GENERATE
 
 _FLAGS = ("training", "gradient_checkpointing")
-"""Attributes of transformers' layers that decide how they compute and cache."""
+"""Attributes of transformers' layers that affect computation and caching."""
 _ACCELERATORS = ("cuda", "xpu", "npu")
-"""Modules of torch that keep random states as torch.cuda does, of each device of the process."""
+"""torch's modules with random states for each device of the process."""
 _MISSING = object()
 
 
 @contextmanager
 def untouched(generator: Any, model: Any) -> Iterator[None]:
-    """Evaluate inside, without checkpointing and gradients; put all back at the end, also after errors."""
+    """Switch to evaluation without checkpointing and gradients; restore everything, also after errors."""
     import torch
 
     with ExitStack() as undo:
@@ -91,14 +91,14 @@ def _random_states() -> Callable[[], None]:
 
 
 def seed_sampling(seed: int, device: Any) -> None:
-    """Seed what the tokens of one model are drawn with, and no other device.
+    """Seed the random numbers for one model's device, and no other.
 
-    torch.manual_seed() would seed all, also those that this process begins to use later.
+    torch.manual_seed() would seed all, including devices that this process begins to use later.
     """
     import torch
 
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         module = getattr(torch, device.type)
-        with module.device(device) if hasattr(module, "device") else nullcontext():  # MPS is one device
+        with module.device(device) if hasattr(module, "device") else nullcontext():  # MPS is a single device
             module.manual_seed(seed)

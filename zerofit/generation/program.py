@@ -21,30 +21,31 @@ if TYPE_CHECKING:
     from zerofit.generation.generation_job import Generated
 
 _LIMIT_S = 1800.0
-"""How long to wait for a rank. ASSUMPTION: with weights on NVMe a token takes minutes, not half an hour; a
-process group of torch waits as long on gloo, and 10 minutes on NCCL (torch/distributed/constants.py)."""
+"""How long to wait for a rank. ASSUMPTION: with weights on NVMe a token takes minutes, not half an hour;
+torch's process groups wait that long on gloo, and 10 minutes on NCCL (torch/distributed/constants.py)."""
 _FIXES = {
     "generate-out-of-step": "add --gather always, or leave the setting out",
     "generate-experts-apart": "add --gather always, or --zero-stage 0 where the model fits on one GPU",
-    "generate-rank-silent": "see its log; the same command started again goes on where this one stopped",
+    "generate-rank-silent": "see its log; the same command resumes where this one stopped",
     "generate-prompts-differ": "give the same --prompts on every node",
     "generate-ranks-differ": "give the same flags and files on every node",
     "generate-unknown-token": "leave out --tokenizer, or name the model's own",
 }
-"""Fixes by flags, for errors of zerofit.generate() whose own fix names its arguments."""
+"""Fixes with command-line flags, for errors of zerofit.generate() whose own fix names its arguments."""
 _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""c10/core/impl/alloc_cpu.cpp: torch raises a bare RuntimeError."""
+"""c10/core/impl/alloc_cpu.cpp: torch raises a plain RuntimeError."""
 _SAID = "zerofit/generate/said-by-rank-0"
 _FIRST_SAYS_WITHIN_S, _ENDS_AFTER_S = 10.0, 0.5
-"""ASSUMPTION: all ranks raise it within a moment, and rank 0 prints it in far less than the second."""
+"""ASSUMPTION: all ranks raise it at about the same time, and rank 0 prints it in much less than the second
+value."""
 _LINE_EVERY_S = 30.0
-"""ASSUMPTION: often enough to see that it goes on, seldom enough to keep a log short."""
+"""ASSUMPTION: often enough to see progress, rarely enough to keep the log short."""
 _REFRESHES_PER_S = 2
-"""ASSUMPTION: nobody sees more, and each of them goes into the rank's log too."""
+"""ASSUMPTION: a faster refresh is not visible, and each refresh also goes into the rank's log."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Generate what a job says, with all ranks."""
+    """Run a generation job together with all ranks."""
     (job_file,) = arguments
     job = job_from_json(Path(job_file).read_text(encoding="utf-8"))
     with joined_ranks(job), explained(job):
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]:
-    """Word errors for the command line; where all ranks raise the same one, rank 0 alone prints it."""
+    """Reword errors for the command line; if all ranks raise the same one, only rank 0 prints it."""
     import torch
 
     try:
@@ -73,14 +74,14 @@ def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]
 
 
 def _out_of_memory(job: GenerationJob, error: Exception, *, is_of_gpu: bool, is_loading: bool) -> UserError:
-    why = "the weights, the cache of all prompts of a call and what is computed did not fit together"
+    why = "the weights, the KV cache of a call's prompts and the activations did not fit together"
     if is_loading:
         place = "the GPU's" if is_of_gpu else "the host's"
-        why = f"{place} memory does not hold this rank's weights beside what else is in it"
-    prompts = f"{job.batch_size} prompt{'s' if job.batch_size > 1 else ''} in a call"
+        why = f"{place} memory is too small for this rank's weights beside its other contents"
+    prompts = f"{job.batch_size} prompt{'s' if job.batch_size > 1 else ''} per call"
     return UserError(
         "generate-out-of-memory",
-        "the memory has run out",
+        "out of memory",
         found=f"{'loading the weights' if is_loading else prompts}: {first_line(error)}",
         why=why,
         fix=_memory_fix(job, is_of_gpu=is_of_gpu, is_loading=is_loading),
@@ -89,13 +90,14 @@ def _out_of_memory(job: GenerationJob, error: Exception, *, is_of_gpu: bool, is_
 
 
 def _memory_fix(job: GenerationJob, *, is_of_gpu: bool, is_loading: bool) -> str:
-    again, goes_on = "start it again with", "it goes on where it stopped"
+    again, goes_on = "start it again with", "it resumes where it stopped"
     if job.batch_size > 1 and not is_loading:
         smaller = f"{again} --batch-size {job.batch_size // 2}"
         if not job.generation.get("do_sample"):
             return f"{smaller}: {goes_on}"
-        # Each batch has its own seed: other batches draw tokens that don't go with those that are there.
-        return f"{smaller}, having removed {parts_folder(Path(job.out))}: other batches draw other tokens"
+        # The batch determines the seed: with another batch size, new tokens would not match the existing
+        # ones.
+        return f"{smaller}, having removed {parts_folder(Path(job.out))}: other batches sample other tokens"
     config = json.loads(Path(job.deepspeed).read_text(encoding="utf-8")) if job.deepspeed else {}
     offload = config.get("zero_optimization", {}).get("offload_param", {}).get("device", "none")
     if is_of_gpu and offload == "none":
@@ -103,16 +105,17 @@ def _memory_fix(job: GenerationJob, *, is_of_gpu: bool, is_loading: bool) -> str
     if offload == "cpu":
         return f"{again} --param-offload nvme and --nvme-path DIR: {goes_on}"
     if is_loading:
-        return "end what else runs there, or take fewer ranks with --num-processes, or a smaller --dtype"
+        return "end other processes, or use fewer ranks with --num-processes, or a smaller --dtype"
     return f"{again} a smaller --max-new-tokens, or with shorter prompts"
 
 
 def _let_first_say() -> None:
-    """Wait until rank 0 says what all raise: the first that ends has its launcher end the others."""
+    """Wait until rank 0 prints a common error; the first rank that exits makes the launcher end the "
+    "others."""
     ranks = all_ranks()
     if not ranks.are_many:
         return
-    with suppress(RuntimeError):  # the store goes with rank 0, which has then spoken
+    with suppress(RuntimeError):  # the store is gone with rank 0, which has printed by then
         if ranks.rank == 0:
             all_ranks_store().set(_SAID, "1")
             return
@@ -133,10 +136,10 @@ def summary(made: Sequence[Generated], *, num_prompts: int, took_s: float) -> st
 def shown_progress(
     *, is_shown: bool, num_done: int = 0, every_s: float = _LINE_EVERY_S
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show on standard error how many prompts are done: a bar on a terminal, else a line now and then.
+    """Show on stderr how many prompts are done: a bar on a terminal, else a line from time to time.
 
     Args:
-        num_done: prompts that an earlier run has done: they say nothing about the time that the others take.
+        num_done: prompts done by an earlier run, which are left out of the time estimate.
     """
     if is_shown and sys.stderr.isatty():
         from rich.console import Console
@@ -162,7 +165,7 @@ def shown_progress(
 
 
 def _run(job: GenerationJob) -> None:
-    """Load the model, generate, and say what that took."""
+    """Load the model, generate, and report the time."""
     from torch import distributed
     from transformers import AutoTokenizer, logging
 
@@ -203,7 +206,7 @@ def _run(job: GenerationJob) -> None:
 
 
 def result_of(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of the results: all fields of the prompt's line, then its completions."""
+    """Return a line of the results: all fields of the prompt's line, and its completions."""
     completions = [
         {name: completion[name] for name in ("text", "finish_reason", "num_new_tokens")}
         for completion in document["completions"]
@@ -212,7 +215,7 @@ def result_of(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any
 
 
 def _read_prompts(path: Path, *, with_fields: bool) -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """Return each prompt's tokens, and what else its line says, which rank 0 alone needs."""
+    """Return each prompt's tokens, and the other fields of its line, which only rank 0 needs."""
     tokens: list[list[int]] = []
     fields: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:

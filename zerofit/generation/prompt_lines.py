@@ -1,4 +1,4 @@
-"""Prompts as lines of a file: text or JSONL to prompts, naming lines that are none."""
+"""Parses prompts from a text or JSONL file, and names invalid lines in errors."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 COMPLETIONS = "completions"
-"""The field of a result that no prompt may have."""
+"""The field of results, which no prompt may have."""
 _PROMPT, _MESSAGES = "prompt", "messages"
 _OF_TEMPLATES = ("tools", "documents", "chat_template_kwargs")
 """Further arguments of chat templates (transformers, apply_chat_template), which are refused."""
 _BOM = "\ufeff"
 _NAMED = 8
-"""Fields of an object that a finding names at most."""
+"""Maximum number of an object's fields named in a finding."""
 _SHOWN_FINDINGS = 5
-"""Things, and lines of each, that an error names; how many more there are, it says."""
+"""Maximum number of findings, and of lines for each, in an error."""
 
 Chat = list[dict[str, Any]]
-"""Messages of a conversation, as chat templates take them: {"role", "content"} each."""
+"""Messages of a conversation as for chat templates: {"role", "content"} each."""
 
 
 class PromptFormat(Enum):
-    """How a file holds its prompts."""
+    """The format of a file of prompts."""
 
     TEXT = "text"
-    """One prompt a line."""
+    """One prompt per line."""
     JSONL = "jsonl"
-    """A JSON string a line, or an object with "prompt" or "messages"."""
+    """One JSON string per line, or an object with "prompt" or "messages"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLine:
-    """A prompt and the line that it came from."""
+    """A prompt and its line."""
 
     number: int
-    """Of the line in its file, from 1."""
+    """Line number, from 1."""
     prompt: str | Chat
     fields: dict[str, Any]
-    """All fields of the line, the prompt included: the result has them too."""
+    """All fields of the line, including the prompt; they are copied to the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +53,25 @@ class PromptLines:
 
     lines: tuple[PromptLine, ...]
     num_blank: int
-    """Lines without anything on them, left out."""
+    """Skipped empty lines."""
 
 
 def read_prompt_lines(data: bytes, *, name: str, form: PromptFormat) -> PromptLines:
-    """Return the prompts of a file, a line each; blank lines hold none."""
+    """Return the prompts of a file, one per line; empty lines are skipped."""
     try:
         text = data.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise UserError(
             "prompts-no-text",
-            "the file of prompts is no text in UTF-8",
+            "the file of prompts is not UTF-8 text",
             found=f"{name}: line {number}",
-            why="prompts are read as UTF-8, and this file is binary or in another encoding",
+            why="prompts must be UTF-8; this file is binary or in another encoding",
             fix="save it as UTF-8",
         ) from None
     lines: list[PromptLine] = []
     findings: dict[str, list[int]] = {}
-    rows = text.split("\n")  # and no other line end: JSON allows U+2028 within a string
+    rows = text.split("\n")  # split at no other newlines: JSON allows U+2028 within a string
     num_lines = len(rows) - (not rows[-1])
     for number, row in enumerate(rows[:num_lines], 1):
         line = row.removesuffix("\r")
@@ -90,13 +90,13 @@ def read_prompt_lines(data: bytes, *, name: str, form: PromptFormat) -> PromptLi
             "there is no prompt",
             found=f"{name}: {'only blank lines' if data else 'it is empty'}",
             why="there is nothing to generate from",
-            fix="name a file with one prompt a line",
+            fix="name a file with one prompt per line",
         )
     return PromptLines(lines=tuple(lines), num_blank=num_lines - len(lines))
 
 
 def shorten(findings: Iterable[str]) -> str:
-    """Return the first few things that were found in a line, and how many more there are."""
+    """Return the first few findings, and the number of the others."""
     found = list(findings)
     num_more = len(found) - _SHOWN_FINDINGS
     more = [f"and {num_more} more"] if num_more > 0 else []
@@ -119,22 +119,22 @@ def _of_json(line: str) -> dict[str, Any]:
 
 
 def _no_number(word: str) -> Any:
-    raise ValueError(f"invalid JSON: {word} is no number of JSON")
+    raise ValueError(f"invalid JSON: {word} is not a JSON number")
 
 
 def _prompt_of(fields: dict[str, Any]) -> str | Chat:
-    """Return the prompt of an object."""
+    """Return the prompt in an object."""
     given = [name for name in (_PROMPT, _MESSAGES) if name in fields]
     if not given:
         raise ValueError(_without_prompt(fields))
     if len(given) > 1:
         raise ValueError('both "prompt" and "messages"')
     if COMPLETIONS in fields:
-        raise ValueError(f'a field "{COMPLETIONS}", which is where the result puts its own')
+        raise ValueError(f'a field "{COMPLETIONS}", which is reserved for the result')
     try:
         json.dumps(fields[given[0]], ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError(r"half of a character (such as \ud83d without its other half)") from None
+        raise ValueError(r"a lone surrogate (such as \ud83d without its other half)") from None
     if given == [_MESSAGES]:
         beside = [name for name in _OF_TEMPLATES if fields.get(name)]
         if beside:
@@ -142,18 +142,18 @@ def _prompt_of(fields: dict[str, Any]) -> str | Chat:
         return _chat_of(fields[_MESSAGES])
     prompt = fields[_PROMPT]
     if not isinstance(prompt, str) or not prompt:
-        raise ValueError('"prompt" is no string' if not isinstance(prompt, str) else "an empty prompt")
+        raise ValueError('"prompt" is not a string' if not isinstance(prompt, str) else "an empty prompt")
     return prompt
 
 
 def _chat_of(value: Any) -> Chat:
     if not isinstance(value, list) or not value:
-        raise ValueError('"messages" is no list of messages')
+        raise ValueError('"messages" is not a list of messages')
     for number, message in enumerate(value, 1):
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str) or "content" not in message:
-            raise ValueError(f'message {number} is no object with "role" and "content"')
-        # A template may take a call of tools in its place; without one it writes "None".
+            raise ValueError(f'message {number} is not an object with "role" and "content"')
+        # A template may use tool calls instead; otherwise it would write "None".
         if message["content"] is None and not message.get("tool_calls"):
             raise ValueError(f'message {number} has null as "content"')
     return value
@@ -161,7 +161,7 @@ def _chat_of(value: Any) -> Chat:
 
 def _without_prompt(fields: dict[str, Any]) -> str:
     names = ", ".join(list(fields)[:_NAMED]) + (", ..." if len(fields) > _NAMED else "")
-    said = f'no "prompt" and no "messages" among {names}' if fields else "an object without anything in it"
+    said = f'no "prompt" and no "messages" among {names}' if fields else "an empty object"
     meant = {near: name for name in (_MESSAGES, _PROMPT) if (near := nearest(name, fields))}
     return said + "".join(f': is "{near}" meant to be "{name}"?' for near, name in list(meant.items())[-1:])
 
@@ -175,12 +175,12 @@ def _numbered(numbers: list[int]) -> str:
 
 
 def _not_prompts(findings: dict[str, list[int]], name: str, *, is_one_list: bool) -> UserError:
-    fix = "mend the lines, or give a file of plain text, one prompt a line, the ending .txt"
+    fix = "fix the lines, or rename a plain text file with one prompt per line to .txt"
     if is_one_list:
         fix = f"write one element of the list a line: jq -c '.[]' {name}"
     return UserError(
         "prompts-broken",
-        "the file of prompts has lines that are no prompts",
+        "the file of prompts has invalid lines",
         found=f"{name}: {shorten(f'{_numbered(found)}: {finding}' for finding, found in findings.items())}",
         why='a line of JSONL is a string, or an object with "prompt" or "messages"',
         fix=fix,

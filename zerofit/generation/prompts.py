@@ -1,4 +1,4 @@
-"""Prompts as a script gives them, texts, chats, token ids or batches, as tokens that fit the model."""
+"""Prompts as texts, chats, token ids or batches, converted to tokens that fit the model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _OTHER_INPUTS = (
     "past_key_values",
     "pixel_values",
 )
-"""Fields of a batch without which the model would be asked something else; some models take them unnamed.
+"""Fields of a batch that change the model's input, and that some models accept unnamed.
 https://huggingface.co/docs/transformers/main_classes/text_generation"""
 _MAY_BE_LEFT_OUT = frozenset(("attention_mask", "input_ids", "labels", "position_ids", "token_type_ids"))
-"""Fields of a batch that a model takes, and that its tokens and their mask make up for."""
+"""Fields of a batch that follow from the tokens and their mask."""
 
 
 def read_prompts(prompts: Any, tokenizer: Any, *, taken: Collection[str] = ()) -> tuple[Tokens, ...]:
-    """Return the tokens of each prompt, in order; the tokenizer stays as it is.
+    """Return the tokens of each prompt, in order; the tokenizer is not changed.
 
     Args:
         prompts: texts, chats, token ids, or batches with "input_ids" and "attention_mask", whose rows are
             prompts.
-        taken: names of what the model takes; others in a batch, such as a row's number, mean nothing to it.
+        taken: names of the model's inputs; other fields of a batch, such as a row number, are ignored.
     """
     if isinstance(prompts, str):
         raise _not_prompts(f"one text, {_short(prompts)}", "pass a list: [prompt]")
@@ -47,7 +47,7 @@ def read_prompts(prompts: Any, tokenizer: Any, *, taken: Collection[str] = ()) -
                     "generate-empty-prompt",
                     "a prompt is empty",
                     found=f"prompt {len(found)} has no tokens",
-                    why="there is nothing that the model could go on from",
+                    why="the model needs at least one token to continue",
                     fix="leave it out, or start it with the model's beginning-of-text token",
                 )
             found.append(tokens)
@@ -55,40 +55,40 @@ def read_prompts(prompts: Any, tokenizer: Any, *, taken: Collection[str] = ()) -
 
 
 def check_tokens(prompts: Iterable[Tokens], *, num_known: int | None) -> None:
-    """Check that a model knows every token of its prompts.
+    """Check that a model has embeddings for every token of its prompts.
 
     Args:
-        num_known: tokens that the model has embeddings for; None where that can't be told.
+        num_known: number of the model's token embeddings; None if unknown.
     """
     for index, tokens in enumerate(prompts):
         least, largest = min(tokens), max(tokens)
         if least < 0 or (num_known is not None and largest >= num_known):
-            known = "" if num_known is None else f", and the model knows 0 to {num_known - 1}"
+            known = "" if num_known is None else f"; the model's vocabulary is 0 to {num_known - 1}"
             raise UserError(
                 "generate-unknown-token",
-                "a prompt has a token that the model doesn't know",
+                "a prompt has a token outside the model's vocabulary",
                 found=f"token {least if least < 0 else largest} in prompt {index}{known}",
                 why="on a GPU it would end the process with a message that names neither",
-                fix="use the model's own tokenizer; labels, which have -100, are no prompts",
+                fix="use the model's own tokenizer; labels, which contain -100, are not prompts",
             )
 
 
 def lengths_of(
     given: int | Sequence[int] | None, of_settings: int | None, *, num_prompts: int
 ) -> tuple[int, ...]:
-    """Return the new tokens that each prompt's completion may have.
+    """Return the maximum of new tokens for each prompt's completion.
 
     Args:
-        given: for all prompts, or one for each; None for what the settings say.
-        of_settings: for all prompts; None where they say nothing.
+        given: for all prompts, or one for each; None uses the settings.
+        of_settings: for all prompts; None if not set.
     """
     wanted: Any = of_settings if given is None else given
     if wanted is None:
         raise UserError(
             "generate-needs-max-new-tokens",
-            "nothing says how long a completion may be",
+            "the length of completions is not set",
             found="no max_new_tokens, neither given nor in the generation settings",
-            why="transformers would end each after 20 tokens, whatever the model had to say",
+            why="transformers would stop each one after 20 tokens",
             fix="pass max_new_tokens=",
         )
     is_for_all = not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0
@@ -100,12 +100,12 @@ def lengths_of(
     if min(numbers, default=1) < 1 or len(lengths) != num_prompts:
         raise UserError(
             "generate-max-new-tokens",
-            "max_new_tokens is a whole number of at least 1, or one for each prompt",
+            "max_new_tokens must be an integer of at least 1, or one per prompt",
             found=f"{len(lengths)} of them for {num_prompts} prompts"
             if len(lengths) != num_prompts
             else f"max_new_tokens={wanted!r}",
-            why="it counts the new tokens of each completion",
-            fix="pass one number for all prompts, or a list as long as theirs",
+            why="it limits the new tokens of each completion",
+            fix="pass one number for all prompts, or a list with one per prompt",
         )
     return lengths
 
@@ -115,11 +115,11 @@ def check_lengths(
 ) -> None:
     """Check that a model has positions for each prompt and its completion.
 
-    A table of positions ends with an index error, on a GPU with one that ends the process; rotary positions
-    go on, and the model, which has never seen them, writes nonsense. So both are errors.
+    Beyond a position table, models raise an index error, which on a GPU ends the process; beyond trained
+    rotary positions, they generate nonsense. Both are refused.
 
     Args:
-        is_encoder_decoder: whether prompt and completion are counted apart.
+        is_encoder_decoder: whether prompt and completion are counted separately.
     """
     for index, (tokens, length) in enumerate(zip(prompts, lengths, strict=True)):
         most = positions.num_prompt_tokens
@@ -137,7 +137,7 @@ def check_lengths(
 
 
 def room_for_new(num_prompt_tokens: int, positions: Positions, *, is_encoder_decoder: bool) -> int | None:
-    """Return the new tokens that a model has positions for; None where nothing limits them."""
+    """Return how many new tokens a model has positions for; None if unlimited."""
     before = 1 if is_encoder_decoder else num_prompt_tokens  # the decoder's start token
     return None if positions.num_tokens is None else positions.num_tokens - before
 
@@ -148,7 +148,7 @@ def _too_long(found: str, most_new: int) -> UserError:
         "generate-prompt-too-long",
         "a prompt and its completion are longer than the model's positions",
         found=found,
-        why="the model was made for so many (max_position_embeddings), and can't tell the places behind them",
+        why="the model was trained for so many (max_position_embeddings), and can't handle positions beyond",
         fix=f"shorten the prompt{shorter}, or use a model with a longer context",
     )
 
@@ -159,20 +159,20 @@ def _tokens_of(prompt: Any, tokenizer: Any, place: int, needed: frozenset[str]) 
     if (isinstance(prompt, str) or is_chat) and tokenizer is None:
         raise UserError(
             "generate-needs-tokenizer",
-            "texts and chats need the tokenizer",
+            "texts and chats need a tokenizer",
             found=f"prompt {place} is "
             + (f"a chat of {len(prompt)} messages" if is_chat else f"text, {_short(prompt)}"),
-            why="the model takes tokens",
+            why="the model needs tokens",
             fix="pass tokenizer=, the model's own",
         )
     if isinstance(prompt, Mapping):
         yield from _from_batch(prompt, place, needed)
     elif isinstance(prompt, str):
-        # verbose: a warning of the tokenizer's own maximum, which is not the model's
+        # verbose: a warning on the tokenizer's own maximum, which is not the model's
         yield tuple(tokenizer(prompt, verbose=False)["input_ids"])
     elif is_chat:
         text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
-        # The template holds the special tokens.
+        # The template contains the special tokens.
         yield tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     else:
         yield _from_ids(prompt, place)
@@ -187,9 +187,9 @@ def _from_batch(batch: Mapping[str, Any], place: int, needed: frozenset[str]) ->
     if others:
         raise UserError(
             "generate-from-tokens-alone",
-            "zerofit.generate takes tokens, and no other inputs",
+            "zerofit.generate supports tokens, and no other inputs",
             found=f"batch {place} has {others[0]}",
-            why="it would be left out, and the model asked something else",
+            why="it would be ignored, and the model's input would differ",
             fix=f"call model.generate() itself, with synced_gpus=True under ZeRO-3, or leave {others[0]} out",
         )
     rows, masks = _plain(batch["input_ids"]), batch.get("attention_mask")
@@ -231,7 +231,7 @@ def _short(value: Any) -> str:
 def _not_prompts(found: str, fix: str) -> UserError:
     return UserError(
         "generate-not-prompts",
-        "these are no prompts",
+        "these are not prompts",
         found=found,
         why="each is a text, a chat, token ids, or a batch of those",
         fix=fix,

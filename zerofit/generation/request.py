@@ -1,4 +1,4 @@
-"""GenerationRequest: prompts and settings of all ranks, checked to be alike."""
+"""GenerationRequest: prompts and settings of all ranks, checked to be equal."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from zerofit.generation.results.parts import Document
 
 _ELEMENTS_OF_A_WEIGHT = 256
-"""Of each weight. ASSUMPTION: among so many of all weights, a step of training changes one."""
+"""Elements sampled per weight. ASSUMPTION: a training step changes at least one of them over all weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """The arguments of generate(), and what `zerofit generate` decides about its file."""
+    """The arguments of generate(), and extra ones of `zerofit generate` for its file."""
 
     tokenizer: Any
     max_new_tokens: int | Sequence[int] | None
@@ -44,14 +44,14 @@ class GenerationOptions:
     progress: Callable[[int, int], None] | None
     settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str | None = None
-    """Of all that decides about the results; None for what the request says of itself."""
+    """Of everything that determines the results; None computes it from the request."""
     describe: Callable[[dict[str, Any]], Document] | None = None
-    """Returns what `out` gets of a result's document; None for the document as it is."""
+    """Returns what `out` gets of a result's document; None for the document itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """The same on every rank, but for what is this rank's own."""
+    """Equal on every rank, except for this rank's own part."""
 
     options: GenerationOptions
     kind: ModelKind
@@ -63,12 +63,12 @@ class GenerationRequest:
     batch_size: int
     gather: Gather
     own: range
-    """Places of the prompts whose results this rank gets."""
+    """Indices of the prompts whose results this rank gets."""
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides about the results, the same on any number of ranks.
+        """Return a digest of everything that determines the results, for any number of ranks.
 
-        A collective over all ranks where ZeRO-3 partitions the weights.
+        A collective over all ranks if ZeRO-3 partitions the weights.
         """
         about = (type(self.kind.model).__name__, _of_weights(self.kind.generator))
         how = (_about_settings(self.settings), self.batch_size, self.options.seed)
@@ -96,7 +96,7 @@ def read_request(
         num_known = getattr(kind.model.get_input_embeddings(), "num_embeddings", None)
         check_tokens(found, num_known=num_known)
         lengths = lengths_of(options.max_new_tokens, call.max_new_tokens, num_prompts=len(found))
-        # Prompt lookup drafts tokens beyond the last one that is wanted.
+        # Prompt lookup drafts tokens beyond the last one needed.
         positions = kind.positions.less(call.config.prompt_lookup_num_tokens or 0)
         check_lengths(found, lengths, positions, is_encoder_decoder=kind.is_encoder_decoder)
         return GenerationRequest(
@@ -115,7 +115,7 @@ def read_request(
 
 
 def _together(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
-    """Return the request of all ranks, having checked that theirs are alike."""
+    """Return the request of all ranks, after checking that theirs agree."""
     options, out = mine.options, mine.options.out
     alike = {
         "model": _about_model(mine.kind),
@@ -151,18 +151,18 @@ def _check_alike(each: Sequence[Mapping[str, str]], *, num_prompts: Sequence[int
         if "prompts" in unlike:
             raise UserError(
                 "generate-prompts-differ",
-                "the ranks were given different prompts",
+                "the ranks got different prompts",
                 found=f"{num_prompts[0]} on rank 0, {num_prompts[rank]} on rank {rank}, and not the same",
-                why="without per_rank=True all ranks are given the same prompts, and share the work",
+                why="without per_rank=True all ranks must get the same prompts, and share the work",
                 fix="pass per_rank=True where each rank has its own, as from a prepared DataLoader",
             )
         if unlike:
             also_out = ": all write beside it, and rank 0 the file" if unlike[0] == "out" else ""
             raise UserError(
                 "generate-ranks-differ",
-                f"the ranks were not asked alike: {unlike[0]}",
+                f"the ranks got different arguments: {unlike[0]}",
                 found=f"{each[0].get(unlike[0])} on rank 0, and {other.get(unlike[0])} on rank {rank}",
-                why="they generate together, and what comes must not depend on which rank does it",
+                why="they generate together, and results must not depend on the rank",
                 fix=f"pass the same {unlike[0]} on every rank{also_out}",
             )
 
@@ -183,7 +183,7 @@ def _about_settings(settings: CallSettings) -> dict[str, str]:
 
 
 def _of_weights(model: Any) -> str:
-    """Return a digest of some elements of each weight, the same at any ZeRO stage."""
+    """Return a digest of some elements of each weight, equal at any ZeRO stage."""
     import torch
 
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""The line of the user's script that a thread executes, such as "train.py:83", whatever library it is in."""
+"""The line of the user's script that a thread is executing, such as "train.py:83", even inside a library."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<frozen", "<string>")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CODE_CHARACTERS = 90
-"""A line of code is quoted up to here. ASSUMPTION: what matters stands in front."""
+"""Maximum characters quoted of a line of code. ASSUMPTION: the start matters."""
 _ENTRIES = ("<module>", "main")
-"""Functions that a script begins with: who called them says nothing."""
+"""Entry functions of scripts, whose callers are not worth naming."""
 _NOWHERE = "a line that can't be told"
 
 
 def script_line() -> str:
     """Return the line of the user's script that called this, such as "train.py:83".
 
-    In a function other than main(), the line that called it is added.
+    In a function other than main(), the line that called it is appended.
     """
     return _line_of(_script_frames(sys._getframe(1)) or _script_frames(_main_frame()))
 
@@ -46,7 +46,7 @@ def main_place() -> str:
 
 
 def is_handled_by_main_thread(error: BaseException) -> bool:
-    """True if the main thread is in an `except` or `finally` that this error has led to."""
+    """Return True if the main thread is in an `except` or `finally` block that this error has led to."""
     current: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     handled = current[1] if isinstance(current, tuple) else current  # a tuple before Python 3.12
     while handled is not None and handled is not error:
@@ -59,7 +59,7 @@ def _main_frame() -> FrameType | None:
 
 
 def _script_frames(innermost: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user's code, innermost first; of a script that is installed, or ours."""
+    """Return the frames of the user's code, innermost first, including installed scripts and ours."""
     own: list[FrameType] = []
     installed: list[FrameType] = []
     ours: list[FrameType] = []

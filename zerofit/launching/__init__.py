@@ -1,1 +1,1 @@
-"""Starts a run, watches it, stops it, records it."""
+"""Starts, watches, stops and records runs; recovery, clusters, tuning and explanations."""

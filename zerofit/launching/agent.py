@@ -1,9 +1,9 @@
-"""Runs accelerate's own launch code and writes down how each child ended.
+"""Runs accelerate's own launch code and reports how each rank ended.
 
-`accelerate launch` turns every failure into exit code 1; called in this process, its exceptions still carry
+`accelerate launch` turns every failure into exit code 1; called in this process, its exceptions still have
 each rank's exit code and signal. Usage: python -m zerofit.launching.agent PARENT FD cpu|gpu ARGUMENTS...
 
-PARENT is the process id of zerofit, and FD the pipe to it: a full disk can't lose what is said there.
+PARENT is the process id of zerofit, and FD a pipe to it, which a full disk does not affect.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that zerofit sends on to this process (zerofit/launching/watch.py)."""
+"""Signals that zerofit forwards to this process (zerofit/launching/watch.py)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launch, tell zerofit as JSON how the ranks failed, and return 0 where all ended well, else 1."""
+    """Launch, report the ranks' failures to zerofit as JSON, and return 0 if there are none, else 1."""
     parent, report_fd, device, *launch_arguments = arguments
     end_with_parent(int(parent), by=signal.SIGTERM)  # no run outlives the zerofit that started it
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # and no rank outlives this process
@@ -47,29 +47,29 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _cuda_error() -> UserError | None:
-    """Return the error where torch would train on the CPU of a node whose driver lists GPUs."""
+    """Return the error if torch would use the CPU on a node whose driver lists GPUs."""
     import torch
 
-    if torch.cuda.is_available():  # else warns, and says what the driver said
+    if torch.cuda.is_available():  # as a warning, with the driver's message
         return None
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     return UserError(
         "torch-without-gpus",
         "torch can't use the GPUs of this node",
         found=f"torch {torch.__version__}, built {build}; torch.cuda.is_available() is False",
-        why="the ranks would run on the CPU, many times slower, and nobody asked for that",
-        fix="`zerofit doctor` says what to install; or add --cpu to run on the CPU",
+        why="the ranks would silently run on the CPU, many times slower",
+        fix="`zerofit doctor` tells what to install; or add --cpu to run on the CPU",
     )
 
 
 def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return the failures by rank: exit code, negative for a signal, and the time at which it was seen."""
+    """Return the failures by rank: exit code, negative for a signal, and the time it was noticed."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        # Ranks write logs and errors of their own; torchrun would leave a folder in TMPDIR for each run.
+        # Ranks write their own logs and errors; torchrun would leave a folder in TMPDIR for each run.
         launch_command(launch_command_parser().parse_args(["--log_dir", os.devnull, *arguments]))
     except ChildFailedError as failed:
         return {str(rank): _failure(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
@@ -85,10 +85,10 @@ def _failure(exit_code: int, timestamp: int) -> dict[str, int]:
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
-    """Send a signal on to the script, and go on waiting for it; torchrun's own handler replaces this one.
+    """Forward a signal to the ranks and keep waiting; torchrun's own handler replaces this one.
 
-    Only zerofit sends us any: a terminal's reach its foreground process group, and this is a session of its
-    own. So the script gets each signal once.
+    Only zerofit signals this process: a terminal signals its foreground process group, and this is a session
+    of its own. So the script gets each signal once.
     """
     children = psutil.Process().children()
     if not children:

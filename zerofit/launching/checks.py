@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def check_nvme_path(plan: Plan) -> None:
-    """Check that the folder for NVMe offload, if there is one, can be written."""
+    """Check that the folder for NVMe offload, if any, is writable."""
     folder = plan.strategy.nvme_path
     if not plan.strategy.uses_nvme or folder is None:
         return
     if not os.path.isdir(folder):
-        found = "it is no folder" if os.path.exists(folder) else "there is no such folder"
+        found = "it is not a folder" if os.path.exists(folder) else "the folder does not exist"
     elif not os.access(folder, os.W_OK | os.X_OK):
         found = "it is not writable"
     else:
@@ -36,13 +36,13 @@ def check_nvme_path(plan: Plan) -> None:
         "nvme-path-not-writable",
         "the folder for NVMe offload can't be used",
         found=f"--nvme-path {folder}: {found}",
-        why="each rank writes what it offloads into files there",
+        why="each rank writes its offloaded data into files there",
         fix="name a writable folder on a local NVMe disk: --nvme-path DIR",
     )
 
 
 def check_resumed_checkpoint(arguments: Sequence[str]) -> None:
-    """Check that the checkpoint which a script's arguments name is complete, by its files' sizes."""
+    """Check that the checkpoint in a script's arguments is complete, by its files' sizes."""
     folder = resumed_from(arguments)
     if folder and is_checkpoint(Path(folder)):
         problem = inspect_checkpoint(Path(folder)).problem
@@ -51,13 +51,13 @@ def check_resumed_checkpoint(arguments: Sequence[str]) -> None:
 
 
 def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
-    """Return the error of a global batch without a micro-batch."""
+    """Return the error for a global batch without a micro-batch."""
     return UserError(
         "global-batch-needs-micro-batch",
         "the global batch needs the script's micro-batch",
         found=f"--global-batch-size {launch.request.global_batch_size} without --micro-batch-size; {found}",
-        why="the global batch is made of micro-batches times accumulation times ranks",
-        fix="give --micro-batch-size, the samples of one forward pass on each rank",
+        why="the global batch is micro-batch x accumulation x ranks",
+        fix="set --micro-batch-size, the samples of one forward pass on each rank",
     )
 
 
@@ -68,8 +68,8 @@ def check_gpu_is_here(machine: Machine, *, target: tuple[str, ...] = (), or_else
     """Check that a run without --cpu has a GPU.
 
     Args:
-        target: the script and its arguments, where a --cpu may stand by mistake.
-        or_else: what else can be done without a GPU.
+        target: the script and its arguments, which may contain a misplaced --cpu.
+        or_else: an alternative without a GPU.
     """
     if machine.gpus:
         return
@@ -78,13 +78,13 @@ def check_gpu_is_here(machine: Machine, *, target: tuple[str, ...] = (), or_else
         "no-gpu",
         "no GPU is visible on this node",
         found=found,
-        why="the ranks would run on the CPU, many times slower, and nobody asked for that",
+        why="the ranks would silently run on the CPU, many times slower",
         fix=put_before("--cpu", target) or f"{fix}; or add --cpu to run on the CPU{or_else}",
     )
 
 
 def check_flags(launch: LaunchRequest) -> None:
-    """Check that the flags belong together, and that none of them would be ignored."""
+    """Check that the flags don't contradict each other, and that none would be ignored."""
     _check_gpus(launch)
     if not launch.on_cpu:
         check_gpu_is_here(launch.machine, target=launch.target, or_else=_OR_ELSE)
@@ -96,32 +96,32 @@ def check_flags(launch: LaunchRequest) -> None:
 def _check_gpus(launch: LaunchRequest) -> None:
     if launch.gpus is None:
         if launch.elsewhere != MachineFlags():
-            from zerofit.planning.machine import machine_of  # only where it is needed
+            from zerofit.planning.machine import machine_of  # imported only if needed
 
             machine_of(launch.elsewhere, num_nodes=1)  # refuses flags of a machine without its GPUs
         return
     if not launch.request.on_cpu and not launch.dry_run:
         raise UserError(
             "gpus-without-cpu",
-            "a launch is on the GPUs that are here",
+            "a launch runs on local GPUs",
             found=f"--gpus {launch.gpus} without --cpu",
-            why="GPUs of another machine can be planned for, and their ranks rehearsed on the CPU",
+            why="for GPUs of another machine, zerofit can make a plan and test its ranks on the CPU",
             fix=put_before("--cpu", launch.target)
-            or "add --cpu for the rehearsal, or --dry-run to see what would run there",
+            or "add --cpu for the test, or --dry-run to see what would run there",
         )
     if launch.on_cpu and (not launch.makes_a_plan or launch.brings_a_strategy):
         other = launch.why_unplanned
         raise UserError(
             "gpus-without-planning",
-            "GPUs of another machine are for making a plan, and none is made here",
+            "GPUs of another machine are only for planning, and no plan is made here",
             found=f"--gpus {launch.gpus} with {other}",
-            why="--gpus says for which machine to plan; the rehearsal itself runs on the CPU",
+            why="--gpus sets the machine to plan for; the run itself is on the CPU",
             fix=f"leave out --gpus, or {other}",
         )
 
 
 def _check_planning_flags(launch: LaunchRequest) -> None:
-    """Refuse flags that only count where a plan is made, and a limit for a capture where there is none."""
+    """Refuse flags that only apply if a plan is made, and a capture limit without a capture."""
     because = launch.why_unplanned
     if not launch.makes_a_plan:
         instead = (
@@ -145,7 +145,7 @@ def _check_one_plan_for_all_nodes(launch: LaunchRequest) -> None:
         "nodes-need-one-plan",
         "several nodes need one plan, made once",
         found=f"{said} on {num_nodes} nodes without --plan",
-        why="each node would plan by itself, and nodes whose plans differ wait for each other forever",
-        fix=f"plan once, `zerofit plan --nodes {num_nodes} --gpus SPEC --output FILE` with the same script "
-        "or model, and give --plan FILE on every node; or say --preset, or flags with --no-capture",
+        why="each node would plan separately, and nodes with different plans wait for each other forever",
+        fix=f"plan once, `zerofit plan --nodes {num_nodes} --gpus SPEC --output FILE` with the same "
+        "script or model, and pass --plan FILE on every node; or use --preset, or flags with --no-capture",
     )

@@ -1,4 +1,4 @@
-"""Configuration files that a launch line names, accelerate's and DeepSpeed's, as a request of zerofit's."""
+"""Imports accelerate's and DeepSpeed's configuration files of a launch line into zerofit's request."""
 
 from __future__ import annotations
 
@@ -31,61 +31,61 @@ _STRATEGY = (
     "tensor_parallel_size",
     "sequence_parallel_size",
 )
-"""Settings that a plan chooses anew; precision, clipping and accumulation change a script's numbers."""
+"""Settings that the planner chooses itself; precision, clipping and accumulation would change results."""
 _NODES = ("num_processes", "machine_rank", "main_process_port")
 _TAKEN = """
     zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
     train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
     zero_allow_untested_optimizer tensor_parallel
     """
-"""Keys of a DeepSpeed file that are taken, or that zerofit's own file has."""
+"""Keys of a DeepSpeed file that are imported, or that zerofit's own file has."""
 _GROUP = ("tensor_parallel", "autotp_size")
 _SEQUENCE_GROUP = ("parallelism_config", "parallelism_config_sp_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFiles:
-    """The contents of a launch line's configuration files."""
+    """The settings in a launch line's configuration files."""
 
     name: str
     """The first of the files."""
     fields: dict[str, Any]
     """Values by field of Request."""
     said_by: dict[str, str]
-    """File and line that say each field."""
+    """File and line of each field."""
     nodes: dict[str, Any]
     """Values by field of Nodes."""
     on_cpu: bool
     """True if the ranks run on the CPU."""
     engine: str
-    """The engine that runs the script with these files and without zerofit; empty for plain DDP."""
+    """The engine that would run the script with these files without zerofit; empty for plain DDP."""
     left_out: tuple[str, ...]
-    """Keys of a DeepSpeed file that are not taken."""
+    """Keys of a DeepSpeed file that are not imported."""
 
     @property
     def line(self) -> str:
-        """A sentence about the settings taken from the files."""
+        """A sentence on the imported settings."""
         said = {
             **{name: value for name, value in self.nodes.items() if name == "num_processes"},
             **self.fields,
         }
         words = ", ".join(f"{name} {getattr(value, 'value', value)}" for name, value in said.items())
-        rest = f"; not taken: {', '.join(self.left_out)}" if self.left_out else ""
-        return f"{self.name} says {words or 'nothing that zerofit has a flag for'}{rest}"
+        rest = f"; not used: {', '.join(self.left_out)}" if self.left_out else ""
+        return f"{self.name} sets {words or 'nothing that zerofit has a flag for'}{rest}"
 
 
 def read_config_files(
     *, config_file: str | None, deepspeed_file: str | None, takes_default: bool
 ) -> ConfigFiles | None:
-    """Return what the files say; None where there is none.
+    """Return the settings in the files; None if there is none.
 
     Args:
         config_file: of `accelerate config`.
         deepspeed_file: DeepSpeed's JSON.
-        takes_default: True to read the file in accelerate's cache where none is named.
+        takes_default: True to read the file in accelerate's cache if none is named.
 
     Raises:
-        UserError: a file is not there, or can't be read; or it asks for FSDP.
+        UserError: a file does not exist, or can't be read; or it requests FSDP.
     """
     if config_file is None and deepspeed_file is None and not takes_default:
         return None
@@ -103,7 +103,7 @@ def read_config_files(
     if is_fsdp and config_file is not None and deepspeed_file is None:
         raise fsdp_refused(
             f"distributed_type: FSDP   ({config_file})",
-            fix=f"say ranks and precision by flags in place of {config_file}",
+            fix=f"set ranks and precision by flags instead of {config_file}",
         )
     said = {
         **_settings(situation.settings, documents[0]),
@@ -125,13 +125,13 @@ def read_config_files(
 def with_config_files(
     files: ConfigFiles, request: Request, nodes: Nodes, *, is_planned: bool
 ) -> tuple[Request, Nodes]:
-    """Return a request and its nodes with what the files say where no flag does.
+    """Return a request and its nodes, completed by the files' settings where no flag is given.
 
     Args:
-        files: what they say.
-        request: what the flags say.
-        nodes: what the flags say of nodes.
-        is_planned: True if zerofit chooses the strategy, in place of that of the files.
+        files: the settings.
+        request: from flags.
+        nodes: from flags.
+        is_planned: True if zerofit chooses the strategy instead of the files'.
     """
     taken = {
         name: value
@@ -158,8 +158,8 @@ def _check_readable(targets: Targets, *, is_named: bool) -> None:
             "config-file-missing",
             "there is no such configuration file",
             found=missing.value if missing.place is None else f"{missing.text}   ({missing.place})",
-            why="no file of that name stands where the launch is started",
-            fix="name a file that is there",
+            why="the current folder has no such file",
+            fix="name an existing file",
         )
     for broken in targets.broken if is_named else ():
         raise UserError(
@@ -172,7 +172,7 @@ def _check_readable(targets: Targets, *, is_named: bool) -> None:
 
 
 def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
-    """Return strategy and precision, by field of Request; what stands in no file is left out."""
+    """Return strategy and precision by field of Request; settings outside files are left out."""
     all_said: dict[str, Said[Any] | None] = {
         "engine": settings.engine,
         "zero_stage": settings.zero_stage,
@@ -191,7 +191,7 @@ def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
 
 
 def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return accumulation and clipping, where a file has a number for them."""
+    """Return accumulation and clipping, if a file has numbers for them."""
     numbers = {}
     for name in ("gradient_accumulation_steps", "gradient_clipping"):
         for document, path in (
@@ -205,7 +205,7 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
 
 
 def _left_out(deepspeed: Document) -> tuple[str, ...]:
-    """Return the keys of a DeepSpeed file that have no counterpart here."""
+    """Return the keys of a DeepSpeed file that have no counterpart in zerofit."""
     section, size = _GROUP
     beside = deepspeed.value(section)
     keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _TAKEN.split()]
@@ -214,7 +214,7 @@ def _left_out(deepspeed: Document) -> tuple[str, ...]:
 
 
 def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return the ranks of a group that shares samples, by field of Request, where a file makes some."""
+    """Return the sizes of groups that share samples, by field of Request, if a file sets them."""
     groups = {}
     for name, document, path in (
         ("tensor_parallel_size", deepspeed, _GROUP),

@@ -1,4 +1,4 @@
-"""From how each rank ended to the one that ended the run, an exit code and a sentence."""
+"""Determines from the ranks' ends which one ended the run, the exit code and the cause."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _PEER_LOST = (
     "NCCL",
     "TCPStore",
 )
-"""Texts of the errors that a rank raises because another one has gone: never the cause."""
+"""Errors that a rank raises because another one is gone: never the cause."""
 _LOST_PEER = 2
 """From here on a failure is a consequence: the rank lost its peers, or was ended by the launcher."""
 EXIT_STOPPED = 75
-"""EX_TEMPFAIL of sysexits.h, for a run that can go on: schedulers start it again."""
+"""EX_TEMPFAIL of sysexits.h, for a run that can be resumed: schedulers restart it."""
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How a rank failed, as the launcher saw it."""
+    """How a rank failed, as observed by the launcher."""
 
     exit_code: int
     """Negative for a signal."""
     timestamp: int
-    """When the launcher saw it, in whole seconds since 1970."""
+    """When the launcher noticed it, in whole seconds since 1970."""
 
 
 class EndKind(enum.StrEnum):
@@ -57,15 +57,15 @@ class EndKind(enum.StrEnum):
     LOST_NODE = "lost-node"
     """The ranks of this node only lost their peers on another one."""
     SIGNAL = "signal"
-    """Somebody stopped the run or killed a rank, or a rank crashed."""
+    """Someone stopped the run or killed a rank, or a rank crashed."""
     STOPPED = "stopped"
-    """The scheduler wanted the nodes back: the ranks saved a checkpoint together and ended."""
+    """The scheduler reclaimed the nodes: the ranks saved a checkpoint together and ended."""
     LAUNCHER = "launcher"
     """The launch failed before the script began."""
 
 
 GOES_ON_AFTER = (EndKind.STOPPED, EndKind.LOST_NODE)
-"""Ends after which the scheduler is to start the run again."""
+"""Ends after which the scheduler should restart the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +73,27 @@ class RunEnd:
     """How a run ended."""
 
     exit_code: int
-    """For zerofit to exit with: the script's own, or 128 + the signal's number."""
+    """zerofit's exit code: the script's own, or 128 + the signal's number."""
     cause: str | None
-    """One sentence; None where all went well."""
+    """One sentence; None on success."""
     kind: EndKind | None = None
-    """None where all went well."""
+    """None on success."""
     rank: int | None = None
-    """The rank that ended the run; None where that is not known, or no single one did."""
+    """The rank that ended the run; None if unknown, or not a single one."""
     phase: Phase | None = None
-    """That rank's phase at its end; None where it told nothing."""
+    """That rank's phase at its end; None if unknown."""
     missing_bytes: int | None = None
-    """Out of GPU memory: what the failed allocation asked for beyond what was free; None where unknown."""
+    """Out of GPU memory: requested minus free bytes of the failed allocation; None if unknown."""
     peak_bytes: int | None = None
-    """Out of memory: allocated memory (GPU) or resident memory (host) of the rank, with what the failed
-    allocation asked for on top. A lower bound on what the phase needs; None where unknown."""
+    """Out of memory: the rank's allocated (GPU) or resident (host) memory, including the failed allocation. A
+    lower bound for the phase; None if unknown."""
     observed: RankObservation | None = None
-    """Where that rank was at last; None where it told nothing."""
+    """The last observation of that rank; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A run that zerofit ended, as it no longer moved."""
+    """A run that zerofit ended because it made no progress."""
 
     rank: int
     """The rank that the others wait for."""
@@ -117,11 +117,11 @@ def judge(
 
     Args:
         launcher_code: exit code of the launch command, negative for a signal.
-        failures: as the launcher saw them; empty where it was killed before it could tell.
-        oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
-        observations: what each rank did last.
+        failures: as observed by the launcher; empty if it was killed before it could report.
+        oom_kills: processes killed by the OOM killer meanwhile; None if unknown.
+        observations: each rank's last state.
         num_ranks: ranks of this node.
-        is_one_of_nodes: True if other nodes take part, whose ranks tell nothing here.
+        is_one_of_nodes: True if other nodes take part, whose ranks are not observed here.
     """
     if hang is not None:
         return RunEnd(exit_code=1, cause=hang.sentence, kind=EndKind.HANG, rank=hang.rank, phase=hang.phase)
@@ -135,7 +135,7 @@ def judge(
         for rank, record in records.items()
         if record.exit_code
     }
-    if not told and len(records) == num_ranks:  # each says that it ended well: that stands
+    if not told and len(records) == num_ranks:  # each recorded success: that counts
         return _went_well(records)
     if not told:
         return _launcher_failed(launcher_code, oom_kills, has_begun=bool(observations))
@@ -162,17 +162,17 @@ def _went_well(records: Mapping[int, RankRecord]) -> RunEnd:
     saved = next((one.saved_to for one in records.values() if one.saved_to is not None), None)
     if saved is None:
         return RunEnd(exit_code=0, cause=None)
-    cause = f"stopped before its end, and saved in {saved}"
+    cause = f"stopped before its end, and saved to {saved}"
     return RunEnd(exit_code=EXIT_STOPPED, cause=cause, kind=EndKind.STOPPED)
 
 
 def _ended_at(failure: RankFailure, record: RankRecord | None) -> float:
-    """Return when a rank failed: as it wrote itself, else the end of the second in which that was seen."""
+    """Return when a rank failed: as it recorded, else the end of the second in which it was noticed."""
     return record.ended_at if record is not None and record.ended_at else failure.timestamp + 1.0
 
 
 def _likely_consequence(code: int, record: RankRecord | None) -> int:
-    """Rank failures by how likely they are a consequence of another's: 0 is a cause of its own."""
+    """Return how likely a failure is the consequence of another one: 0 is an independent cause."""
     if code == -signal.SIGTERM:
         return _LOST_PEER + 1
     text = (record.error_message if record is not None else None) or ""
@@ -224,7 +224,7 @@ def _end_of(
 
 
 def _kind_of(record: RankRecord | None) -> EndKind:
-    """Return why a rank failed that raised an error; the catalog of failures knows full memory."""
+    """Return why a rank failed with an exception; the catalog of failures recognizes out of memory."""
     if record is None:
         return EndKind.SCRIPT_ERROR
     if record.error_type == UserError.__name__:
@@ -236,7 +236,7 @@ def _kind_of(record: RankRecord | None) -> EndKind:
 
 
 def missing_memory(text: str) -> tuple[int | None, int | None]:
-    """Return what an allocation lacked and what it would have made allocated, from torch's message.
+    """Return how many bytes an allocation lacked, and the total it would have reached, from torch's message.
 
     The message is that of c10/cuda/CUDACachingAllocator.cpp: "Tried to allocate 2.00 GiB. GPU 0 has a total
     capacity of 79.10 GiB of which 512.00 MiB is free. ... 40.00 GiB allowed; Of the allocated memory 70.00
@@ -273,19 +273,20 @@ def describe(observed: RankObservation) -> str:
 def _how_much(missing: int | None, peak: int | None) -> str:
     words = []
     if missing:
-        words.append(f"{format_bytes(missing)} more than was free")
+        words.append(f"{format_bytes(missing)} more than free")
     if peak:
-        words.append(f"{format_bytes(peak)} in all")
+        words.append(f"{format_bytes(peak)} in total")
     return f": {', '.join(words)}" if words else ""
 
 
 def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankObservation]) -> RunEnd:
-    """Return the end of a run whose other ranks lost one that ended well, before them."""
+    """Return the end of a run in which one rank finished before the others."""
     observed = observations.get(left.rank)
     after = "" if observed is None else f" after {observed.step} steps"
     return replace(
         end,
-        cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost it",
+        cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost "
+        "its connection to its connection to it",
         kind=EndKind.SCRIPT_ERROR,
         rank=left.rank,
         phase=None if observed is None else observed.phase,
@@ -293,7 +294,7 @@ def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankOb
 
 
 def _error_said(record: RankRecord | None) -> str:
-    """Return a rank's error in a few words: of zerofit's own errors the headline, of others the type."""
+    """Return a rank's error in a few words: the summary of zerofit's own errors, the type of others."""
     if record is None or record.error_type in (None, "SystemExit"):
         return ""
     if record.error_type == UserError.__name__ and record.error_message:
@@ -307,7 +308,7 @@ def _killed(rank: int, number: int, oom_kills: int | None) -> str:
         return text
     if oom_kills:
         return f"{text}: probably because the host ran out of memory"
-    return f"{text}; the kernel's out-of-memory counter has not moved, so somebody else sent it"
+    return f"{text}; the kernel's out-of-memory counter has not moved, so someone else sent it"
 
 
 def _launcher_failed(code: int, oom_kills: int | None, *, has_begun: bool) -> RunEnd:
@@ -321,7 +322,7 @@ def _launcher_failed(code: int, oom_kills: int | None, *, has_begun: bool) -> Ru
         )
     cause = "accelerate launch failed before it started the script"
     if has_begun:
-        cause = "accelerate launch failed while the ranks trained, and told nothing of how they ended"
+        cause = "accelerate launch failed during training, without reporting how the ranks ended"
     return RunEnd(exit_code=code, cause=cause, kind=EndKind.LAUNCHER)
 
 

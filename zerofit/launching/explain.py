@@ -33,30 +33,30 @@ _EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrup
 _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
 _NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b")
-"""A message that its program does not take for an error."""
+"""A message that its program does not treat as an error."""
 _WAITED = re.compile(
     r"\[(?:PG (.*) )?Rank (\d+)\].*aught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
 )
-"""What NCCL's watchdog says of the collective that a rank waits in.
-Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13)."""
+"""NCCL's watchdog on the collective that a rank waits in. Source:
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13)."""
 _ANOTHER = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _KEPT_LINES = 200
-"""Lines back to the last time that a log names. ASSUMPTION: a traceback is no longer."""
+"""Lines searched back for a timestamp. ASSUMPTION: no traceback is longer."""
 _SHOWN_LINES = 3
 _UNKNOWN = "unknown-exception"
 _LONGEST_SHOWN = 240
 
 
 class CauseConfidence(enum.StrEnum):
-    """How sure a cause is."""
+    """How certain a cause is."""
 
     HIGH = "high"
-    """A known root cause stands in the log."""
+    """The log shows a known root cause."""
     MEDIUM = "medium"
-    """A message that may have many reasons, or an exception of no known kind."""
+    """A message with many possible reasons, or an unknown exception."""
     LOW = "low"
-    """The log holds consequences alone."""
+    """The log only shows consequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +66,24 @@ class EvidenceLine:
     file: str
     line: int
     text: str
-    """Secrets are masked."""
+    """With secrets masked."""
     rank: int | None
     moment: Moment | None = None
-    """When; None where the log does not tell."""
+    """Its time; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A failure that a log shows."""
+    """A failure found in a log."""
 
     failure: KnownFailure
     at: EvidenceLine
     frame: str | None = None
-    """The innermost frame of its traceback that is no library's, as file:line."""
+    """The innermost frame of its traceback outside libraries, as file:line."""
 
     @property
     def confidence(self) -> CauseConfidence:
-        """How sure it is that this is the cause."""
+        """How certain it is that this is the cause."""
         if self.failure.role is not Role.ROOT:
             return CauseConfidence.LOW
         return CauseConfidence.MEDIUM if self.failure.is_vague else CauseConfidence.HIGH
@@ -91,48 +91,48 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a run failed, by its logs."""
+    """Why a run failed, according to its logs."""
 
     cause: Found | None
-    """None where nothing failed, as far as the logs tell."""
+    """None if the logs show no failure."""
     others: tuple[Found, ...]
-    """Other failures, the first of each kind, the earliest first."""
+    """Other failures, the first of each kind, earliest first."""
     num_lines: int
     files: tuple[str, ...]
     waits: tuple[str, ...] = ()
-    """Ranks that others waited for in a collective, in words, by what NCCL's watchdog says."""
+    """Ranks that others waited for in a collective, in words, according to NCCL's watchdog."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Traceback:
-    """One rank's traceback, as far as it was read."""
+    """One rank's traceback, as read so far."""
 
     has_begun: bool = False
     frame: str | None = None
     chained: str | None = None
     last: Found | None = None
-    """The exception that ended the last one, which a chained one may replace."""
+    """The exception of the last one, which a chained one may replace."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LogReader:
-    """Collects the failures of logs, one file after another."""
+    """Collects the failures in logs, one file after another."""
 
     found: dict[tuple[str, str], Found] = field(default_factory=dict)
     """The first of each kind in each file."""
     num_lines: int = 0
     files: list[str] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
-    """Those that a log is of, or that failed."""
+    """The log's rank, or those that failed."""
     waiting: dict[int, tuple[str | None, int, str]] = field(default_factory=dict)
-    """By rank, the collective in which it timed out first: process group, number and kind."""
+    """By rank, the first collective that timed out: process group, number and kind."""
 
     def read(self, file: IO[bytes], name: str, *, ended_at: Moment | None = None) -> None:
         """Read a log.
 
         Args:
-            name: as it is shown.
-            ended_at: when it was last written to, for lines of a log that names no time.
+            name: for display.
+            ended_at: its modification time, for lines of a log without timestamps.
         """
         of_path = _RANK_IN_PATH.search(name)
         rank = next((int(one) for one in of_path.groups() if one), None) if of_path else None
@@ -181,7 +181,7 @@ class LogReader:
         self.num_lines += 0 if line is None else line.number
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
-        """Follow a traceback; return True for lines of it that are not its exception."""
+        """Follow a traceback; return True for its lines other than the exception."""
         if said.startswith("Traceback (most recent call last)"):
             traceback.has_begun, traceback.frame = True, None
             return True
@@ -196,7 +196,7 @@ class LogReader:
 
     def _note(self, one: Found, traceback: _Traceback, is_exception: bool) -> None:
         if is_exception:
-            # Of a chain, what was raised while another exception was handled is the one that got out.
+            # In a chain, the exception raised while another was handled is the one that propagated.
             last, chained = traceback.last, traceback.chained
             traceback.has_begun, traceback.chained, traceback.last = False, None, one
             if last is not None and chained and last.failure.role is Role.ROOT and last.failure.is_vague:
@@ -208,7 +208,7 @@ class LogReader:
         self.found.setdefault((one.at.file, one.failure.id), one)
 
     def explain(self) -> Explanation:
-        """Return the cause of all that was read, and what else failed."""
+        """Return the cause and the other failures in all logs read."""
         order = {name: number for number, name in enumerate(self.files)}
 
         def cause_first(one: Found) -> tuple[int, int]:
@@ -216,7 +216,7 @@ class LogReader:
             return rank_of_role, one.failure.is_vague
 
         def earliest(one: Found) -> tuple[bool, object, int, int]:
-            moment = one.at.moment if len(self.files) > 1 else None  # within a log, lines come in order
+            moment = one.at.moment if len(self.files) > 1 else None  # within a log, lines are in order
             return moment is None, moment or (), order[one.at.file], one.at.line
 
         found = sorted(self.found.values(), key=lambda one: (cause_first(one), earliest(one)))
@@ -233,8 +233,10 @@ class LogReader:
         )
 
     def _waits(self) -> Iterator[str]:
-        """Yield a sentence for each rank that did not come to the collective in which others timed out."""
-        if len({group for group, _, _ in self.waiting.values()}) != 1:  # numbers of groups don't compare
+        """Yield a sentence for each rank that did not reach the collective in which others timed out."""
+        if (
+            len({group for group, _, _ in self.waiting.values()}) != 1
+        ):  # numbers of different groups can't be compared
             return
         at = {rank: (number, kind) for rank, (_, number, kind) in self.waiting.items()}
         last = max(at.values())
@@ -242,16 +244,16 @@ class LogReader:
         those = f"rank{'' if len(at_last) == 1 else 's'} {', '.join(map(str, at_last))} waited"
         for rank in sorted({*self.ranks, *range(max(at) + 1)} - {*at_last}):
             own = f"waited in number {at[rank][0]}, {at[rank][1]}" if rank in at else "timed out in none"
-            yield f"rank {rank} never came to collective number {last[0]}, {last[1]}, where {those}: it {own}"
+            yield f"rank {rank} never reached collective number {last[0]}, {last[1]}, where {those}: it {own}"
 
 
 def _unknown(said: str) -> KnownFailure:
-    """Return the failure of an exception that the catalog does not know."""
+    """Return a failure for an exception that is not in the catalog."""
     return KnownFailure(
         id=_UNKNOWN,
         role=Role.ROOT,
         cause=f"the script raised {said.partition(':')[0].rpartition('.')[2]}",
-        why="no known failure of libraries, GPUs or schedulers: most likely the script or its data",
+        why="not a known failure of libraries, GPUs or schedulers: most likely the script or its data",
         fix="read the lines before it in the log, from the first Traceback on",
         evidence="the exception itself",
         signs=(),
@@ -260,10 +262,10 @@ def _unknown(said: str) -> KnownFailure:
 
 
 def explain_logs(paths: Sequence[Path], *, root: Path | None = None) -> Explanation:
-    """Return why the run failed whose logs these are.
+    """Return why a run failed, from its logs.
 
     Args:
-        root: folder that the names of the logs are shown relative to; None to show them as they are.
+        root: folder that log names are shown relative to; None shows them unchanged.
     """
     reader = LogReader()
     for path in paths:
@@ -275,25 +277,25 @@ def explain_logs(paths: Sequence[Path], *, root: Path | None = None) -> Explanat
 
 
 def explain_bytes(file: IO[bytes], name: str) -> Explanation:
-    """Return why the run failed whose log is read from an open file, such as standard input."""
+    """Return why a run failed, from a log in an open file, such as standard input."""
     reader = LogReader()
     reader.read(file, name)
     return reader.explain()
 
 
 def logs_in(folder: Path, *, or_none: bool = False) -> tuple[Path, ...]:
-    """Return the logs in a folder and below, by name.
+    """Return the logs in a folder and below, sorted by name.
 
     Raises:
-        UserError: there is none, and `or_none` does not allow that.
+        UserError: there is none, and `or_none` is False.
     """
     found = sorted(path for path in _files_in(folder) if _LOG_NAMES.search(path.name))
     if not found and not or_none:
         raise UserError(
             "no-logs",
-            "there is no log to explain",
+            "there are no logs to explain",
             found=str(folder),
-            why="no file in it or below is named like a log: *.log, *.out, *.err, *.txt",
+            why="no file in it or below is named as a log: *.log, *.out, *.err, *.txt",
             fix="name the file itself: zerofit explain FILE",
         )
     return tuple(found[:_MOST_FILES])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 TRACE_PREFIX = "nccl_trace_rank_"
-"""Name of a rank's dump of NCCL's flight recorder in the run's ranks/ folder, but for the rank."""
+"""Prefix of a rank's NCCL flight recorder dump in the run's ranks/ folder."""
 _OF_KIND = {
     EndKind.GPU_OUT_OF_MEMORY: GPU_IS_FULL,
     EndKind.HOST_OUT_OF_MEMORY: HOST_IS_FULL,
@@ -25,9 +25,9 @@ _OF_KIND = {
     EndKind.REFUSED: "zerofit-refused",
     EndKind.SIGNAL: "cancelled",
 }
-"""The catalog's failure for a verdict of `zerofit launch` whose sentence shows none itself."""
+"""The catalog's failure for an end of `zerofit launch` whose sentence shows none."""
 _COMPARED = ("strategy", "workload", "topology", "machine", "versions")
-"""Parts of plan.json that make one run differ from another."""
+"""Parts of plan.json to compare between runs."""
 _MOST_DIFFERENCES = 8
 _TIMED_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-(.+?)(-\d+)?$")
 
@@ -38,22 +38,22 @@ class RunExplanation:
 
     explanation: Explanation
     sentence: str | None = None
-    """The cause that `zerofit launch` told; None where the run ended well."""
+    """The cause reported by `zerofit launch`; None if the run succeeded."""
     good_run: str | None = None
-    """Name of the last run of the same script that ended well; None where there is none."""
+    """Name of the last successful run of the same script; None if there is none."""
     differences: tuple[str, ...] = ()
     """Differences from that run, in words."""
     collectives: tuple[str, ...] = ()
-    """Where the ranks' collectives stood, by NCCL's flight recorder or its watchdog."""
+    """Progress of the ranks' collectives, from NCCL's flight recorder or watchdog."""
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Return True if a folder is that of a run of `zerofit launch`."""
+    """Return True if a folder is a run folder of `zerofit launch`."""
     return (folder / "plan.json").is_file() and (folder / "command.sh").is_file()
 
 
 def explain_run(folder: Path) -> RunExplanation:
-    """Return why a run failed; of one that was started again, by a recovery or a requeue, its last start."""
+    """Return why a run failed; if it was restarted by a recovery or a requeue, why its last start did."""
     last = [folder, *filter(is_run_folder, attempts(folder)[1:])][-1]
     run = document_in(last / "run.json")
     if run.get("exit_code") == 0:
@@ -73,7 +73,7 @@ def explain_run(folder: Path) -> RunExplanation:
 
 
 def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanation:
-    """Return the explanation with the launch's own verdict for a cause, where the logs show no other root."""
+    """Return the explanation with the launch's own cause, if the logs show no other root cause."""
     kind, sentence = run.get("kind"), str(run.get("cause"))
     failure = failure_of(sentence, ends_traceback=False)
     if failure is None or failure.role is Role.CASCADE:
@@ -93,7 +93,7 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
 
 
 def _last_good_run(folder: Path) -> Path | None:
-    """Return the newest earlier run of the same script that ended well."""
+    """Return the newest earlier successful run of the same script."""
     own = _TIMED_NAME.fullmatch(folder.name)
     if own is None:
         return None
@@ -110,7 +110,7 @@ def _last_good_run(folder: Path) -> Path | None:
 
 
 def _differences(good: Path, bad: Path) -> Iterator[str]:
-    """Yield what differs between the plans of two runs, and their commands, in words."""
+    """Yield the differences between the plans and commands of two runs, in words."""
     before, now = document_in(good / "plan.json"), document_in(bad / "plan.json")
     for part in _COMPARED:
         old, new = dict(_leaves(before.get(part), part)), dict(_leaves(now.get(part), part))
@@ -126,22 +126,22 @@ def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     elif isinstance(value, list):
         for number, one in enumerate(value):
             yield from _leaves(one, f"{name}[{number}]")
-    elif not (name.startswith("machine") and "free" in name):  # that differs from run to run
+    elif not (name.startswith("machine") and "free" in name):  # which differs between any two runs
         yield name, value
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads plain values alone: a dump may come from anywhere."""
+    """Unpickles plain values only: a dump may come from anywhere."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
 
 
 def read_dump(file: IO[bytes]) -> dict[str, Any]:
-    """Return a dump of NCCL's flight recorder; empty where it is none."""
+    """Return a dump of NCCL's flight recorder; empty if it is none."""
     try:
         found = _PlainUnpickler(file).load()
-    except Exception:  # a cut-off or foreign file may raise anything
+    except Exception:  # a truncated or foreign file may raise anything
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -157,10 +157,10 @@ def _dumps(ranks: Path) -> dict[int, dict[str, Any]]:
 
 
 def stuck_collectives(dumps: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each process group whose ranks stand at different collectives.
+    """Yield a sentence for each process group whose ranks are at different collectives.
 
     Args:
-        dumps: by rank, as torch/csrc/distributed/c10d/FlightRecorder.hpp writes them.
+        dumps: by rank, as written by torch/csrc/distributed/c10d/FlightRecorder.hpp.
     """
     groups: dict[str, dict[int, tuple[int, str, str]]] = {}
     for rank, dump in dumps.items():

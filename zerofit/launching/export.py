@@ -1,4 +1,4 @@
-"""Exports a checkpoint's weights, of any ZeRO stage, as from_pretrained() reads them."""
+"""Exports a checkpoint's weights, of any ZeRO stage, in the format of from_pretrained()."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ _TOKENIZER = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-"""Files of a tokenizer or a processor, as transformers names them."""
+"""Files of a tokenizer or processor in transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """An export that was written."""
+    """A written export."""
 
     checkpoint: Path
-    """The checkpoint whose weights they are."""
+    """The checkpoint of the weights."""
     folder: Path
-    """Where they stand."""
+    """The output folder."""
     is_adapter: bool
-    """True for adapters, which peft puts on their base."""
+    """True for adapters, which peft loads onto their base."""
     num_parameters: int
-    """Numbers written."""
+    """Elements written."""
     total_bytes: int
-    """Bytes of these."""
+    """Their size."""
 
 
 def export(source: Path, out: Path) -> Exported:
-    """Write a checkpoint's weights as from_pretrained() reads them, and load them to compare.
+    """Write a checkpoint's weights in the format of from_pretrained(), and verify them by loading.
 
     Args:
-        source: a checkpoint, a folder of checkpoints, or the folder of a run.
-        out: a new or an empty folder.
+        source: a checkpoint, a folder of checkpoints, or a run folder.
+        out: a new or empty folder.
 
     Raises:
         UserError: there is no complete checkpoint, or its weights can't be exported.
@@ -62,14 +62,14 @@ def export(source: Path, out: Path) -> Exported:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             "export-folder-not-empty",
-            "the weights would stand among other files",
-            found=f"--out {out}, which holds files already",
-            why="what is there might be overwritten, or be taken for a part of the model",
+            "the output folder is not empty",
+            found=f"--out {out}, which contains files",
+            why="these might be overwritten, or mistaken for part of the model",
             fix="name a new folder",
         )
     configs = next((place for place in (checkpoint, checkpoint / MODEL_FOLDER) if _describes(place)), None)
     if configs is None:
-        raise _no_model(checkpoint, "neither config.json nor adapter_config.json is in it")
+        raise _no_model(checkpoint, "it has neither config.json nor adapter_config.json")
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -94,7 +94,7 @@ def export(source: Path, out: Path) -> Exported:
 
 
 def _checkpoint(source: Path) -> Path:
-    """Return the checkpoint that is meant: the one that is named, or the newest complete one."""
+    """Return the checkpoint: the given one, or the newest complete one."""
     if is_checkpoint(source):
         found = [inspect_checkpoint(source, digests=True)]
     else:
@@ -110,8 +110,8 @@ def _checkpoint(source: Path) -> Path:
         "no-checkpoint",
         "there is no checkpoint to export",
         found=str(source),
-        why="it is neither a checkpoint, nor a folder of checkpoints, nor the folder of a run that saved one",
-        fix="name the folder that save_state() or Trainer wrote, such as out/checkpoint-500",
+        why="it is neither a checkpoint, nor a folder of checkpoints, nor a run folder with one",
+        fix="name a folder written by save_state() or Trainer, such as out/checkpoint-500",
     )
 
 
@@ -122,16 +122,16 @@ def _describes(folder: Path) -> bool:
 def _no_model(checkpoint: Path, found: str) -> UserError:
     return UserError(
         "export-without-model",
-        "the checkpoint does not tell which model its weights are of",
+        "the checkpoint does not describe the model of its weights",
         found=f"{checkpoint}: {found}",
-        why="from_pretrained() makes the model that config.json describes; a checkpoint of accelerate has "
-        "one if `zerofit launch` saved it",
-        fix=f"put the model's config.json into {checkpoint / MODEL_FOLDER}, its class in `architectures`",
+        why="from_pretrained() builds the model from config.json, which accelerate's checkpoints only "
+        "have if `zerofit launch` saved them",
+        fix=f"copy the model's config.json to {checkpoint / MODEL_FOLDER}, its class in `architectures`",
     )
 
 
 def _weights(checkpoint: Path) -> dict[str, Any]:
-    """Return the weights by name: the fp32 masters where DeepSpeed has them."""
+    """Return the weights by name: DeepSpeed's fp32 master weights if there are any."""
     import torch
 
     _check_whole(checkpoint)
@@ -145,21 +145,21 @@ def _weights(checkpoint: Path) -> dict[str, Any]:
     else:
         found = _plain_weights(checkpoint)
     if not found:
-        raise _no_model(checkpoint, "it holds no weights")
+        raise _no_model(checkpoint, "it has no weights")
     return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in found.items()}
 
 
 def _check_whole(checkpoint: Path) -> None:
-    """Check that each layer is whole in the checkpoint's shards."""
+    """Check that each layer is complete in the checkpoint's shards."""
     size = tensor_parallel_size_of(path.name for path in checkpoint.glob("*/*_states.pt"))
     if size > 1:
         raise UserError(
             "export-of-cut-layers",
-            "the weights of a tensor-parallel checkpoint can't be put together from its files",
-            found=f"{checkpoint}: layers cut over {size} ranks",
-            why="DeepSpeed's zero_to_fp32 takes each rank's part for the whole layer",
-            fix="resume with the same --tensor-parallel-size and let the script save its model, or copy the "
-            "model.safetensors that Trainer wrote beside the shards",
+            "the weights of a tensor-parallel checkpoint can't be merged from its files",
+            found=f"{checkpoint}: layers sharded over {size} ranks",
+            why="DeepSpeed's zero_to_fp32 treats each rank's part as the whole layer",
+            fix="resume with the same --tensor-parallel-size and make the script save its model, or copy "
+            "the model.safetensors that Trainer wrote beside the shards",
         )
 
 
@@ -176,11 +176,11 @@ def _plain_weights(checkpoint: Path) -> dict[str, Any]:
 
 
 def _empty_model(configs: Path, *, base: str | None = None) -> Any:
-    """Return the model that a folder's config.json describes, without weights.
+    """Return the model of a folder's config.json, without weights.
 
     Args:
         configs: the folder.
-        base: the model whose config.json it is, where the folder has none; None without one.
+        base: the model whose config.json to use if the folder has none; None without one.
     """
     import torch
     import transformers
@@ -225,7 +225,7 @@ def _write_adapter(configs: Path, weights: Mapping[str, Any], out: Path) -> dict
 
 
 def _check_equal(loaded: Mapping[str, Any], weights: Mapping[str, Any], wrong: Mapping[str, Any]) -> None:
-    """Check that what was written loads, and is what was saved, bit by bit."""
+    """Check that the written weights load and equal the saved ones bit by bit."""
     import torch
 
     differing = [
@@ -237,9 +237,9 @@ def _check_equal(loaded: Mapping[str, Any], weights: Mapping[str, Any], wrong: M
         )
         raise UserError(
             "export-differs",
-            "the exported weights do not load as they were saved",
+            "the exported weights differ after loading",
             found=found,
-            why="the model that config.json describes is not the one that was trained",
+            why="config.json does not describe the trained model",
             fix="name the checkpoint of this model, or correct its config.json",
             exit_code=1,
         )

@@ -1,4 +1,4 @@
-"""The failures of zerofit/catalog/failures.toml, and which of them a line of a log shows."""
+"""The failure catalog zerofit/catalog/failures.toml, and matching of log lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMON = frozenset(
         *("model", "open", "step", "torch", "total", "train", "training"),
     }
 )
-"""Words that lines of healthy logs have, so that they are of little use for a fast look."""
+"""Words common in healthy logs, which don't help a fast search."""
 _OF_TRACEBACKS = (
     "Traceback",
     "Error",
@@ -39,18 +39,18 @@ _OF_TRACEBACKS = (
 
 
 class Role(enum.StrEnum):
-    """Where a failure stands among those of a run."""
+    """The role of a failure in a run."""
 
     ROOT = "root"
     CONFIRMATION = "confirmation"
-    """Says that a run failed, and hardly why."""
+    """Confirms that a run failed, without the reason."""
     CASCADE = "cascade"
     """A consequence of another rank's failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFailure:
-    """A failure as logs show it."""
+    """A known failure, as logs show it."""
 
     id: str
     role: Role
@@ -59,15 +59,15 @@ class KnownFailure:
     fix: str
     evidence: str
     signs: tuple[str, ...]
-    """Parts of one line; "..." stands for anything, ^ and $ for the line's ends."""
+    """Parts of one line; "..." matches anything, ^ and $ the line's ends."""
     ends_traceback: bool = False
-    """True if the signs count in the exception that ends a traceback alone."""
+    """True if the signs only count in the exception at the end of a traceback."""
     vague: bool = False
-    """True if it says so little that any other root wins."""
+    """True if it is so unspecific that any other root cause takes precedence."""
 
     @property
     def is_vague(self) -> bool:
-        """True if any other root wins over it."""
+        """True if any other root cause takes precedence."""
         return self.vague or self.ends_traceback
 
 
@@ -112,7 +112,7 @@ def _sign(failure: KnownFailure, sign: str) -> _Sign:
 
 @functools.cache
 def _signs_by_word() -> Mapping[str, tuple[_Sign, ...]]:
-    """Return the signs by a word of theirs, without which a text can't have them."""
+    """Return the signs by a word that a text must contain to match them."""
     found: dict[str, tuple[_Sign, ...]] = {}
     for sign in _signs():
         words = _WORD.findall(sign.literal)
@@ -122,18 +122,18 @@ def _signs_by_word() -> Mapping[str, tuple[_Sign, ...]]:
 
 
 def shows_nothing(text: str) -> bool:
-    """Return True if a text of one line or many shows no failure and no traceback: most of a log, fast."""
+    """Return True if a text shows no failure and no traceback: a fast check for most of a log."""
     if any(word in text for word in _OF_TRACEBACKS):
         return False
     return _signs_by_word().keys().isdisjoint(_WORD.findall(text))
 
 
 def failure_of(text: str, *, ends_traceback: bool) -> KnownFailure | None:
-    """Return the failure that a line shows, by its longest sign, a vague one last; None where it shows none.
+    """Return the failure that a line shows, by its longest sign, unspecific ones last; None if there is none.
 
     Args:
-        text: without the rank and the time in front of it.
-        ends_traceback: True if it is the exception that a traceback ends with.
+        text: without leading rank and time.
+        ends_traceback: True if it is the exception at the end of a traceback.
     """
     by_word = _signs_by_word()
     found = [
@@ -147,5 +147,5 @@ def failure_of(text: str, *, ends_traceback: bool) -> KnownFailure | None:
 
 
 def shows(name: str, text: str) -> bool:
-    """Return True if the message of an exception shows the failure of this id."""
+    """Return True if an exception's message shows the failure with this id."""
     return any(sign.failure.id == name and sign.pattern.search(text) for sign in _signs())

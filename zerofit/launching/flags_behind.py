@@ -1,4 +1,4 @@
-"""Flags of `zerofit launch` that stand behind the script, where the script itself does not know them."""
+"""Finds flags of `zerofit launch` after the script that the script itself does not know."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _WORD = re.compile(r"[A-Za-z_][\w-]*")
 _PARSERS_OF_ANYTHING = frozenset(
     {"argv", "hydra", "OmegaConf", "fire", "tyro", "jsonargparse", "LightningCLI"}
 )
-"""Names in a source that may take any flag: what it passes on, or makes of classes that stand elsewhere."""
+"""Names in a source by which it may accept any flag: pass-through, or classes defined elsewhere."""
 _WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
 
 
 def check_flags_behind(
     target: tuple[str, ...], *, before: tuple[str, ...], flags: Mapping[str, bool]
 ) -> None:
-    """Check that no flag of `zerofit launch` stands behind a script whose source does not name it.
+    """Check that no flag of `zerofit launch` follows a script whose source does not contain it.
 
-    A script that ignores its arguments would train where --dry-run stands behind it. Only the source is
-    looked at: the script's, and of the modules beside it that it imports.
+    A script that ignores its arguments would train despite a --dry-run after it. Only the source is searched:
+    the script's, and that of local modules that it imports.
 
     Args:
         target: the script and its arguments.
@@ -36,7 +36,7 @@ def check_flags_behind(
         flags: long names of the flags of `zerofit launch`, with hyphens, and True for those with a value.
 
     Raises:
-        UserError: such a flag stands there; the fix is the whole command.
+        UserError: there is such a flag; the fix is the whole command.
     """
     script, *arguments = target
     behind = {word: word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
@@ -54,19 +54,19 @@ def check_flags_behind(
 
 
 def _is_known(flag: str, names: set[str]) -> bool:
-    """Return True if a source names a flag, or one that it abbreviates, as argparse allows."""
+    """Return True if a source contains a flag, or one that it abbreviates, as argparse allows."""
     plain = flag.lstrip("-").replace("-", "_")
     return any(name.startswith((plain, f"no_{plain}")) or plain == f"no_{name}" for name in names)
 
 
 def _names(path: Path, *, seen: set[Path]) -> Iterator[str]:
-    """Yield each name in a script and in the modules beside it, and each word in their strings."""
+    """Yield each name in a script and its local modules, and each word in their strings."""
     if path in seen:
         return
     seen.add(path)
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # Python itself will say what is wrong
+    except (OSError, SyntaxError, ValueError):  # Python itself will report what is wrong
         yield "argv"
         return
     for node in ast.walk(tree):
@@ -101,8 +101,8 @@ def _behind(
     named = ", ".join(unknown)
     return UserError(
         "flag-behind-script",
-        f"a flag of zerofit's stands behind {script}, which does not know it",
+        f"a zerofit flag follows {script}, which does not know it",
         found=f"{script} ... {named}",
-        why=f"words behind the script are its own, and its source names no {named}",
+        why=f"arguments after the script belong to it, but its source has no {named}",
         fix=shlex.join([*before, *moved, script, *rest]),
     )

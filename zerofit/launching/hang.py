@@ -1,4 +1,4 @@
-"""Looks on the ranks of a run: tells how far they are, and notices that they no longer move."""
+"""Watches the ranks of a run: reports progress, and detects hangs."""
 
 from __future__ import annotations
 
@@ -28,57 +28,57 @@ if TYPE_CHECKING:
 
 _LEAST_LIMIT_S = 300.0
 _LONGEST_TIMES = 20
-"""A run hangs that has not moved for 300 s and 20 times its longest phase so far. ASSUMPTION: no step that
-still moves is slower than that; torch's own limit is 600 s for NCCL and 1800 s for gloo
+"""A run hangs if it has made no progress for 300 s and 20 times its longest phase so far. ASSUMPTION: no
+working step is slower; torch's own limit is 600 s for NCCL and 1800 s for gloo
 (torch/distributed/constants.py)."""
 _FIRST_STEP_LIMIT_S = 1800.0
-"""Until the first step is done: it may compile the model. ASSUMPTION, as gloo's limit."""
+"""Limit for the first step, which may compile the model. ASSUMPTION, as gloo's limit."""
 _LOOK_EVERY_S = 1.0
 _SUSPENDED_S = 30.0
-"""A look that comes so late says that this process, or the machine, stood still: all limits begin anew."""
+"""A check delayed this much means that this process, or the machine, was suspended: all limits are reset."""
 _TELL_EVERY_S = 60.0
 _DUMP_S = 5.0
-"""How long a rank may take to write its stacks. ASSUMPTION: it is one write from a signal handler."""
+"""Time limit for a rank to write its stacks. ASSUMPTION: it is one write from a signal handler."""
 _PY_SPY_S = 30.0
 _WAITING = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 _FREE = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
-"""Phases that may take any time."""
+"""Phases without a time limit."""
 _BUSY_SHARE = 0.2
-"""Of one core: a rank in the script's own code that takes more is at work. ASSUMPTION."""
+"""Of one core: a rank in the script's own code that uses more is working. ASSUMPTION."""
 _COLLECTIVE = re.compile(r'distributed_c10d\.py", line \d+ in (?!wrapper\b)(\w+)')
 _SHOWN_RANKS = 4
 _LEAST_PACES = 3
 _KEPT_PACES = 1000
-"""Looks at which a step had changed, whose median is the step's time; the newest are kept."""
+"""Number of recent checks with a step change, whose median is the step's time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunWatch:
-    """A run's ranks by their live files, and whether they hang."""
+    """Watches a run's ranks by their live files, and detects hangs."""
 
     ranks_folder: Path
     ranks: range
     limit_s: float | None
-    """Without a move a run is taken to hang; 0 for never, None for a limit that follows the run."""
+    """Time without progress after which a run counts as hung; 0 for never, None to adapt to the run."""
     observer: Observer
     predicted_bytes: int | None = None
-    """GPU memory of a rank, by the plan."""
+    """Predicted GPU memory per rank."""
     hang: Hang | None = None
     """Set once the run hangs."""
     _looked_at: float = field(default_factory=time.monotonic)
     _told_at: float = field(default_factory=time.monotonic)
     _first: tuple[float, int] | None = None
-    """Time and step at the first look at which a step was done."""
+    """Time and step of the first check at which a step was done."""
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By rank: its own time of the last move, and when that was first seen here (monotonic)."""
+    """By rank: its own time of the last progress, and when that was first seen here (monotonic)."""
     _stopped_at: dict[int, float] = field(default_factory=dict)
     _last: tuple[float, int] | None = None
-    """The first rank's own time and step when its step was last seen to change."""
+    """The first rank's own time and step at the last change of its step."""
     _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_PACES))
-    """Seconds a step between the looks at which it had changed."""
+    """Seconds per step between checks at which it had changed."""
 
     def look(self) -> bool:
-        """Look once a second; return if the run hangs, with the stacks of all ranks written."""
+        """Check once a second; return True if the run hangs, after writing the stacks of all ranks."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return False
@@ -94,21 +94,21 @@ class RunWatch:
             still_s = now - max(at for _, at in self._seen.values())
             self._dump(found)
             self.hang = self._verdict(found, still_s)
-            for rank in self._stopped_at:  # else it could not even be told to end
+            for rank in self._stopped_at:  # otherwise it could not even be told to end
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(found[rank].pid, signal.SIGCONT)
         return self.hang is not None
 
     def observations(self) -> dict[int, RankObservation]:
-        """Return what each rank that has begun does now, or did last."""
+        """Return the current or last state of each rank that has begun."""
         found = {rank: read_observation(self.ranks_folder, rank) for rank in self.ranks}
         return {rank: one for rank, one in found.items() if one is not None}
 
     @property
     def step_time_s(self) -> float | None:
-        """The median time of an optimizer step; None where too few were seen.
+        """The median time of an optimizer step; None if too few were seen.
 
-        A median, as some of the time between two looks is spent saving or evaluating.
+        A median, since some of the time between two checks is spent saving or evaluating.
         """
         return statistics.median(self._paces) if len(self._paces) >= _LEAST_PACES else None
 
@@ -121,17 +121,17 @@ class RunWatch:
         self._last = one.changed_at, one.step
 
     def _note_stopped(self, found: Mapping[int, RankObservation], now: float) -> None:
-        """Name a process that somebody has stopped, at once."""
+        """Report a process that was suspended (SIGSTOP), at once."""
         for rank, one in found.items():
             if not _is_stopped(one.pid):
                 self._stopped_at.pop(rank, None)
             elif rank not in self._stopped_at:
                 self._stopped_at[rank] = now
                 where = f"rank {rank} (process {one.pid}) is stopped by a signal, in {describe(one)}"
-                self.observer.say(f"{where}; `kill -CONT {one.pid}` lets it go on")
+                self.observer.say(f"{where}; `kill -CONT {one.pid}` resumes it")
 
     def _hangs(self, found: Mapping[int, RankObservation], now: float) -> bool:
-        """True if no rank has moved for longer than the limit, and none does what may take any time."""
+        """Return True if no rank has made progress within the limit, and none is in a phase without limit."""
         for rank, one in found.items():
             if rank not in self._seen or self._seen[rank][0] != one.changed_at:
                 self._seen[rank] = one.changed_at, now
@@ -160,7 +160,7 @@ class RunWatch:
         return self.ranks_folder / f"rank{rank}.stack"
 
     def _dump(self, found: Mapping[int, RankObservation]) -> None:
-        """Have every rank write its stacks; of one that does not, py-spy's, where it is installed."""
+        """Make every rank write its stacks; if one does not, use py-spy, if installed."""
         for one in found.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, one.dump_signal)
@@ -201,7 +201,7 @@ class RunWatch:
         return Hang(
             rank=rank,
             phase=found[rank].phase,
-            sentence=f"hang: no rank has moved for {still_s:.0f} s; {'; '.join(lines)}; "
+            sentence=f"hang: no rank has made progress for {still_s:.0f} s; {'; '.join(lines)}; "
             f"their stacks are in {self.ranks_folder}",
         )
 
@@ -213,20 +213,20 @@ class RunWatch:
         return f"rank {rank} {f'waits in {collective}, ' if collective else 'is '}in {describe(one)}"
 
     def _collective(self, rank: int) -> str | None:
-        """Return the collective in which a rank's stacks stand; None where they show none."""
+        """Return the collective in a rank's stacks; None if there is none."""
         with contextlib.suppress(OSError):
             found = _COLLECTIVE.search(self._stack_file(rank).read_text(encoding="utf-8", errors="replace"))
             return found and found[1]
         return None
 
     def clear_unused(self) -> None:
-        """Remove the files for stacks that no rank has written to."""
+        """Remove stack files that no rank has written to."""
         for rank in self.ranks:
             if not _size(self._stack_file(rank)):
                 self._stack_file(rank).unlink(missing_ok=True)
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
-        """Tell each minute how far the run is."""
+        """Report the run's progress once a minute."""
         one = found.get(self.ranks[0])
         if one is None or one.step == 0:
             return
@@ -248,7 +248,7 @@ class RunWatch:
 def progress_line(
     ranks: Sequence[RankObservation], s_per_step: float | None, predicted_bytes: int | None
 ) -> str:
-    """Return step, time left and memory in one line; the first rank's steps, the fullest rank's memory."""
+    """Return step, remaining time and memory in one line; steps of the first rank, memory of the fullest."""
     one = ranks[0]
     words = [f"step {one.step}" + (f" of {one.num_steps}" if one.num_steps else "")]
     if one.num_steps and s_per_step is not None:
@@ -271,7 +271,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _is_busy(pid: int) -> bool:
-    """True if a process and what it started take CPU time within a second."""
+    """Return True if a process or its children use CPU time within a second."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         processes = [process, *process.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""The run folders of a directory: what each is, how large, and which may be removed."""
+"""Run folders of a directory: their state, their size, and which may be removed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)-.")
-"""As zerofit.launching.run_folder names a run's folder."""
+"""Format of run folder names, as in zerofit.launching.run_folder."""
 _WRITTEN = (
     *("plan.json", "accelerate.yaml", "ds_config.json", "command*.sh", "run*.json", "checkpoints.jsonl"),
     *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out", "launcher*.json", STOP_FILE),
 )
-"""Names that zerofit writes into a run's folder; all else is the user's."""
+"""Names that zerofit writes into a run folder; everything else is the user's."""
 _QUIET_S = 3600.0
-"""A run of another machine without a record, whose files changed so lately, may run there. ASSUMPTION."""
+"""A run of another machine without a record, whose files changed this recently, may be running.
+ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +44,24 @@ class KeptRun:
     started_at: datetime
     """Local time, from the folder's name."""
     num_bytes: int
-    """All files together."""
+    """Total size of all files."""
     exit_code: int | None
-    """None where the run has left no record."""
+    """None if the run has left no record."""
     is_running: bool
-    """True if it runs, or may."""
+    """True if it is, or may be, running."""
     foreign: tuple[str, ...]
-    """Files and folders in it that zerofit does not write as records: checkpoints, results."""
+    """Files and folders in it other than zerofit's records: checkpoints, results."""
 
     @property
     def state(self) -> str:
-        """How the run stands, in a word or two."""
+        """The run's state in a word or two."""
         if self.is_running:
             return "running"
         return "no record" if self.exit_code is None else f"exit {self.exit_code}"
 
 
 def kept_runs(runs: Path) -> tuple[KeptRun, ...]:
-    """Return the runs whose folders stand in a directory, the oldest first."""
+    """Return the runs whose folders are in a directory, oldest first."""
     if not runs.is_dir():
         return ()
     in_use = _words_of_processes()
@@ -110,14 +111,14 @@ def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
         return True in lives or (not is_quiet and (None in lives or not lives))
     try:
         return not is_over(run)
-    except UserError:  # nobody knows
+    except UserError:  # unknown
         return True
 
 
 def _files(folder: Path) -> Iterator[str]:
     for at, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            if os.path.lexists(path := os.path.join(at, name)):  # a run that goes on renames its files
+            if os.path.lexists(path := os.path.join(at, name)):  # a running run renames its files
                 yield path
 
 
@@ -131,11 +132,11 @@ def _foreign(folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """The runs that go, and those that stay for another reason than their age or number."""
+    """The runs to remove, and those kept for other reasons than age or number."""
 
     removed: tuple[KeptRun, ...]
     spared: tuple[tuple[KeptRun, str], ...]
-    """A run, and why it stays."""
+    """A run, and why it is kept."""
 
 
 def runs_to_prune(
@@ -149,11 +150,11 @@ def runs_to_prune(
     """Choose the runs to remove: those that both limits allow.
 
     Args:
-        found: all runs, the oldest first.
+        found: all runs, oldest first.
         now: local time.
-        older_than_days: only runs that started before so many days; None for runs of any age.
-        keep_last: so many of the newest stay; None for no such limit.
-        keep_failed: True if runs that did not end with 0 stay.
+        older_than_days: only runs that started more than this many days ago; None for any age.
+        keep_last: number of newest runs to keep; None for no such limit.
+        keep_failed: True to keep runs with another exit code than 0.
     """
     old = found[: len(found) - keep_last] if keep_last else found
     if older_than_days is not None:
@@ -169,7 +170,7 @@ def _reason_to_stay(run: KeptRun, *, keep_failed: bool) -> str | None:
     if run.is_running:
         return "it runs, or may run elsewhere; `zerofit runs cancel` ends it"
     if run.foreign:
-        return f"it holds {', '.join(run.foreign)}"
+        return f"it contains {', '.join(run.foreign)}"
     if keep_failed and run.exit_code != 0:
         return f"it failed ({run.state})"
     return None
@@ -188,7 +189,7 @@ def remove_run(run: KeptRun) -> None:
             "run-not-removed",
             "a run's folder can't be removed",
             found=f"{error.strerror}: {error.filename}",
-            why="the folder, or one in it, can't be written",
-            fix="run it as the owner of the folder",
+            why="the folder, or one in it, is not writable",
+            fix="run this as the owner of the folder",
             exit_code=1,
         ) from None

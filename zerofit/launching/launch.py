@@ -1,4 +1,4 @@
-"""launch: a script trained under the fastest memory strategy that fits, through `accelerate launch`."""
+"""launch: trains a script under the fastest memory strategy that fits, through `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ if TYPE_CHECKING:
     from zerofit.launching.diagnose import RunEnd
 
 _SHOWN_ROWS = 6
-"""Changes that are listed before a script starts."""
+"""Changes listed before a script starts."""
 RUNS = Path("zerofit-runs")
-"""Folder of all run folders, where no other is named."""
+"""Default folder of all run folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRun:
-    """A run that has ended, or, after a dry run, that would be started."""
+    """A run that has ended, or, after a dry run, would be started."""
 
     plan: Plan
     folder: Path
-    """The run folder: plan, written configurations, command, logs and record of each rank."""
+    """The run folder: plan, configurations, command, logs and record of each rank."""
     command: str
     """The `accelerate launch` command, for a shell."""
     files: Mapping[Path, str] = field(repr=False)
-    """Text of the files that the run folder gets before the start, by path."""
+    """Texts of the run folder's files before the start, by path."""
     exit_code: int | None
     """The script's own, or 128 + the number of the signal that ended it; None after a dry run."""
     cause: str | None
-    """Why it failed, in a sentence; None where all went well."""
+    """Why it failed, in a sentence; None on success."""
     recoveries: tuple[Recovery, ...] = ()
-    """How it went on after it was out of memory; `plan` is then that of the last attempt."""
+    """Restarts after running out of memory; `plan` is then that of the last attempt."""
 
 
 def launch(
@@ -100,37 +100,37 @@ def launch(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> LaunchedRun:
-    """Train a script, unmodified, under the fastest memory strategy that fits, and wait for its end.
+    """Train an unmodified script under the fastest memory strategy that fits, and wait for its end.
 
-    `zerofit.launch("train.py", "--epochs", "3", zero_stage=3)`. Each rank is a process of its own, started by
-    `accelerate launch`; nothing of the training happens in this process.
+    `zerofit.launch("train.py", "--epochs", "3", zero_stage=3)`. Each rank is a separate process, started by
+    `accelerate launch`; no training happens in this process.
 
     Args:
         script: the script, or with `module` the module, to train.
         arguments: the script's own.
-        module: True where the script is a module, as with `python -m`.
-        plan: a plan to follow, or the file that holds one; made from the script where it is left out.
-        gpus: GPUs of another machine: with `on_cpu=True` to plan for and to rehearse on the CPU, with
+        module: True to run a module, as with `python -m`.
+        plan: a plan, or its file; by default it is made for the script.
+        gpus: GPUs of another machine: with `on_cpu=True` to plan for them and test on the CPU, with
             `dry_run=True` to show what would run there.
-        captures: False to go by the settings alone, without looking at what the script trains.
-        capture_limit_s: how long the script may take to come to its training.
-        is_checked: False to go on where compatibility rules say that it can't work.
+        captures: False to use only the given settings, without capturing what the script trains.
+        capture_limit_s: time limit for the script to reach its training.
+        is_checked: False to continue despite errors of compatibility rules.
         generate_limit_s: how long a rank may wait in model.generate until all call it, under ZeRO-3.
-        hang_limit_s: how long no rank may move before the run is ended; 0 for ever, None for a limit that
-            follows the run's own pace.
+        hang_limit_s: time without progress of any rank after which the run is ended; 0 for never, None to
+            adapt to the run's own pace.
         run_dir: folder of all run folders.
         hostfile: DeepSpeed's list of nodes.
-        config_file: of `accelerate config`; where none is named, the one in accelerate's cache, as
-            `accelerate launch` takes it, but for a plan that stands.
+        config_file: of `accelerate config`; by default the one in accelerate's cache, as for `accelerate
+            launch`, unless a plan is given.
         deepspeed_file: DeepSpeed's JSON.
-        recover: "auto" to go on under another plan when memory runs out, at the same global batch and from
-            the last checkpoint; "ask" to ask the observer first; "off" to end.
-        max_recoveries: how often.
-        max_lost_steps: steps that may be done again where the script can't resume and starts anew.
-        num_trials: how many of the plan's best strategies to run for some steps first, to take the fastest;
-            see `zerofit.tune`.
-        dry_run: True to return what would be written and run, and to train nothing.
-        observer: is told of captures, plans and findings; silent by default.
+        recover: "auto" to restart with another plan when memory runs out, with the same global batch and
+            from the last checkpoint; "ask" to ask the observer first; "off" to end.
+        max_recoveries: maximum number of such restarts.
+        max_lost_steps: steps that may be repeated if the script can't resume and starts from scratch.
+        num_trials: number of the plan's best strategies to try for some steps first, to use the fastest; see
+            `zerofit.tune`.
+        dry_run: True to only return what would be written and run.
+        observer: receives progress, plans and findings; silent by default.
         settings: of strategy and model as for zerofit.plan, and of nodes: the fields of
             zerofit.launching.nodes.Nodes, such as `num_nodes`, `machine_rank`, `main_process_ip`, `gpu_ids`.
 
@@ -138,8 +138,8 @@ def launch(
         How the run ended, and its folder.
 
     Raises:
-        UserError: something that was given is wrong, nothing fits, or it can't be run here.
-        ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
+        UserError: an argument is wrong, nothing fits, or it can't run here.
+        ExceptionGroup: of UserErrors, if compatibility rules forbid the run.
     """
     request = launch_request(
         script_target(script, arguments, module=module),
@@ -203,7 +203,7 @@ def launch(
 def _run(
     attempt: Attempt, policy: RecoverPolicy, *, hang_limit_s: float | None, observer: Observer
 ) -> tuple[Attempt, RunEnd]:
-    """Run a launch to its end, under other plans where it is out of memory; return the last attempt."""
+    """Run a launch to its end, with other plans if out of memory; return the last attempt."""
     folder = attempt.folder
     ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
     while following := next_attempt(attempt, ended, policy, check_launch, observer):
@@ -215,9 +215,10 @@ def _run(
 
 
 def _not_started(tuning: Tuning) -> LaunchedRun:
-    """Return the run that was not started, as its trials were stopped or none of them could be measured."""
+    """Return the result of a launch whose trials were stopped, or of which none could be measured."""
     stopped_by = tuning.stopped_by
-    cause = f"stopped by {stopped_by.name}" if stopped_by else "no trial was measured, and no run is started"
+    cause = f"stopped by {stopped_by.name}" if stopped_by else "no trial could be measured, so no run is "
+    "started"
     return LaunchedRun(
         plan=tuning.candidates[0],
         folder=tuning.folder,
@@ -235,7 +236,7 @@ def check_launch(to_launch: Launch, observer: Observer) -> None:
 
 
 def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) -> RunEnd:
-    """Tell what runs, and run it to its end."""
+    """Announce a run, and run it to its end."""
     to_launch, folder = attempt.launch, attempt.folder
     fill_run_folder(folder, launch_files(to_launch, folder))
     _tell(to_launch, observer)
@@ -271,12 +272,12 @@ def launch_request(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> LaunchRequest:
-    """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
+    """Return the launch request of this node, with the ranks that nodes, hostfile and GPUs give.
 
     Args:
         target: the script or `-m module`, and its arguments.
-        settings: the others are those of `launch`; a dry run shows what would run on the GPUs of `gpus`,
-            or on those of the plan where no GPU is here.
+        settings: other arguments are those of `launch`; a dry run uses the GPUs of `gpus`, or the plan's if
+            there is no GPU here.
     """
     is_module = target[0] == "-m"
     nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
@@ -287,7 +288,7 @@ def launch_request(
         config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
     )
     if files is not None:
-        # Whether a strategy is planned shows once GPUs are counted; what nodes they are on does not wait.
+        # Whether a strategy is planned is only known after counting GPUs; the nodes are needed before.
         _, nodes = with_config_files(files, request, nodes, is_planned=True)
         request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
     on_cpu = asks_for_cpu(request)
@@ -327,14 +328,14 @@ def launch_request(
 
 
 def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return what the DeepSpeed file says that a script's arguments name; None without one."""
+    """Return the settings in the DeepSpeed file that a script's arguments name; None without one."""
     named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
     if (file := next(named, None)) is None:
         return None
     files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
     if files is None:
         return None
-    # These two stay the script's: it reads the file itself (training/trainer/trainer_arguments.py).
+    # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
     left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
     return replace(files, left_out=left_out)
 
@@ -345,7 +346,7 @@ def check_rules(to_launch: Launch, observer: Observer) -> None:
     is_module = target[0] == "-m"
     arguments = target[1 + is_module :]
     check_resumed_checkpoint(arguments)
-    # Not the checkpoint's ranks and stage: the ranks convert it.
+    # Without the checkpoint's ranks and stage, since the ranks convert it.
     targets = Targets(
         files=() if is_module else (script_file(target[0]),),
         arguments=arguments,
@@ -358,14 +359,14 @@ def check_rules(to_launch: Launch, observer: Observer) -> None:
 
 
 def _tell_finding(observer: Observer, text: str) -> None:
-    """Tell what a rule found: what it is at once, its reason and fix as details."""
+    """Report a finding: the finding itself at once, its reason and fix as details."""
     first, _, rest = text.partition("\n")
     observer.show(first)
     observer.detail(rest)
 
 
 def _tell(to_launch: Launch, observer: Observer) -> None:
-    """Tell the strategy, and every change to what the script says."""
+    """Report the strategy, and every change to the script's settings."""
     plan = to_launch.plan
     machine, strategy = head_lines(plan)
     observer.detail(f"zerofit: {machine}")
@@ -374,7 +375,7 @@ def _tell(to_launch: Launch, observer: Observer) -> None:
     shown = rows if len(rows) <= _SHOWN_ROWS else rows[:_SHOWN_ROWS]
     observer.show(applied_table(shown, width=observer.width))
     if len(rows) > _SHOWN_ROWS:
-        observer.show(f"and {len(rows) - _SHOWN_ROWS} more, which plan.json in the run folder names")
+        observer.show(f"and {len(rows) - _SHOWN_ROWS} more, listed in plan.json in the run folder")
     if is_on_one_of_many_gpus(plan):
-        alone = f"one rank uses GPU {to_launch.rendezvous.gpu_ids} alone"
-        observer.say(f"{alone}: with more in sight Trainer would spread over them all")
+        alone = f"one rank uses only GPU {to_launch.rendezvous.gpu_ids}"
+        observer.say(f"{alone}: with more visible, Trainer would use them all")

@@ -1,4 +1,4 @@
-"""Reads logs of any size and encoding line by line: without colours, with rank and time of each line."""
+"""Reads logs of any size and encoding by line: without colours, with rank and time of each line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
-"""Characters of a line that are looked at: a binary file may be one line. ASSUMPTION."""
+"""Characters of a line that are read: a binary file may be one line. ASSUMPTION."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
 _QUOTED = re.compile(">")
-"""A line of an issue or a mail that is quoted."""
+"""A quoted line in an issue or mail."""
 _RANK = re.compile(
     r"\s*(?:\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
     r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: )"
@@ -35,7 +35,7 @@ _FRONT = re.compile(
     rf"^(?:[\[(]?(?:{_TIME.pattern})Z?(?:[+-]\d{{2}}:?\d{{2}})?[\])]?\s*(?:stderr F |stdout F )?)"
 )
 Moment = tuple[int, int, int, int, int, int]
-"""Month, day, hour, minute, second, microsecond: not all logs name the year."""
+"""Month, day, hour, minute, second, microsecond: not all logs contain the year."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +43,19 @@ class LogLine:
     """A line of a log."""
 
     number: int
-    """From 1; what a progress bar overwrites counts as one line."""
+    """From 1; a progress bar's updates count as one line."""
     text: str
     """Without colours."""
 
     @property
     def rank(self) -> int | None:
-        """The rank that its prefix names; None without one."""
+        """The rank in its prefix; None without one."""
         found = _RANK.match(_FRONT.sub("", self.text.lstrip("> ")))
         return next((int(one) for one in found.groups() if one), None) if found else None
 
     @property
     def said(self) -> str:
-        """The text without rank, time and marks of a quotation in front of it."""
+        """The text without leading rank, time and quotation marks."""
         text = self.text
         while (found := _QUOTED.match(text) or _RANK.match(text) or _FRONT.match(text)) and found.end():
             text = text[found.end() :].removeprefix(" ")
@@ -63,12 +63,12 @@ class LogLine:
 
     @property
     def moment(self) -> Moment | None:
-        """The time that it names; None without one."""
+        """The time in the line; None without one."""
         return moment_of(self.text)
 
 
 def moment_of(text: str) -> Moment | None:
-    """Return the first time that a text names, as Python, Slurm, glog or syslog write it."""
+    """Return the first time in a text, in the formats of Python, Slurm, glog or syslog."""
     found = _TIME.search(text[:400])
     if found is None:
         return None
@@ -84,10 +84,10 @@ def moment_of(text: str) -> Moment | None:
 
 
 def read_lines(file: IO[bytes], *, is_quiet: Callable[[str], bool]) -> Iterator[LogLine]:
-    """Yield the lines of a log in any encoding, whatever its size, in bounded memory.
+    """Yield the lines of a log of any encoding and size, in bounded memory.
 
     Args:
-        is_quiet: True for a part of the log that shows nothing, of which the last line alone is yielded.
+        is_quiet: returns True for a part of the log that shows nothing; only its last line is yielded.
     """
     block = file.read(_BLOCK_BYTES)
     decoder = codecs.getincrementaldecoder(_encoding(block))(errors="replace")
@@ -111,7 +111,7 @@ def read_lines(file: IO[bytes], *, is_quiet: Callable[[str], bool]) -> Iterator[
 
 
 def _encoding(block: bytes) -> str:
-    """Return the encoding of a log by its first bytes: UTF-16 as PowerShell writes it, else UTF-8."""
+    """Return the encoding of a log by its first bytes: UTF-16 as by PowerShell, else UTF-8."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     sample = block[:4096]

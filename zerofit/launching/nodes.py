@@ -1,4 +1,4 @@
-"""Which nodes a run has, which one this is, and where its ranks meet."""
+"""The nodes of a run, this node's number, and the rendezvous."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
-"""A host's name or address; nothing that a shell or ssh could take for more."""
+"""A host's name or address, without characters special to a shell or ssh."""
 RANK_FOR_EACH_GPU = 0
-"""As `ranks_per_node`: torchrun's `--nproc-per-node gpu`."""
+"""A value of `ranks_per_node`: torchrun's `--nproc-per-node gpu`."""
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})")
 
 
@@ -30,20 +30,20 @@ def is_host(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """Flags about nodes; None for those that are not given."""
+    """Flags for nodes; None if not given."""
 
     num_nodes: int | None = None
-    """Machines that take part."""
+    """Number of nodes."""
     num_processes: int | None = None
     """Ranks on all nodes together."""
     ranks_per_node: int | None = None
-    """Ranks on each node: torchrun's way to say it, or RANK_FOR_EACH_GPU."""
+    """Ranks on each node, as torchrun sets it, or RANK_FOR_EACH_GPU."""
     machine_rank: int | None = None
     """This node's number, from 0."""
     main_process_ip: str | None = None
     """Address of node 0."""
     main_process_port: int | None = None
-    """Port on node 0; 0 asks for a free one."""
+    """Port on node 0; 0 chooses a free one."""
     gpu_ids: str | None = None
     """GPUs of this node to use, comma-separated."""
 
@@ -59,13 +59,13 @@ class Nodes:
                 "bad-gpu-ids",
                 "the list of GPUs can't be read",
                 found=f"--gpu-ids {self.gpu_ids}",
-                why="it is a list of whole numbers with commas between",
-                fix="write it like --gpu-ids 0,1",
+                why="it must be a comma-separated list of integers",
+                fix="write it as in --gpu-ids 0,1",
             ) from None
 
     @property
     def world_size(self) -> int | None:
-        """Ranks on all nodes together, however it was said; None where nothing was said."""
+        """Ranks on all nodes together, given in either way; None if not given."""
         if self.ranks_per_node is None:
             return self.num_processes
         world_size = self.ranks_per_node * (self.num_nodes or 1)
@@ -82,7 +82,7 @@ class Nodes:
 def _ranks_said_twice(found: str, *, per_node: str, fix: str) -> UserError:
     return UserError(
         "ranks-said-twice",
-        "the number of ranks is given in two ways that do not agree",
+        "two flags contradict each other on the number of ranks",
         found=found,
         why=f"--num-processes counts the ranks of all nodes, {per_node} those of one",
         fix=fix,
@@ -90,9 +90,9 @@ def _ranks_said_twice(found: str, *, per_node: str, fix: str) -> UserError:
 
 
 def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
-    """Return the nodes with what a DeepSpeed hostfile says; flags win over the file.
+    """Return the nodes completed by a DeepSpeed hostfile; flags override the file.
 
-    The same command is meant to be started on every node: this one finds its own line by its name.
+    The same command is run on every node, and finds the node's own line by its name.
 
     Raises:
         UserError: the file can't be read, or names no node, or not this one.
@@ -100,7 +100,9 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     hosts = _read_hostfile(path)
     slots = set(hosts.values())
     if len(slots) > 1:
-        raise _bad_hostfile(path, f"{len(slots)} different numbers of slots", "every node has as many ranks")
+        raise _bad_hostfile(
+            path, f"{len(slots)} different numbers of slots", "every node must have the same number of ranks"
+        )
     machine_rank = nodes.machine_rank
     if machine_rank is None:
         own = {socket.gethostname(), socket.getfqdn()}
@@ -129,7 +131,7 @@ def _read_hostfile(path: Path) -> dict[str, int]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = "a hostfile is text with one line `HOST slots=N` a node"
+        why = "a hostfile is text with one line `HOST slots=N` per node"
         raise _bad_hostfile(path, getattr(error, "strerror", None) or "no text", why) from None
     hosts: dict[str, int] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -138,46 +140,46 @@ def _read_hostfile(path: Path) -> dict[str, int]:
         if not line:
             continue
         if match is None or not is_host(match[1]):
-            raise _bad_hostfile(path, f"line {number}: {line}", "a line is `HOST slots=N`")
+            raise _bad_hostfile(path, f"line {number}: {line}", "a line must be `HOST slots=N`")
         if int(match[2]) == 0:
-            raise _bad_hostfile(path, f"line {number}: {line}", "a node has at least one slot")
+            raise _bad_hostfile(path, f"line {number}: {line}", "a node must have at least one slot")
         if match[1] in hosts:
-            raise _bad_hostfile(path, f"line {number}: {line}", "each node stands in one line only")
+            raise _bad_hostfile(path, f"line {number}: {line}", "each node may only have one line")
         hosts[match[1]] = int(match[2])
     if not hosts:
-        raise _bad_hostfile(path, "no node", "a line is `HOST slots=N`")
+        raise _bad_hostfile(path, "no node", "a line must be `HOST slots=N`")
     return hosts
 
 
 def _bad_hostfile(path: Path, found: str, why: str) -> UserError:
-    fix = "mend the file, or give --num-machines, --machine-rank and --main-process-ip"
+    fix = "fix the file, or set --num-machines, --machine-rank and --main-process-ip"
     return UserError(
         "bad-hostfile", "the hostfile can't be used", found=f"{found}   ({path})", why=why, fix=fix
     )
 
 
 def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
-    """Return the rendezvous: on one node at a free port, on several at the address and port given.
+    """Return the rendezvous: for one node at a free port, for several at the given address and port.
 
     Raises:
-        UserError: on several nodes, something that each must know was not said.
+        UserError: for several nodes, a required setting is missing.
     """
     if nodes.machine_rank is not None and nodes.machine_rank >= topology.num_nodes:
         raise _no_such_node(nodes, topology)
     if topology.num_nodes == 1:
-        # Not 29500 first: two runs that start at the same time would both find it free.
+        # Not 29500 first: two runs started at the same time would both find it free.
         return Rendezvous(main_process_port=free_port(nodes.main_process_port or 0), gpu_ids=nodes.gpu_ids)
     port = DEFAULT_PORT if nodes.main_process_port is None else nodes.main_process_port
     machine_rank = _check_several_nodes(nodes, topology)
     if port == 0 or (machine_rank == 0 and not is_port_free(port)):
         raise UserError(
             "port-taken",
-            "the port on which the nodes meet can't be used",
+            "the port for the nodes' rendezvous can't be used",
             found=f"--main-process-port {port}",
             why="another process listens on it"
             if port
-            else "the other nodes could not know a port found here",
-            fix="name a free port, the same on every node",
+            else "the other nodes could not know a port chosen here",
+            fix="set a free port, the same on every node",
         )
     return Rendezvous(
         machine_rank=machine_rank,
@@ -200,16 +202,16 @@ def _check_several_nodes(nodes: Nodes, topology: Topology) -> int:
     if missing or nodes.machine_rank is None:
         raise UserError(
             "node-unknown",
-            "a run on several nodes needs to know which one this is",
+            "a run on several nodes needs this node's number",
             found=f"{_said_nodes(nodes, topology)} without {' and '.join(missing)}",
-            why="the command is started on every node, and the ranks meet at node 0",
-            fix="give both, or a --hostfile",
+            why="the command runs on every node, and the ranks meet at node 0",
+            fix="set both, or use a --hostfile",
         )
     return nodes.machine_rank
 
 
 def _said_nodes(nodes: Nodes, topology: Topology) -> str:
-    """Return the number of nodes as the user said it; where no flag did, the plan does."""
+    """Return the number of nodes as the user wrote it; without a flag, as in the plan."""
     if nodes.num_nodes is not None:
         return f"--num-machines {topology.num_nodes}"
     return "one node" if topology.num_nodes == 1 else f"a plan for {topology.num_nodes} nodes"
@@ -221,6 +223,6 @@ def _no_such_node(nodes: Nodes, topology: Topology) -> UserError:
         "node-out-of-range",
         "there is no such node",
         found=f"--machine-rank {nodes.machine_rank} with {_said_nodes(nodes, topology)}",
-        why="nodes are counted from 0",
+        why="nodes are numbered from 0",
         fix=f"set --machine-rank to 0 up to {last}" if last else "set --num-machines to the number of nodes",
     )

@@ -1,4 +1,4 @@
-"""Notes in this machine's store what a run that has ended needed, for later plans."""
+"""Stores what a finished run needed in this machine's observations, for later plans."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def note_run(
     peak_host_bytes: int,
     step_time_s: float | None,
 ) -> None:
-    """Note a run that has finished or ran out of GPU memory; others show no peak that a plan could go by.
+    """Store a run that has finished or ran out of GPU memory; others have no useful peak.
 
     Args:
-        target: the script or `-m module`, and its arguments, which are not kept.
-        ranks: what each rank of this node did last.
-        peak_host_bytes: largest resident memory of any rank.
-        step_time_s: median of an optimizer step; None where too few were seen.
+        target: the script or `-m module`, and its arguments, which are not stored.
+        ranks: the last state of each rank of this node.
+        peak_host_bytes: peak resident memory of any rank.
+        step_time_s: median time of an optimizer step; None if too few were seen.
     """
     is_out_of_memory = verdict.kind is EndKind.GPU_OUT_OF_MEMORY
     num_steps = min((one.step for one in ranks.values()), default=0)
     if not is_out_of_memory and (verdict.kind is not None or not num_steps):
         return
-    estimate = None if plan.topology.on_cpu else plan.estimate  # which is of the GPUs that are rehearsed for
+    estimate = None if plan.topology.on_cpu else plan.estimate  # which is for the GPUs planned for
     step_time = None if estimate is None else estimate.step_time
     one = Observation(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -63,12 +63,12 @@ def note_run(
     )
     try:
         write_observation(one)
-    except OSError as error:  # the script has ended as it has, whether or not that can be noted
-        print(f"zerofit: what the run needed is not kept for later plans: {error}", file=sys.stderr)
+    except OSError as error:  # the run's result does not depend on whether it can be stored
+        print(f"zerofit: the run's measurements are not stored for later plans: {error}", file=sys.stderr)
 
 
 def _peaks(ranks: Mapping[int, RankObservation], verdict: RunEnd) -> tuple[ObservedPeak, ...]:
-    """Return the peaks by phase, each of the rank that has most, and what a failed allocation asked for."""
+    """Return the peaks by phase, each of the rank with the maximum, including a failed allocation."""
     largest: dict[str, ObservedPeak] = {}
     for rank in ranks.values():
         for phase, peak in rank.peaks.items():

@@ -1,4 +1,4 @@
-"""The command line of accelerate, torchrun, DeepSpeed's launcher or python, as flags of `zerofit launch`."""
+"""Converts command lines of accelerate, torchrun, DeepSpeed's launcher or python to `zerofit launch`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLine:
-    """A launch line that begins with another launcher, read."""
+    """A parsed command line of another launcher."""
 
     words: tuple[str, ...]
-    """The flags as `zerofit launch` takes them."""
+    """The flags for `zerofit launch`."""
     target: tuple[str, ...]
     """The script or module, and its arguments."""
     is_module: bool
-    """True if it is a module, as with python -m."""
+    """True for a module, as with python -m."""
     environment: tuple[tuple[str, str], ...]
-    """Variables that the line sets."""
+    """Variables set in the line."""
     left_out: tuple[str, ...]
-    """Flags for which a launch by zerofit has no use, as the user wrote them."""
+    """Flags without use for zerofit, as the user wrote them."""
 
 
 _SAME_WORDS = """
@@ -42,7 +42,7 @@ _SAME_WORDS = """
     hostfile num_gpus
     """
 _SAME = frozenset(_SAME_WORDS.split())
-"""Flags that `zerofit launch` has too, with the same meaning; torchrun's and DeepSpeed's in the last line."""
+"""Flags that `zerofit launch` has with the same meaning; torchrun's and DeepSpeed's in the last line."""
 _RENAMED = {
     "use_cpu": "--cpu",
     "num_nodes": "--num-machines",
@@ -63,25 +63,25 @@ _LEFT_OUT_WORDS = """
     parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
     """
 _LEFT_OUT = frozenset(_LEFT_OUT_WORDS.split())
-"""Flags of the launcher's own work: how its processes meet and where they log. zerofit does both itself; and
-ZeRO-3 always loads in shards and saves whole weights."""
+"""Flags for the launcher's rendezvous and logs, which zerofit handles itself; ZeRO-3 always loads in shards
+and saves whole weights."""
 _NO_COUNTERPART = {
-    "use_megatron_lm": "zerofit plans data parallelism and ZeRO, and no pipeline or tensor parallelism",
+    "use_megatron_lm": "zerofit plans data parallelism and ZeRO, not pipeline or tensor parallelism",
     "tpu": "zerofit plans for NVIDIA GPUs",
     "use_xpu": "zerofit plans for NVIDIA GPUs",
     "no_python": "zerofit runs inside the Python process of each rank",
     "run_path": "zerofit runs inside the Python process of each rank",
-    "autotuning": "a plan of zerofit's takes its place",
-    "exclude": "zerofit takes the GPUs of a node that --gpu-ids names",
+    "autotuning": "zerofit's plan replaces it",
+    "exclude": "zerofit selects a node's GPUs by --gpu-ids",
 }
-"""Flags without which the command would mean something else, and why zerofit can't take them."""
+"""Flags without which the command would mean something else, and why zerofit can't support them."""
 
 
 def read_line(words: Sequence[str]) -> ReadLine | None:
-    """Return a launch line of another launcher, read; None for a script or module with its arguments.
+    """Return a parsed command line of another launcher; None for a script or module with its arguments.
 
     Raises:
-        UserError: it says something that zerofit can't do, or starts nothing.
+        UserError: it has something that zerofit does not support, or starts nothing.
     """
     command = read_command(words, launch_flags=load_schema("accelerate_launch").root)
     if command is None or command.launcher is Launcher.ZEROFIT:
@@ -94,7 +94,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     flags: list[str] = []
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
-        flags += ["--nproc-per-node", "1"]  # torch/distributed/run.py, its default
+        flags += ["--nproc-per-node", "1"]  # the default in torch/distributed/run.py
     for flag in command.flags:
         taken = _as_own(flag, command)
         flags += taken
@@ -111,7 +111,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
 
 
 def _as_own(flag: Flag, command: LaunchCommand) -> list[str]:
-    """Return a flag as `zerofit launch` takes it; nothing for one that it has no use for."""
+    """Return a flag for `zerofit launch`; empty if it has no use for it."""
     name, value = flag.name, flag.value
     values = [] if value is None else [value]
     if name in _SAME:
@@ -119,7 +119,7 @@ def _as_own(flag: Flag, command: LaunchCommand) -> list[str]:
     if name in _RENAMED:
         return [_RENAMED[name], *values] if value != "none" else []
     if name == "mixed_precision":
-        # A script that names its own wins over "no" as over none: accelerate and Trainer both read it so.
+        # A script's own value overrides "no" as well as none: accelerate and Trainer behave the same.
         return ["--mixed-precision", *values] if value != "no" else []
     if name == "dynamo_backend":
         return ["--compile"] if value not in ("no", None) else []
@@ -136,15 +136,15 @@ def _as_own(flag: Flag, command: LaunchCommand) -> list[str]:
 
 
 def _included(flag: Flag) -> list[str]:
-    """Return DeepSpeed's --include localhost:0,1 as the GPUs of this node."""
+    """Return DeepSpeed's --include localhost:0,1 as GPUs of this node."""
     host, colon, ids = (flag.value or "").partition(":")
     if host != "localhost" or not colon or not re.fullmatch(r"\d+(,\d+)*", ids):
         raise UserError(
             "launcher-flag-not-taken",
-            "a flag of another launcher can't be taken",
+            "a flag of another launcher is not supported",
             found=flag.text,
-            why="zerofit is started on each node by itself, and reads nodes from a hostfile",
-            fix="give --hostfile FILE before the launcher, and leave this out",
+            why="zerofit is started separately on each node, and reads nodes from a hostfile",
+            fix="pass --hostfile FILE before the launcher, and leave this out",
         )
     return ["--gpu-ids", ids, "--nproc-per-node", str(len(ids.split(",")))]
 
@@ -161,7 +161,7 @@ def _refused(flag: Flag, command: LaunchCommand) -> UserError:
     why = _NO_COUNTERPART.get(flag.name, "zerofit launch has no flag that does the same")
     return UserError(
         "launcher-flag-not-taken",
-        f"a flag of {command.launcher} can't be taken",
+        f"a flag of {command.launcher} is not supported",
         found=flag.text,
         why=why,
         fix="leave it out, or start this run without zerofit",
@@ -169,18 +169,18 @@ def _refused(flag: Flag, command: LaunchCommand) -> UserError:
 
 
 def fsdp_refused(found: str, *, fix: str) -> UserError:
-    """Return the error of a launch that asks for FSDP.
+    """Return the error for a launch that requests FSDP.
 
     Args:
-        found: what asks for it, as the user wrote it.
-        fix: how the user takes it back.
+        found: what requests it, as the user wrote it.
+        fix: how to remove it.
     """
     return UserError(
         "fsdp-not-taken",
-        "zerofit shards by ZeRO, not by FSDP",
+        "zerofit shards with ZeRO, not with FSDP",
         found=found,
         why="ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does",
-        fix=f"{fix}; --zero-stage 3 asks for what FULL_SHARD does",
+        fix=f"{fix}; --zero-stage 3 corresponds to FULL_SHARD",
     )
 
 
@@ -193,7 +193,7 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
     )
     return UserError(
         "runner-behind-zerofit",
-        f"zerofit is started by {runner}, and does not start it",
+        f"zerofit must be started by {runner}, not the other way round",
         found=f"zerofit launch ... {runner}",
         why=f"{runner} chooses where and in which environment the rest of its line runs",
         fix=shlex.join([*rest[:begin], "zerofit", "launch", *rest[begin:]]),
@@ -205,6 +205,6 @@ def _starts_nothing(line: str) -> UserError:
         "launcher-without-script",
         "the launch line names no script",
         found=line,
-        why="its flags take all the words behind the launcher",
-        fix="name the script behind the flags, or write each flag with its value as --flag=value",
+        why="its flags consume all arguments of the launcher",
+        fix="name the script after the flags, or write flags with values as --flag=value",
     )

@@ -1,4 +1,4 @@
-"""From a launch request to a plan: capture, plan or follow a plan file, and refuse what can't run."""
+"""From a launch request to a plan: captures, plans or follows a plan file, and refuses what can't run."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.capture import CapturedScript
 
 _OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
-"""Who spoke of the script that a plan was made from."""
+"""Origins of values that came from a plan's script."""
 
 
 def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
-    """Return the plan, the script and where its ranks meet.
+    """Return the plan, the script and the rendezvous.
 
     Raises:
         UserError: flags contradict each other, the script can't be captured, no plan can be made, nothing
-            fits, or it can't be run here.
+            fits, or it can't run here.
     """
     return prepare_launches(launch, observer)[0]
 
 
 def prepare_launches(launch: LaunchRequest, observer: Observer) -> tuple[Launch, ...]:
-    """Return what `prepare_launch` does, and behind it the fastest other strategies that were asked for.
+    """Return the result of `prepare_launch`, followed by the requested number of fastest alternatives.
 
     Raises:
         UserError: as prepare_launch.
@@ -76,7 +76,7 @@ def _launch(launch: LaunchRequest, plan: Plan) -> Launch:
 
 
 def _plans(launch: LaunchRequest, observer: Observer) -> tuple[tuple[Plan, ...], Capture | None]:
-    """Return the plan, others to try behind it, and what was captured for them."""
+    """Return the plan, alternatives to try, and their capture."""
     specified = _specified(launch)
     if launch.model.model is not None:
         return _plans_for_model(launch, specified, observer), None
@@ -93,7 +93,7 @@ def _plans(launch: LaunchRequest, observer: Observer) -> tuple[tuple[Plan, ...],
 def _plans_for_model(
     launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
 ) -> tuple[Plan, ...]:
-    from zerofit.planning.plan import check_plans_alone  # only where it is needed
+    from zerofit.planning.plan import check_plans_alone  # imported only if needed
     from zerofit.planning.subject import named_model
 
     is_here = launch.gpus is None
@@ -109,7 +109,7 @@ def _plans_for_script(
     from zerofit.planning.subject import CapturedRun
 
     check_model_flags(launch.model)
-    without = f"{INSTEAD}, or let the flags alone say how it runs: `--no-capture`"
+    without = f"{INSTEAD}, or use only the flags: `--no-capture`"
     with _captured(launch, specified.machine, observer, instead=without) as run:
         engine = "" if launch.config_files is None else launch.config_files.engine
         subject = CapturedRun(flags=launch.model, script=run, engine=engine)
@@ -120,7 +120,7 @@ def _plans_for_script(
 def _captured(
     launch: LaunchRequest, machine: Machine, observer: Observer, *, instead: str
 ) -> AbstractContextManager[CapturedScript]:
-    """Run the script up to its training, as on a machine with these GPUs."""
+    """Capture the script, as on a machine with these GPUs."""
     return captured(
         launch.target,
         limit_s=launch.capture_limit_s,
@@ -134,7 +134,7 @@ def _plans_for(
     subject: Subject, launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
 ) -> tuple[Plan, ...]:
     """Return the plans for GPUs, as the ranks of this node run them."""
-    from zerofit.planning.plan import plan_to_run  # estimates are much code
+    from zerofit.planning.plan import plan_to_run  # imports many modules
 
     plans = plan_to_run(
         subject,
@@ -151,7 +151,7 @@ def _plans_for(
 
 
 def _specified(launch: LaunchRequest) -> SpecifiedMachine:
-    """Return the machine that is planned for."""
+    """Return the machine to plan for."""
     if launch.gpus is None:
         return SpecifiedMachine(machine=launch.machine, assumptions=())
     specified = specified_machine(launch.elsewhere, nodes=launch.nodes)
@@ -160,7 +160,7 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
 
 
 def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
-    """Return the machine that --gpus and its companions describe, with the GPUs that --gpu-ids names."""
+    """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
     from zerofit.planning.machine import machine_of
 
     specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
@@ -173,16 +173,16 @@ def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
 
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:
-    """Return the request with the script's own micro-batch, of which the global batch is to be made."""
+    """Return the request with the script's own micro-batch, from which the global batch is made."""
     from zerofit.planning.from_capture import problem_from_capture
 
     if not launch.captures:
         raise no_micro_batch(launch, found="--no-capture")
-    without = "give --micro-batch-size, for which nothing has to be looked at"
+    without = "set --micro-batch-size, which needs no capture"
     with _captured(launch, launch.machine, observer, instead=without) as run:
         capture = run.capture
         observer.detail("\n".join(capture_lines(capture, is_kept=run.is_kept)))
-    problem = problem_from_capture(  # refuses what can't be applied to the script
+    problem = problem_from_capture(  # refuses settings that can't be applied to the script
         capture,
         launch.model,
         request=launch.request,
@@ -197,28 +197,28 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
 
 
 def _follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
-    """Return the request with a plan file that was made from a capture, and its capture; None without one.
+    """Return the request with the plan file's capture, and that capture; None if the plan has none.
 
-    A plan for the target with other arguments is followed where the script is seen to make the same batches
-    of the same model.
+    A plan for the same script with other arguments is followed if its capture shows the same batches and
+    model.
     """
     plan = launch.request.plan
     assert plan is not None
     assert plan.capture is not None
-    from zerofit.planning.from_capture import problem_from_capture  # estimates are much code
+    from zerofit.planning.from_capture import problem_from_capture  # imports many modules
 
     capture = plan.capture
     if launch.has_plan_of_other_run:
         was, runs = (shlex.join(masked(target)) for target in (capture.target, launch.target))
-        observer.say(f"{launch.plan_file} was made for `{was}`, and `{runs}` is to run")
+        observer.say(f"{launch.plan_file} was made for `{was}`, but this is `{runs}`")
         if not launch.captures:
             return replace(launch.request, plan=_without_script(plan)), None
-        without = "give --no-capture, to follow the plan file as it is"
+        without = "use --no-capture, to follow the plan file unchanged"
         with _captured(launch, plan.machine, observer, instead=without) as run:
             _check_same(launch, capture, run.capture)
             capture = run.capture
     request = replace(launch.request, plan=_on_these_ranks(launch, plan, capture))
-    problem_from_capture(  # refuses what can't be applied to the script
+    problem_from_capture(  # refuses settings that can't be applied to the script
         capture,
         launch.model,
         request=request,
@@ -239,16 +239,16 @@ def _chosen(launch: LaunchRequest) -> Plan:
 
 
 def _on_these_ranks(launch: LaunchRequest, plan: Plan, capture: Capture) -> Plan:
-    """Return the plan with the global batch that the script makes on as many ranks as there are now."""
+    """Return the plan with the script's global batch on the current number of ranks."""
     ranks = _chosen(launch).topology.data_parallel_size
     if plan.workload.global_batch_size != capture.global_batch_size(plan.topology.data_parallel_size):
-        return plan  # it was asked for
+        return plan  # it was requested
     workload = replace(plan.workload, global_batch_size=capture.global_batch_size(ranks))
     return replace(plan, workload=workload)
 
 
 def _without_script(plan: Plan) -> Plan:
-    """Return the plan without what it says of the script that it was made from."""
+    """Return the plan without the facts of the script that it was made for."""
     reasons = tuple(reason for reason in plan.reasons if reason.origin not in _OF_SCRIPT)
     return replace(plan, capture=None, reasons=reasons)
 
@@ -259,11 +259,12 @@ def _check_same(launch: LaunchRequest, planned: Capture, seen: Capture) -> None:
         return
     raise UserError(
         "plan-of-another-run",
-        "the plan file is for what the script does not train",
+        "the plan file is for another training",
         found=f"{launch.plan_file} is for {was}, and the script trains {now}",
-        why="the micro-batch and the memory of a plan are those of one model and its batches",
-        fix=f"plan anew, `zerofit plan --gpus SPEC --output {launch.plan_file}` with the same arguments; or "
-        "give --no-capture, to follow the plan file as it is",
+        why="the micro-batch and the memory of a plan are for one model and its batches",
+        fix=f"make a new plan, `zerofit plan --gpus SPEC --output {launch.plan_file}` with the same "
+        "arguments; or "
+        "use --no-capture, to follow the plan file unchanged",
     )
 
 

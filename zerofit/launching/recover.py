@@ -1,4 +1,4 @@
-"""After a run was out of memory: the next attempt, under a plan that needs less, from the last checkpoint."""
+"""Recovery after out of memory: the next attempt, with a plan that needs less, from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _TRAINED = ("optimizer", "lora", "quantization", "freeze")
-"""Fields of Strategy in which a plan must be like another's to read its checkpoints."""
+"""Fields of Strategy that must be equal for a plan to load another plan's checkpoints."""
 _LEAST_LESS = 0.95
-"""Share of what the failed plan had that the next one takes at most, of what torch holds. ASSUMPTION: the
-allocation that failed need not be the last of its phase."""
+"""Maximum share of the failed plan's memory that the next one may use. ASSUMPTION: the failed allocation need
+not be the last of its phase."""
 _HOST_LESS = 0.95
-"""The same of host memory, of which nobody says how much was missing. ASSUMPTION."""
+"""The same for host memory, where the missing amount is unknown. ASSUMPTION."""
 _FREED_WITHIN_S = 60.0
 _FREED_TO = 0.98
-"""How long to wait until the GPUs have as much free memory as before the run, and how nearly."""
+"""How long to wait until the GPUs have as much free memory as before the run, and the tolerance."""
 _PHASES = {
     Phase.LOADING: RunPhase.LOAD,
     Phase.PREPARING: RunPhase.INITIALISE,
@@ -62,10 +62,10 @@ _PHASES = {
 
 
 class RecoverMode(StrEnum):
-    """How a run that is out of memory goes on."""
+    """What happens when a run is out of memory."""
 
     AUTO = "auto"
-    """It goes on under the next plan."""
+    """It is restarted with the next plan."""
     ASK = "ask"
     """The user is asked first."""
     OFF = "off"
@@ -74,30 +74,30 @@ class RecoverMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverPolicy:
-    """When a run that was out of memory goes on."""
+    """When a run is restarted after running out of memory."""
 
     mode: RecoverMode = RecoverMode.AUTO
     max_recoveries: int = 3
     max_lost_steps: int = 100
-    """Steps that may be done again where the script can't resume and starts anew."""
+    """Steps that may be repeated if the script can't resume and starts from scratch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One change to another plan, as run.json has it."""
+    """One restart with another plan, as in run.json."""
 
     cause: str
-    """Why the attempt before ended."""
+    """Why the previous attempt ended."""
     step: int | None
-    """Optimizer steps it had done; None where it told nothing."""
+    """Optimizer steps it had done; None if unknown."""
     strategy_before: str
     strategy: str
     resumed_from: str | None
-    """The checkpoint; None where training starts anew."""
+    """The checkpoint; None if training starts from scratch."""
     lost_steps: int | None
-    """Steps that are done again."""
+    """Steps that are repeated."""
     folder: str
-    """The run folder of the attempt that follows."""
+    """The run folder of the next attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,28 +107,28 @@ class Attempt:
     launch: Launch
     folder: RunFolder
     request: LaunchRequest
-    """The request that it was planned from."""
+    """The request that it was planned for."""
     free_gpu_bytes: tuple[int, ...]
     """Free memory of each GPU before the run."""
     number: int = 0
-    """Recoveries before it."""
+    """Number of earlier restarts."""
     recoveries: tuple[Recovery, ...] = ()
     ended: RunEnd | None = None
-    """How the start before it ended; None for the first."""
+    """How the previous start ended; None for the first."""
 
 
 def may_recover(request: LaunchRequest, plan: Plan, policy: RecoverPolicy) -> bool:
-    """Return True if a run goes on under another plan when memory runs out, where one is found."""
+    """Return True if a run may be restarted with another plan when memory runs out."""
     return policy.mode is not RecoverMode.OFF and _why_not(request, plan) is None
 
 
 def tell_if_it_starts_anew(plan: Plan, policy: RecoverPolicy, observer: Observer) -> None:
-    """Say before the start that a script can't resume, so that a recovery starts it anew."""
+    """Announce that a script can't resume, so that a recovery would start from scratch."""
     if plan.capture is None or resume_way(plan.capture).is_known:
         return
     observer.say(
-        "the script resumes from no checkpoint: out of memory in its first "
-        f"{policy.max_lost_steps} steps, it starts anew under another plan; later, it ends"
+        "the script can't resume from checkpoints: if out of memory in its first "
+        f"{policy.max_lost_steps} steps, it restarts from scratch with another plan; later, it ends"
     )
 
 
@@ -139,16 +139,16 @@ def next_attempt(
     check: Callable[[Launch, Observer], None],
     observer: Observer,
 ) -> Attempt | None:
-    """Return how a run goes on that was out of memory; None where it does not, with the reason told.
+    """Return the next attempt after running out of memory; None if there is none, with the reason reported.
 
-    The folder of the next attempt is made.
+    The folder of the next attempt is created.
 
     Args:
         attempt: the start that has ended.
         end: how it ended.
-        policy: when to go on.
-        check: raises UserErrors where rules forbid the next launch.
-        observer: is told the new plan, or why there is none.
+        policy: when to restart.
+        check: raises UserErrors if rules forbid the next launch.
+        observer: receives the new plan, or why there is none.
     """
     if end.kind not in _OUT_OF_MEMORY or policy.mode is RecoverMode.OFF:
         return None
@@ -156,7 +156,7 @@ def next_attempt(
     if attempt.number >= policy.max_recoveries:
         why_not = f"--max-recoveries {policy.max_recoveries} is reached"
     elif attempt.ended is not None and not gets_on(attempt.ended, end):
-        why_not = "the plan that needs less got no further and held no less memory"
+        why_not = "the plan that needs less got no further and used no less memory"
     if why_not is None:
         wait_for_free_gpus(attempt.free_gpu_bytes, observer)
         try:
@@ -169,7 +169,7 @@ def next_attempt(
             why_not = f"{error.summary}: {error.found}"
         except ExceptionGroup as errors:
             why_not = "; ".join(str(one).partition("\n")[0] for one in errors.exceptions)
-    observer.say(f"the run does not go on after it was out of memory: {why_not}")
+    observer.say(f"the run is not restarted after running out of memory: {why_not}")
     return None
 
 
@@ -178,25 +178,25 @@ def wait_for_free_gpus(free_before: tuple[int, ...], observer: Observer) -> None
     until = time.monotonic() + _FREED_WITHIN_S
     while any(now < _FREED_TO * before for now, before in zip(free_gpu_bytes(), free_before, strict=False)):
         if time.monotonic() > until:
-            observer.say(f"some GPU memory is still held {_FREED_WITHIN_S:.0f} s after the run's end")
+            observer.say(f"some GPU memory is still in use {_FREED_WITHIN_S:.0f} s after the run's end")
             return
         time.sleep(1)
 
 
 def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
-    """Return the reason why no other plan can be made; None where that can be tried."""
+    """Return why no other plan can be made; None if it can be tried."""
     if plan.topology.num_nodes > 1:
-        return "several nodes would have to move to one plan together"
+        return "several nodes would have to switch to one plan together"
     if not request.captures and request.model.model is None:
-        return "--no-capture leaves nothing to plan from"
+        return "with --no-capture there is nothing to plan for"
     if request.on_cpu and request.gpus is None:
-        return "plans are for GPUs, and its ranks run on the CPU"
+        return "plans are for GPUs, but its ranks run on the CPU"
     return None
 
 
 def gets_on(before: RunEnd, end: RunEnd) -> bool:
-    """Return True if a run got further than the attempt before, or needed less memory there."""
-    if before.kind is not end.kind:  # the one lacked GPU memory, the other host memory
+    """Return True if a run got further than the previous attempt, or needed less memory there."""
+    if before.kind is not end.kind:  # one lacked GPU memory, the other host memory
         return True
     if before.peak_bytes is None or end.peak_bytes is None or end.peak_bytes < before.peak_bytes:
         return True
@@ -209,10 +209,10 @@ def gets_on(before: RunEnd, end: RunEnd) -> bool:
 
 
 def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer) -> Attempt | None:
-    """Return the next attempt; None where the user does not want it.
+    """Return the next attempt; None if the user declines.
 
     Raises:
-        UserError, ExceptionGroup: nothing fits in the memory that was there, or too many steps are lost.
+        UserError, ExceptionGroup: nothing fits in the available memory, or too many steps would be lost.
     """
     failed, number = attempt.launch, attempt.number + 1
     request = replace(attempt.request, request=keep_the_training(attempt.request.request, failed.plan))
@@ -227,12 +227,12 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
         checkpoint = None
     lost = lost_steps(end, checkpoint)
     if checkpoint is None and (lost is None or lost > policy.max_lost_steps):
-        done = f"{lost} steps are done" if lost is not None else "nobody has told how many steps are done"
+        done = f"{lost} steps are done" if lost is not None else "the number of completed steps is unknown"
         raise UserError(
             "too-many-steps-lost",
-            "it would start anew, without a checkpoint to resume from",
+            "it would start from scratch, without a checkpoint to resume from",
             found=f"{done}, and --max-lost-steps is {policy.max_lost_steps}",
-            why="what it has written would be written again",
+            why="its output would be written again",
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
     resumed = None if checkpoint is None else checkpoint.path
@@ -269,7 +269,7 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
 
 
 def keep_the_training(said: Request, failed: Plan) -> Request:
-    """Return a request that leaves the strategy open, and keeps what a plan file or a preset trains."""
+    """Return a request with an open strategy, but with the training settings of a plan file or preset."""
     if said.plan is None and said.preset is None:
         return said
     own = {
@@ -277,7 +277,7 @@ def keep_the_training(said: Request, failed: Plan) -> Request:
         "num_processes": failed.topology.world_size,
         **{name: getattr(failed.strategy, name) for name in ("precision", *_TRAINED)},
     }
-    nothing = (None, (), OptimizerName.ADAMW)  # which may step on the host: that computes the same
+    nothing = (None, (), OptimizerName.ADAMW)  # which may run on the host, with the same result
     kept = {name: one for name, one in own.items() if not getattr(said, name) and one not in nothing}
     source = "the plan file" if said.plan is not None else f"--preset {said.preset}"
     said_by = {**said.said_by, **dict.fromkeys(kept, source)}
@@ -285,7 +285,7 @@ def keep_the_training(said: Request, failed: Plan) -> Request:
 
 
 def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
-    """Return what a strategy needs that no plan chose, such as a preset's; None where it should not fit."""
+    """Return the estimate of a strategy without a plan, such as a preset's; None if it should not fit."""
     said = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
     with contextlib.suppress(UserError, ExceptionGroup):
         alike = replace(request, request=replace(request.request, **cast("Any", said)))
@@ -296,7 +296,7 @@ def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
 def _replanned(
     request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint | None, observer: Observer
 ) -> tuple[Launch, SavedCheckpoint | None]:
-    """Return a launch that keeps to the limits, and the checkpoint if it can be read under its plan."""
+    """Return a launch within the limits, and the checkpoint if it can be loaded under its plan."""
     if checkpoint is not None:
         said = request.request
         names = ["engine", "precision"]
@@ -315,17 +315,17 @@ def _replanned(
 
 
 def _trained(plan: Plan) -> tuple[object, ...]:
-    """Return what must be the same for a checkpoint to be read."""
+    """Return the settings that must be equal for a checkpoint to load."""
     return tuple(getattr(plan.strategy, name) for name in _TRAINED)
 
 
 def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -> MemoryLimits:
-    """Return what the next plan may take by its estimate: less than the plan that was out of memory.
+    """Return the limits for the next plan's estimate: below the plan that was out of memory.
 
-    What was there is told as a share of what was asked for, and that share of the failed phase's estimate is
-    the memory that there is, by the measure of estimates. The failed phase may take less, and no phase more
-    than that, or than the phases of the steps that were done: there was enough for them.
-    Live tensors count alone: what the allocator only keeps it gives back before it is out of memory.
+    The ratio of available to requested memory, applied to the failed phase's estimate, gives the available
+    memory in terms of estimates. The failed phase must stay below it, and no phase may exceed it or the
+    phases of completed steps, for which memory sufficed. Only live tensors count: the allocator's cache is
+    released before it is out of memory.
 
     Args:
         limits: those of the attempts before.
@@ -349,7 +349,7 @@ def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -
 
 
 def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int | None:
-    """Return the steps that are done again; None where no rank has told."""
+    """Return the number of repeated steps; None if unknown."""
     if end.observed is None:
         return None
     done, saved = end.observed.step, end.observed.checkpoint_step
@@ -364,12 +364,14 @@ def _sentence(recovery: Recovery) -> str:
     steps = recovery.lost_steps
     lost = "some steps again" if steps is None else f"{steps} step{'s' * (steps != 1)} again"
     how = f"resumes from {recovery.resumed_from}" if recovery.resumed_from else "starts anew"
-    return f"out of memory under {recovery.strategy_before}: {how} under {recovery.strategy}, {lost}"
+    return f"out of memory with {recovery.strategy_before}: {how} with {recovery.strategy}, {lost}"
 
 
 def record_recoveries(folder: RunFolder, recoveries: tuple[Recovery, ...], end: RunEnd | None = None) -> None:
-    """Write into a run's own run.json how it goes on, and how it ended at last; None while it runs."""
-    with contextlib.suppress(OSError, ValueError, UserError):  # the run has ended as it has
+    """Write a run's restarts into its own run.json, and its final end; None while it runs."""
+    with contextlib.suppress(
+        OSError, ValueError, UserError
+    ):  # the run has ended, whether or not this can be written
         document = json.loads(folder.run.read_text(encoding="utf-8"))
         document["recoveries"] = [asdict(one) for one in recoveries]
         if end is not None:

@@ -24,7 +24,7 @@ _NO_LIMITS = MemoryLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """A script with what was said of how it runs, and this node."""
+    """A script, the settings for its run, and this node."""
 
     target: tuple[str, ...]
     request: Request
@@ -32,23 +32,23 @@ class LaunchRequest:
     machine: Machine
     """This node; in a dry run the one that is planned for."""
     elsewhere: MachineFlags
-    """The machine that is planned for, where it is another: rehearsed on the CPU, or shown by a dry run."""
+    """The other machine that is planned for, when testing on the CPU or in a dry run."""
     captures: bool
-    """True if the script may be run to see what it trains."""
+    """True if the script may be captured."""
     capture_limit_s: float
-    """How long the script may take to come to its training."""
+    """Time limit for the script to reach its training."""
     plan_file: Path | None
-    """Where the plan in `request` was read from."""
+    """File of the plan in `request`."""
     nodes: Nodes
     """The nodes of the run, and the GPUs of this one."""
     dry_run: bool
-    """True if nothing is to be started."""
+    """True to start nothing."""
     limits: MemoryLimits = _NO_LIMITS
-    """The memory that was not there in an earlier attempt of the run."""
+    """Memory limits from earlier attempts of the run."""
     num_fastest: int = 0
-    """How many of the fastest strategies to plan beside the choice, to be tried."""
+    """Number of fastest alternative strategies to plan, for trials."""
     config_files: ConfigFiles | None = None
-    """The contents of the launch line's configuration files; None where there are none."""
+    """The settings in the launch line's configuration files; None without files."""
 
     @property
     def on_cpu(self) -> bool:
@@ -57,7 +57,7 @@ class LaunchRequest:
 
     @property
     def gpus(self) -> str | None:
-        """GPUs of another machine that is planned for."""
+        """GPUs of another machine to plan for."""
         return self.elsewhere.gpus
 
     @property
@@ -68,7 +68,7 @@ class LaunchRequest:
 
     @property
     def brings_a_strategy(self) -> bool:
-        """True if a preset or a plan file gives the strategy."""
+        """True if a preset or plan file gives the strategy."""
         return self.request.preset is not None or self.request.plan is not None
 
     @property
@@ -84,21 +84,21 @@ class LaunchRequest:
 
     @property
     def why_unplanned(self) -> str:
-        """The flag because of which no plan is made."""
+        """The flag that prevents planning."""
         if self.brings_a_strategy:
             return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
         return "--cpu" if self.captures else "--no-capture"
 
     @property
     def lacks_micro_batch(self) -> bool:
-        """True if a global batch is given, and no micro-batch."""
+        """True if a global batch is given, but no micro-batch."""
         request = self.request
         planned = request.plan.strategy.micro_batch_size if request.plan else None
         return request.global_batch_size is not None and not (request.micro_batch_size or planned)
 
     @property
     def has_plan_of_other_run(self) -> bool:
-        """True if the plan file was made from another script than the target, or other arguments."""
+        """True if the plan file was made for another script, or for other arguments."""
         capture = self.request.plan.capture if self.request.plan is not None else None
         return capture is not None and masked(capture.target) != masked(self.target)
 

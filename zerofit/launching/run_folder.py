@@ -1,4 +1,4 @@
-"""The folder that each run leaves behind: plan, configs, command, logs, records."""
+"""The folder of each run: plan, configurations, command, logs, records."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from zerofit.core.checkpoints import SavedCheckpoint
 
 TRIALS_PREFIX = "tune-"
-"""How the folders of trials are named, which stand among those of runs and are none."""
+"""Prefix of folders of trials, which are beside run folders."""
 
 ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
-"""Names of the folders, in a run's own, of its later starts."""
+"""Names of the folders of later starts, inside a run's own."""
 _SAME_START_S = 2.0
-"""A process's start is the kernel's boot time, which NTP shifts, and its ticks since then. ASSUMPTION."""
+"""A process's start time is the boot time, which NTP shifts, plus ticks since then. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """Where each file of a run stands."""
+    """The paths of a run's files."""
 
     path: Path
     node: int = 0
-    """The node whose record stands there; several may share the folder."""
+    """The node whose record is there; several nodes may share the folder."""
 
     @property
     def plan(self) -> Path:
@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def deepspeed(self) -> Path:
-        """The DeepSpeed JSON; absent under the native engine."""
+        """The DeepSpeed JSON; absent with the native engine."""
         return self.path / "ds_config.json"
 
     @property
@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def ranks(self) -> Path:
-        """One record a rank."""
+        """One record per rank."""
         return self.path / "ranks"
 
     @property
@@ -71,7 +71,7 @@ class RunFolder:
 
     @property
     def launcher(self) -> Path:
-        """Which process runs it."""
+        """The process that runs it."""
         return self.path / f"launcher{self._of_node}.json"
 
     @property
@@ -86,7 +86,7 @@ def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> Ru
 
 
 def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
-    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it."""
+    """Create the folder of a run, private to its owner; a number is appended if the name is taken."""
     attempt, is_first = 1, not os.path.exists(runs)
     while True:
         folder = run_folder(runs, target=target, at=at, attempt=attempt)
@@ -99,13 +99,13 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
         except OSError as error:
             raise _not_writable(f"{error.strerror}: {error.filename}") from None
         else:
-            if is_first:  # git then shows nothing of the runs, and a folder that was there stays as it is
+            if is_first:  # so that git ignores runs; an existing folder is not changed
                 write_file(runs / ".gitignore", "*\n")
             return folder
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for its owner only, where there is none."""
+    """Create a folder, private to its owner, if it does not exist."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -113,13 +113,13 @@ def make_folder(path: Path) -> None:
 
 
 def fill_run_folder(folder: RunFolder, files: Mapping[Path, str]) -> None:
-    """Write the files that a run needs before its start."""
+    """Write the files of a run before its start."""
     for path, text in files.items():
         write_file(path, text, executable=path == folder.command)
 
 
 def write_file(path: Path, text: str, *, executable: bool = False) -> None:
-    """Write a file of a run folder whole, for its owner only: a script's arguments may hold tokens."""
+    """Write a run folder's file atomically, private to its owner: arguments may contain tokens."""
     try:
         write_whole(path, text, mode=0o700 if executable else 0o600)
     except OSError as error:
@@ -127,13 +127,13 @@ def write_file(path: Path, text: str, *, executable: bool = False) -> None:
 
 
 def attempts(folder: Path) -> tuple[Path, ...]:
-    """Return the folders of a run's starts in their order: its own, then one for each requeue or recovery."""
+    """Return the folders of a run's starts in order: its own, then one for each requeue or recovery."""
     later = (one for one in folder.iterdir() if ATTEMPT.fullmatch(one.name))
     return (folder, *sorted(later, key=lambda one: int(one.name.rpartition("-")[2])))
 
 
 def document_in(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file of a run folder holds; empty where there is none."""
+    """Return the JSON object in a file of a run folder; empty if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -142,13 +142,13 @@ def document_in(path: Path) -> dict[str, Any]:
 
 
 def newest_checkpoint(*folders: Path) -> SavedCheckpoint | None:
-    """Return the newest complete checkpoint that starts of a run have noted; the last start comes first."""
+    """Return the newest complete checkpoint recorded by a run's starts, the last start first."""
     noted = (path for folder in folders for path in noted_checkpoints(folder) if path.is_dir())
     return next((one for path in noted if (one := inspect_checkpoint(path)).is_complete), None)
 
 
 def note_launcher(folder: RunFolder) -> None:
-    """Write down that this process runs a run."""
+    """Record that this process runs a run."""
     process = psutil.Process()
     document = {"host": os.uname().nodename, "pid": process.pid, "started_at": process.create_time()}
     write_file(folder.launcher, json.dumps(document, indent=2) + "\n")
@@ -161,11 +161,11 @@ class LauncherProcess:
     host: str
     pid: int
     lives: bool | None
-    """None where it is, or was, a process of another machine."""
+    """None for a process of another machine."""
 
 
 def launchers(folder: Path) -> tuple[LauncherProcess, ...]:
-    """Return the launchers that a run folder names, of node 0 first."""
+    """Return the launchers recorded in a run folder, node 0's first."""
     found = []
     for file in sorted(folder.glob("launcher*.json")):
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -188,18 +188,18 @@ def _lives(pid: int, started_at: float) -> bool:
 
 
 def was_killed(folder: Path) -> str | None:
-    """Return the sentence that all launchers of a run of this machine have gone; None where one may live."""
+    """Return a sentence if all launchers of a run on this machine are gone; None if one may be alive."""
     found = launchers(folder)
     if not found or any(one.lives is not False for one in found):
         return None
-    return f"zerofit itself, process {found[0].pid}, has ended without a record: it was killed"
+    return f"zerofit itself, process {found[0].pid}, ended without a record: it was killed"
 
 
 def _not_writable(found: str) -> UserError:
     return UserError(
         "run-folder-not-writable",
-        "the run's folder can't be written",
+        "the run's folder is not writable",
         found=found,
-        why="each run leaves its plan, configs, logs and records in a folder of its own",
-        fix="name a folder that can be written: --run-dir DIR",
+        why="each run writes its plan, configurations, logs and records into its own folder",
+        fix="name a writable folder: --run-dir DIR",
     )

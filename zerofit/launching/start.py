@@ -1,4 +1,4 @@
-"""A launch: its files and its command from the plan, its start, its record."""
+"""Starting a run: its files and command from the plan, its start, its record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN_VERSION = 1
-"""Raised whenever run.json changes in a way that its readers must know."""
+"""Raised whenever run.json changes in a way that readers must know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Launch:
 
 
 def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
-    """Return the text of each file that the run folder gets before the start."""
+    """Return the text of each file of the run folder before the start."""
     plan = launch.plan
     strategy = plan.strategy
     deepspeed = strategy.engine is Engine.DEEPSPEED
@@ -65,7 +65,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
         folder.command: _command_script(launch, folder),
     }
     if deepspeed:
-        # What the script itself may decide stays "auto": the runner sets what the plan forces, and a second
+        # Values that the script may set stay "auto": the runner sets what the plan requires, and a second
         # number here could only contradict.
         script_decides = replace(
             strategy,
@@ -86,8 +86,8 @@ def _command_script(launch: Launch, folder: RunFolder) -> str:
     secrets = secret_variables(launch.target)
     return (
         "#!/bin/sh\n"
-        "# What zerofit ran through `accelerate launch`. Run again, it writes into the same run folder.\n"
-        + (f"# Secrets are not written down: set {', '.join(secrets)} first.\n" if secrets else "")
+        "# The `accelerate launch` command of zerofit. Run again, it writes into the same run folder.\n"
+        + (f"# Secrets are not stored: set {', '.join(secrets)} first.\n" if secrets else "")
         + f"cd {shlex.quote(os.getcwd())} || exit\n"
         f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"\n'
         f"{launch_command(launch, folder)}\n"
@@ -104,7 +104,7 @@ def _environment(launch: Launch) -> dict[str, str]:
 
 
 def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what has NCCL note its last collectives, and write them when one takes too long.
+    """Return variables that make NCCL record its last collectives, and dump them on a timeout.
 
     The names are those of torch/csrc/distributed/c10d: TORCH_FR_* since 2.9, TORCH_NCCL_* before.
     """
@@ -139,10 +139,10 @@ def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
 
 
 class OtherNodes(Protocol):
-    """The other nodes of a run, and the scheduler that may want this one back."""
+    """The other nodes of a run, and the scheduler that may reclaim this one."""
 
     def look(self, has_begun: Callable[[], bool]) -> bool:
-        """Return True if the ranks of this node must end; `has_begun` says if all of them take signals."""
+        """Return True if the ranks of this node must end; `has_begun` tells if all of them handle signals."""
 
     def agree(self, end: RunEnd) -> RunEnd:
         """Return how the run ended on all nodes."""
@@ -161,11 +161,11 @@ def start(
     """Run the launch to its end, write run.json, and return how it ended.
 
     Args:
-        hang_limit_s: a run is ended that does not move for so long; 0 for never, None for a limit that
-            follows the run's own pace.
-        observer: is told how far the run is, and of a rank that stands still.
-        others: the other nodes; None where each node is left to itself.
-        output: the file that takes all that is printed; the terminal, where it is None.
+        hang_limit_s: time without progress after which the run is ended; 0 for never, None to adapt to the
+            run's own pace.
+        observer: receives progress, and reports of ranks that make none.
+        others: the other nodes; None if each node acts independently.
+        output: file for all output; None for the terminal.
         variables: more environment variables of the ranks.
     """
     note_launcher(folder)
@@ -181,8 +181,8 @@ def start(
         "cpu" if launch.plan.topology.on_cpu else "gpu",
         *_arguments(launch, folder),
     )
-    # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated
-    # environment too.
+    # torch calls ninja by name when it builds an op: pip's must be found without an activated environment
+    # too.
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     recorder = flight_recorder(launch.plan, folder, inherited=os.environ)
     environment = {**_environment(launch), **recorder, "PATH": path, **variables}
@@ -232,18 +232,18 @@ def start(
     document = _run_document(launch, folder, started_at, verdict, failures, records)
     try:
         write_file(folder.run, json.dumps(document, indent=2) + "\n")
-    except UserError as error:  # the script has ended as it has, whether or not that can be noted
+    except UserError as error:  # the run's result does not depend on whether it can be recorded
         print(f"zerofit: the record of the run can't be written: {error.found}", file=sys.stderr)
     return verdict
 
 
 def trial_step_time_s(records: Iterable[RankRecord]) -> float | None:
-    """Return the time of a step that a trial has measured, of the slowest rank; None where none has one."""
+    """Return a trial's measured step time on the slowest rank; None if there is none."""
     return max((one.step_time_s for one in records if one.step_time_s is not None), default=None)
 
 
 def _failures(report: str) -> dict[int, RankFailure]:
-    """Return how the ranks failed, from what the agent told; nothing where it was killed before it could."""
+    """Return the ranks' failures from the agent's report; empty if it was killed before it could send one."""
     document = json.loads(report or "{}")
     return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
 
@@ -276,7 +276,7 @@ def _run_document(
 
 
 def fields_of_end(end: RunEnd, started_at: datetime) -> dict[str, object]:
-    """Return how a run has ended just now, as run.json says it."""
+    """Return the fields of run.json for a run that has just ended."""
     ended_at = datetime.now(UTC)
     return {
         "ended_at": ended_at.isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Trials: the strategies that a plan expects to be fastest, each run for some steps on this machine."""
+"""Trials: runs the strategies that a plan expects to be fastest for some steps each on this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from zerofit.launching.start import Launch
 
 _CANDIDATES_A_TRIAL = 4
-"""Strategies that are planned for each trial: what was measured of the first decides which of them follow."""
+"""Strategies planned per trial: the results of the first ones decide which of them are tried."""
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _RESULT = "result.json"
 
@@ -65,18 +65,18 @@ class TrialEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPolicy:
-    """How many trials there are, and how long."""
+    """Number and length of trials."""
 
     num_trials: int = 5
-    """Those of an earlier start that was interrupted count."""
+    """Including those of an interrupted earlier start."""
     num_warm_up: int = 3
-    """Optimizer steps of each trial that are not timed."""
+    """Untimed optimizer steps of each trial."""
     num_timed: int = 10
-    """Optimizer steps of each trial that are timed."""
+    """Timed optimizer steps of each trial."""
     budget_s: float | None = None
-    """No trial begins later than so long after the first; None for any time."""
+    """No trial starts later than this after the first; None for unlimited."""
     is_anew: bool = False
-    """True to measure again what an earlier start has measured."""
+    """True to repeat measurements of earlier starts."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_trials", "num_warm_up", "num_timed")
@@ -88,11 +88,11 @@ class TrialResult:
 
     end: TrialEnd
     step_time_s: float | None = None
-    """Median of the timed steps, of the slowest rank; None where it was not measured."""
+    """Median of the timed steps on the slowest rank; None if not measured."""
     gpu_bytes: int | None = None
-    """Most memory that PyTorch's allocator held on any GPU; None without one."""
+    """Maximum memory reserved by PyTorch's allocator on any GPU; None without one."""
     host_bytes: int = 0
-    """Largest resident memory of any rank."""
+    """Peak resident memory of any rank."""
     cause: str | None = None
     """Why it was not measured, in a sentence."""
 
@@ -104,7 +104,7 @@ class Tried:
     launch: Launch
     result: TrialResult
     is_kept: bool
-    """True if it was measured by an earlier start."""
+    """True if an earlier start measured it."""
 
     @property
     def plan(self) -> Plan:
@@ -114,28 +114,28 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """All trials of a script, and which strategy won."""
+    """All trials of a script, and the winner."""
 
     tried: tuple[Tried, ...]
     """In the order of the trials."""
     folder: Path
-    """Holds a run folder for each trial, and its result."""
+    """Contains a run folder for each trial, and its result."""
     candidates: tuple[Plan, ...]
-    """Plans to try: the planner's choice, then the fastest that fit by their estimates."""
+    """Plans to try: the planner's choice, then the fastest that fit according to estimates."""
     is_out_of_time: bool = False
-    """True if the budget ended it."""
+    """True if the time budget ended it."""
     stopped_by: signal.Signals | None = None
-    """The signal that ended it; None where none did."""
+    """The signal that ended it, or None."""
 
     @property
     def best(self) -> Tried | None:
-        """The fastest that was measured; None where none was."""
+        """The fastest measured one; None if there is none."""
         measured = [one for one in self.tried if one.result.step_time_s is not None]
         return min(measured, key=lambda one: one.result.step_time_s or 0.0, default=None)
 
     @property
     def launch(self) -> Launch | None:
-        """The launch of the fastest, its plan with the measurement as the reason; None where none ran."""
+        """The launch of the fastest, with the measurement as reason in its plan, or None."""
         best = self.best
         if best is None:
             return None
@@ -146,21 +146,21 @@ class Tuning:
             field=name,
             value=show(getattr(strategy, name)),
             origin=Origin.PLANNER,
-            why=f"the fastest of {num_measured} that were measured here, "
-            f"{seconds(best.result.step_time_s or 0.0)} a step",
+            why=f"the fastest of {num_measured} measured here, {seconds(best.result.step_time_s or 0.0)} "
+            "per step",
         )
         others = tuple(one for one in best.plan.reasons if one.field != name)
         return replace(best.launch, plan=replace(best.plan, reasons=(reason, *others)))
 
 
 def predicted_step_s(plan: Plan) -> float | None:
-    """Return the predicted time of a step; None where the machine's rates are not known."""
+    """Return the predicted time of a step; None if the machine's rates are unknown."""
     time_of_step = None if plan.estimate is None else plan.estimate.step_time
     return None if time_of_step is None else time_of_step.seconds
 
 
 def predicted_bytes(plan: Plan) -> int | None:
-    """Return what PyTorch's allocator is predicted to hold on a GPU; None without an estimate."""
+    """Return the predicted memory reserved by PyTorch's allocator on a GPU; None without an estimate."""
     return None if plan.estimate is None else plan.estimate.device.peak.held_by(Holder.TENSORS, Holder.CACHE)
 
 
@@ -175,25 +175,25 @@ def run_trials(
     dry_run: bool,
     observer: Observer,
 ) -> Tuning:
-    """Plan a launch, and run the strategies that promise most for some steps each, one after another.
+    """Plan a launch, and run the most promising strategies for some steps each, one after another.
 
-    A trial is a whole launch of the unmodified script. Weights are not saved, trackers and the hub hear
-    nothing, and files that it writes are put back as they were. Its result is written at once: what an
-    earlier start has measured of the same script, machine and versions is not measured again.
+    A trial is a complete launch of the unmodified script. Weights are not saved, trackers and the hub receive
+    nothing, and files that it changes are restored. Its result is written at once: measurements of an earlier
+    start of the same script, machine and versions are reused.
 
     Args:
         request: the launch.
-        policy: how many trials there are, and how long.
+        policy: number and length of trials.
         run_dir: folder of all run folders.
-        settings: fields of Plan that all trials have.
-        hang_limit_s: as of `zerofit.launch`.
-        check: raises what forbids a launch, and tells the rest.
-        dry_run: True to plan what could be tried, and to try nothing.
-        observer: is told of each trial.
+        settings: fields of Plan for all trials.
+        hang_limit_s: as for `zerofit.launch`.
+        check: raises if a launch is forbidden, and reports warnings.
+        dry_run: True to only plan the candidates.
+        observer: receives each trial.
 
     Raises:
-        UserError: no plan can be made, nothing fits, or the first trial can't be run here.
-        ExceptionGroup: of UserErrors, where compatibility rules forbid the first.
+        UserError: no plan can be made, nothing fits, or the first trial can't run here.
+        ExceptionGroup: of UserErrors, if compatibility rules forbid the first.
     """
     _check_can_tune(request)
     number = _CANDIDATES_A_TRIAL * policy.num_trials
@@ -216,7 +216,7 @@ def run_trials(
     tuning = Tuning(tried=_kept(folder, launches), folder=folder, candidates=plans)
     if number := len(tuning.tried):
         kept = "1 trial of an earlier start is" if number == 1 else f"{number} trials of an earlier start are"
-        observer.say(f"{kept} kept; --anew measures again")
+        observer.say(f"{kept} reused; --anew measures again")
     until = None if policy.budget_s is None else time.monotonic() + policy.budget_s
     free = free_gpu_bytes()
     try:
@@ -243,7 +243,7 @@ def run_trials(
 
 
 def _next_of(launches: Sequence[Launch], tuning: Tuning) -> Launch | None:
-    """Return the launch to try next; None where none is left."""
+    """Return the launch to try next; None if none is left."""
     results = {one.plan.strategy: one.result for one in tuning.tried}
     tried = {
         place: results[plan.strategy]
@@ -255,16 +255,16 @@ def _next_of(launches: Sequence[Launch], tuning: Tuning) -> Launch | None:
 
 
 def _check_can_tune(request: LaunchRequest) -> None:
-    """Check that a plan is made, whose strategies can be tried."""
+    """Check that the launch makes a plan, whose strategies can be tried."""
     if request.makes_a_plan:
         return
     because = request.why_unplanned
-    rehearses = "name the GPUs that the CPU ranks rehearse: --cpu --gpus SPEC"
+    rehearses = "name the GPUs that the CPU ranks stand for: --cpu --gpus SPEC"
     raise UserError(
         "nothing-to-tune",
         "there are no strategies to try",
         found=because,
-        why="trials are of the strategies that a plan compares, and no plan is made",
+        why="trials compare the strategies of a plan, but no plan is made",
         fix=rehearses if because == "--cpu" else f"leave out {because}",
     )
 
@@ -287,7 +287,7 @@ def _folder(run_dir: Path, launch: Launch, policy: TrialPolicy) -> Path:
 
 
 def _kept(folder: Path, launches: Sequence[Launch]) -> tuple[Tried, ...]:
-    """Return what earlier starts have measured of these launches; failures are to be tried again."""
+    """Return earlier starts' measurements of these launches; failures are tried again."""
     of_strategy = {one.plan.strategy: one for one in launches}
     found = {}
     for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda one: _number(one.parent)):
@@ -308,16 +308,16 @@ def _number(trial: Path) -> int:
 
 
 def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> int | None:
-    """Return the place of the plan that promises most; None where all were tried or can't fit.
+    """Return the index of the most promising plan; None if all were tried or can't fit.
 
-    Strategies that differ in micro-batch and buckets alone are one family. What was measured of a family
-    scales the predictions of its others; a family that was not tried yet is taken to be as much better than
-    predicted as the best so far. Of a family, what is predicted to be as fast as one that was tried comes
-    behind all else, and what is predicted to need as much memory as one that did not fit is left out.
+    Strategies that differ only in micro-batch and buckets are a family. A measurement scales the predictions
+    of its family; an untried family is assumed to beat its prediction by the best ratio so far. Within a
+    family, plans predicted to be about as fast as a tried one come last, and plans predicted to need as much
+    memory as one that did not fit are skipped.
 
     Args:
-        plans: the planner's choice first, then by their predicted times.
-        results: of the trials so far, by the place of their plan.
+        plans: the planner's choice first, then by predicted time.
+        results: of the trials so far, by index of their plan.
     """
     if 0 not in results:
         return 0
@@ -356,7 +356,7 @@ def _needs_as_much(plan: Plan, full: Plan) -> bool:
 
 
 class _Trial:
-    """One trial in a run folder of its own."""
+    """One trial in its own run folder."""
 
     def __init__(
         self,
@@ -373,7 +373,7 @@ class _Trial:
         self._folder = RunFolder(path=folder / f"trial-{number}")
 
     def run(self, check: Callable[[Launch, Observer], None]) -> TrialResult | signal.Signals:
-        """Run it to its end and write its result; return the signal where one stopped it, with no result."""
+        """Run it to its end and write its result; if a signal stopped it, return the signal."""
         make_folder(self._folder.path)
         try:
             check(self._launch, SILENT)
@@ -401,7 +401,7 @@ class _Trial:
         steps = TrialSteps(
             num_warm_up=self._policy.num_warm_up, num_timed=self._policy.num_timed, guard=str(guard.path)
         )
-        # Out of memory is the result: nothing in the script may make smaller batches then.
+        # Out of memory is the result: nothing in the script may retry with smaller batches.
         launch = replace(self._launch, plan=replace(self._launch.plan, trial=steps, recovers=True))
         fill_run_folder(self._folder, launch_files(launch, self._folder))
         return start(
@@ -422,9 +422,7 @@ class _Trial:
             kind = TrialEnd.OUT_OF_MEMORY
         elif step_time_s is None:
             kind = TrialEnd.FAILED
-            cause = cause or (
-                f"the script ended within {self._policy.num_warm_up} steps, before one could be timed"
-            )
+            cause = cause or (f"the script ended within {self._policy.num_warm_up} steps, before a timed one")
         held = [one.peak_gpu_reserved_bytes for one in records if one.peak_gpu_reserved_bytes is not None]
         return TrialResult(
             end=kind,
@@ -440,7 +438,7 @@ class _Trial:
 
 
 def _refused(guard: Path) -> str | None:
-    """Return what the script was kept from doing; None where it was let be."""
+    """Return what the script was kept from doing; None if nothing."""
     try:
         message = json.loads((guard / REFUSED).read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError):
@@ -451,7 +449,7 @@ def _refused(guard: Path) -> str | None:
 def _words(plan: Plan) -> str:
     predicted = predicted_step_s(plan)
     words = strategy_words(plan)
-    if predicted is None or plan.topology.on_cpu:  # where the prediction is of the GPUs that are rehearsed
+    if predicted is None or plan.topology.on_cpu:  # where the prediction is for the GPUs planned for
         return words
     return f"{words}, predicted {seconds(predicted)} a step"
 

@@ -1,4 +1,4 @@
-"""tune: the fastest memory strategy of a script, as measured on this machine."""
+"""tune: finds the fastest memory strategy of a script by measurement on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zerofit.scripts.target import script_target
 
 _DEFAULT = TrialPolicy()
 PLAN = "plan.json"
-"""The fastest's plan, in the folder of the trials."""
+"""The winner's plan file, in the folder of the trials."""
 
 
 def tune(
@@ -36,37 +36,37 @@ def tune(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> Tuning:
-    """Measure the strategies that a plan expects to be fastest, and return which one is.
+    """Measure the strategies that a plan expects to be fastest, and return the fastest.
 
     `zerofit.tune("train.py", "--epochs", "3").launch.plan` is a plan for `zerofit.launch(..., plan=...)`.
-    Each trial is a whole launch of the unmodified script that ends after some optimizer steps. It saves no
-    weights, tells trackers and the hub nothing, and leaves the user's files as they were. What it needed
-    goes to this machine's store of observations, which later plans use.
+    Each trial is a complete launch of the unmodified script that ends after some optimizer steps. It saves no
+    weights, sends nothing to trackers and the hub, and leaves the user's files unchanged. Its measurements
+    are stored in this machine's observations, which later plans use.
 
     Args:
         script: the script, or with `module` the module, to train.
         arguments: the script's own.
-        module: True where the script is a module, as with `python -m`.
-        gpus: with `on_cpu=True`: GPUs to plan for, whose strategies are rehearsed on the CPU.
-        num_trials: trials at most; those of an earlier start of the same count.
-        num_warm_up: optimizer steps of each trial that are not timed.
-        num_timed: optimizer steps of each trial that are timed.
-        budget_s: no trial begins later than so long after the first.
-        is_anew: True to measure again what an earlier start has measured.
-        capture_limit_s: how long the script may take to come to its training.
-        is_checked: False to go on where compatibility rules say that it can't work.
-        hang_limit_s: as of `zerofit.launch`.
+        module: True to run a module, as with `python -m`.
+        gpus: with `on_cpu=True`: GPUs to plan for, while trials run on the CPU.
+        num_trials: maximum number of trials, including those of an earlier start.
+        num_warm_up: untimed optimizer steps of each trial.
+        num_timed: timed optimizer steps of each trial.
+        budget_s: no trial starts later than this after the first.
+        is_anew: True to repeat measurements of earlier starts.
+        capture_limit_s: time limit for the script to reach its training.
+        is_checked: False to continue despite errors of compatibility rules.
+        hang_limit_s: as for `zerofit.launch`.
         run_dir: folder of all run folders.
-        dry_run: True to return what could be tried, and to try nothing.
-        observer: is told of each trial; silent by default.
-        settings: as of `zerofit.launch`.
+        dry_run: True to only return the candidates.
+        observer: receives each trial; silent by default.
+        settings: as for `zerofit.launch`.
 
     Returns:
-        All trials; `.best` is the fastest, `.launch` is None where none was measured.
+        All trials; `.best` is the fastest, `.launch` is None if none was measured.
 
     Raises:
-        UserError: something that was given is wrong, nothing fits, or it can't be run here.
-        ExceptionGroup: of UserErrors, where compatibility rules forbid the planner's choice.
+        UserError: an argument is wrong, nothing fits, or it can't run here.
+        ExceptionGroup: of UserErrors, if compatibility rules forbid the planner's choice.
     """
     request = launch_request(
         script_target(script, arguments, module=module),

@@ -1,4 +1,4 @@
-"""Runs the launch command, passes signals on, and leaves no process behind."""
+"""Runs the launch command, forwards signals, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphaned grandchildren become our children, so that they can be found and ended."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-"""Signals that the script may handle (Slurm's --signal, say), and that end accelerate's launcher: they go to
-the ranks alone, and stop nothing by themselves."""
+"""Signals that the script may handle (such as Slurm's --signal), but that end accelerate's launcher: they are
+only sent to the ranks, and stop nothing themselves."""
 _POLL_S = 0.05
-"""How often to look. ASSUMPTION: nobody feels it, and it costs next to no CPU time."""
+"""Polling interval. ASSUMPTION: not noticeable, and negligible CPU time."""
 _STOP_GRACE_S = 35.0
-"""torchrun kills its ranks 30 s after it was told to stop (torch/distributed/elastic); this is a bit more."""
+"""torchrun kills its ranks 30 s after it was told to stop (torch/distributed/elastic); this is slightly
+more."""
 _SAME_REQUEST_S = 0.5
 """Signals this close together are one request: GNU timeout sends its own twice. ASSUMPTION."""
 _DRAIN_S = 3.0
-"""Processes that copy the ranks' output get this long to write the last lines. ASSUMPTION."""
+"""Time for processes that copy the ranks' output to write the last lines. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +40,9 @@ class Ended:
     """How the command ended."""
 
     exit_code: int
-    """Of the command; negative for the signal that killed it."""
+    """Of the command; negative if a signal killed it."""
     stopped_by: signal.Signals | None
-    """The signal that we were sent meanwhile; None where none was."""
+    """The signal sent to this process meanwhile, or None."""
 
 
 def run_watched(
@@ -55,18 +56,18 @@ def run_watched(
 ) -> Ended:
     """Run a command to its end and return how it ended.
 
-    A signal sent to this process is passed on to the command, once; a later one, or a command that does not
-    end in time, kills all that runs. After a failure or a stop no process that the command started is left.
+    A signal to this process is forwarded to the command once; a second one, or a command that does not end in
+    time, kills everything. After a failure or a stop no process that the command started is left.
 
-    The command is a session of its own, as torchrun's ranks are anyway: what a terminal sends to its whole
-    foreground process group (Ctrl-C) reaches this process alone, and the command gets it from here, as it
-    gets what is sent by `kill`. It can still read from the terminal.
+    The command is a session of its own, as torchrun's ranks are anyway: signals of a terminal to its
+    foreground process group (Ctrl-C) reach only this process, which forwards them like those sent by `kill`.
+    The command can still read from the terminal.
 
     Args:
         report_fd: a descriptor for the command alone, which it inherits and this process closes.
-        output: the file that takes all that is printed; the terminal, where it is None.
-        stop_grace_s: how long the command may take to end after the first signal.
-        is_over: is asked all the time; once it says True, the command is ended as by SIGTERM.
+        output: file for all output; None for the terminal.
+        stop_grace_s: time for the command to end after the first signal.
+        is_over: polled; once True, the command is ended as by SIGTERM.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     received: list[_Request] = []
@@ -105,7 +106,7 @@ def run_watched(
 
 
 class _Request:
-    """A signal, and when it came."""
+    """A signal, and its time."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
@@ -120,14 +121,14 @@ def _wait(
     grace_s: float,
     is_over: Callable[[], bool],
 ) -> int:
-    """Return the command's exit code once it has ended; after a stop, its children have their grace too."""
+    """Return the command's exit code once it has ended; after a stop, its children get their grace too."""
     kill_at: float | None = None
     killed = False
     ranks: list[psutil.Process] = []
     while (exit_code := child.poll()) is None or (not killed and ranks):
         time.sleep(_POLL_S)
         now = time.monotonic()
-        if for_ranks and (listening := _children_of(child)):  # before, there is no rank to take it
+        if for_ranks and (listening := _children_of(child)):  # before, there is no rank to receive it
             number = signal.Signals(for_ranks.pop(0))
             for process in listening:
                 _signal(process, number)
@@ -152,7 +153,7 @@ def _children_of(child: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def _end_descendants(*, gently: bool) -> None:
-    """Wait for what is left to drain; unless all went well, end what does not."""
+    """Wait for remaining processes to finish their output; after a failure, end those that don't."""
     _, alive = psutil.wait_procs(_descendants(), timeout=_DRAIN_S)
     if gently:
         return

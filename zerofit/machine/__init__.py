@@ -1,1 +1,1 @@
-"""The world to facts: machine, versions, toolchain."""
+"""This machine's GPUs, limits, toolchain, installed versions and rates; the catalogs of both."""

@@ -1,7 +1,7 @@
-"""Measures the rates of this machine, in a process of its own: this module run as a program.
+"""Measures the rates of this machine in a process of its own: this module run as a program.
 
-Its one argument is JSON: num_gpus, has_fast_links, has_cpu_adam, nvme_path, short. It prints a line of JSON
-for each rate, {"measured": {name, value, unit, how}}, or {"left_out": TEXT}.
+Its one argument is JSON: num_gpus, has_fast_links, has_cpu_adam, nvme_path, short. It prints one line of
+JSON per rate, {"measured": {name, value, unit, how}}, or {"left_out": TEXT}.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, "-m", "zerofit.machine.calibration")
 _SECONDS = 0.5
-"""How long each rate is measured: a GPU's clocks settle in it, and all rates together take half a minute."""
+"""Duration of each measurement: a GPU's clocks settle in it, and all rates together take half a minute."""
 _TIMEOUT_S = 120
-"""ASSUMPTION: twice what it is meant to take; what was measured until then is kept."""
+"""ASSUMPTION: twice the expected time; what was measured until then is kept."""
 
 
 def calibrate(
@@ -40,19 +40,19 @@ def calibrate(
     program: tuple[str, ...] = PROGRAM,
     timeout_s: float = _TIMEOUT_S,
 ) -> Calibration:
-    """Measure what the GPUs, links, host memory, CPU Adam, collectives and disk of this machine achieve.
+    """Measure the achieved rates of this machine's GPUs, links, host memory, CPU Adam, collectives and disk.
 
-    It runs in processes of its own, as CUDA, once started, can't be undone, and takes less than a minute.
+    Runs in processes of its own, since CUDA can't be shut down once started; takes less than a minute.
 
     Args:
-        machine: this machine; its GPUs are those that are measured.
-        has_cpu_adam: whether DeepSpeed's op is built; where it is not, torch's fused AdamW is timed for the
-            reader and kept as no rate.
-        nvme_path: a folder on the disk that would take what is offloaded; None measures no disk.
-        short: whether small sizes do, for a test of the program.
-        environ: the environment of the program.
+        machine: this machine, with the GPUs to measure.
+        has_cpu_adam: whether DeepSpeed's op is built; otherwise torch's fused AdamW is timed for information
+            only, and gives no rate.
+        nvme_path: a folder on the disk for NVMe offload; None measures no disk.
+        short: measure small sizes only, for a test of the program.
+        environ: the program's environment.
         program: the program that measures.
-        timeout_s: after this many seconds it is ended.
+        timeout_s: when to end it.
     """
     orders = {
         "num_gpus": len(machine.gpus),
@@ -87,7 +87,7 @@ def _rate(plain: dict[str, Any]) -> Rate:
 
 
 class _Report:
-    """Says what was measured and what was left out, each at once: what follows may hang."""
+    """Prints each result as soon as it is known, since the next measurement may hang."""
 
     def __init__(self, report_to: int, *, short: bool) -> None:
         self.short = short
@@ -103,7 +103,7 @@ class _Report:
         os.write(self._report_to, (json.dumps(line) + "\n").encode())
 
     def attempt(self, what: str, measure: Callable[[], None]) -> None:
-        """Measure one thing; whatever goes wrong is the reason why it is left out."""
+        """Run one measurement; if it fails, report the exception as the reason."""
         try:
             measure()
         except Exception as error:
@@ -111,7 +111,7 @@ class _Report:
             self.leave_out(f"{what}: {type(error).__name__}: {first_line}")
 
     def repeat(self, work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
-        """Return the seconds of one call, the median of as many as the time allows, after one to warm up."""
+        """Return the median time of one call in seconds, after one warm-up call."""
         work()
         wait()
         times: list[float] = []
@@ -125,7 +125,7 @@ class _Report:
 
 
 def main() -> None:
-    """Measure, and print the report on stdout and all that torch and DeepSpeed print on stderr."""
+    """Measure, and print the report on stdout; output of torch and DeepSpeed goes to stderr."""
     report_to = os.dup(1)
     os.dup2(2, 1)
     orders = json.loads(sys.argv[1])
@@ -208,7 +208,7 @@ def _cpu_adam(report: _Report, has_cpu_adam: bool) -> None:
         seconds = report.repeat(DeepSpeedCPUAdam([weight]).step)
         report.note("CPU Adam", elements / seconds, "elements/s", f"DeepSpeedCPUAdam, {threads}")
         return
-    # A build takes a minute or more, and one that is cut off leaves a lock behind.
+    # A build takes a minute or more, and leaves a lock behind if interrupted.
     seconds = report.repeat(torch.optim.AdamW([weight], fused=True).step)
     report.leave_out(
         f"CPU Adam: DeepSpeedCPUAdam is not built; torch's fused AdamW, another program, stepped "
@@ -229,7 +229,7 @@ def _all_reduce(report: _Report, num_gpus: int, has_fast_links: bool) -> None:
     torch.multiprocessing.spawn(_all_reduce_rank, args=arguments, nprocs=num_ranks)
     large, small, num_bytes = answers.get()
     if not num_gpus:
-        # Over loopback, between processes that share the cores: of no use for an estimate of GPUs.
+        # Over loopback, between processes that share the cores: useless for estimates of GPUs.
         report.leave_out(
             f"all-reduce between GPUs: there is none; gloo over {num_ranks} processes gave "
             f"{num_bytes * 2 * (num_ranks - 1) / num_ranks / large / 1e9:.2f} GB/s of bus bandwidth"
@@ -258,7 +258,7 @@ def _all_reduce_rank(rank: int, num_ranks: int, port: int, has_gpus: bool, short
     def seconds(num_bytes: int) -> float:
         data = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         times = []
-        # A fixed number of rounds, as all ranks must make the same.
+        # A fixed number of rounds, which must be equal on all ranks.
         for _ in range(6):
             dist.barrier()
             wait()
@@ -285,7 +285,7 @@ def _disk(report: _Report, folder: str) -> None:
         file.flush()
         os.fsync(file.fileno())
         written = time.perf_counter() - start
-        # Without this the read would come from memory.
+        # Without this the read would come from the page cache.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
         with open(file.name, "rb", buffering=0) as reader:

@@ -1,4 +1,4 @@
-"""The limits of this process's cgroups, v1 and v2: memory and CPU time."""
+"""Memory and CPU limits of this process's cgroups, v1 and v2."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _KILLS = {1: "memory.oom_control", 2: "memory.events"}
-"""Files that count killed processes, by the version of cgroups."""
+"""Files with the count of killed processes, by cgroup version."""
 _V2 = ""
-"""How /proc/self/cgroup names the one hierarchy of cgroup v2."""
+"""The name of cgroup v2's hierarchy in /proc/self/cgroup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """One level's limit; the levels above it hold as well."""
+    """The limit of one cgroup level; limits of its parents apply as well."""
 
     limit_bytes: int
-    """The limit on all processes below this level together."""
+    """The limit on all processes at and below this level together."""
     used_bytes: int
-    """Their usage now, without the page cache that the kernel would give back."""
+    """Their current usage, without reclaimable page cache."""
 
 
 def memory_limits(*, root: Path) -> tuple[MemoryLimit, ...]:
-    """Return the memory limit of each level from this process's cgroup up, where a level has one.
+    """Return the memory limits from this process's cgroup up to the root; levels without one are left out.
 
     Args:
         root: the file-system root.
@@ -39,7 +39,7 @@ def memory_limits(*, root: Path) -> tuple[MemoryLimit, ...]:
 
 
 def cpu_quota(*, root: Path) -> float | None:
-    """Return how many CPUs' time this process may use at once, or None for no quota.
+    """Return the number of CPUs that this process's quota allows, or None without a quota.
 
     Args:
         root: the file-system root.
@@ -56,9 +56,9 @@ def _levels(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
     mount = root / "sys/fs/cgroup"
     for version, name, top in ((2, _V2, mount), (1, controller, mount / controller)):
         parts = [part for part in groups.get(name, "").split("/") if part]
-        # A path with ".." points out of the cgroup namespace; only the mount point is ours to read then.
-        # A path that the mount does not show, as in a container without a namespace, has no files: its
-        # levels drop out, and the mount point, which is the container's own cgroup, remains.
+        # A path with ".." points out of the cgroup namespace; only the mount point is ours to read then. A
+        # path that is not below the mount, as in a container without a namespace, has no files: its levels
+        # are skipped, and the mount point, which is the container's own cgroup, remains.
         depth = 0 if ".." in parts else len(parts)
         for length in range(depth, -1, -1):
             yield version, top.joinpath(*parts[:length])
@@ -78,7 +78,7 @@ def _memory_limit(version: int, level: Path) -> MemoryLimit | None:
     limit, usage = (_read(level / name) for name in names[version])
     if limit is None or usage is None or limit == "max":
         return None
-    # v1 counts the levels below only under the names with "total_".
+    # v1 has the sums over child levels only under the names with "total_".
     prefix = "total_" if version == 1 else ""
     stat = dict(line.split() for line in (_read(level / "memory.stat") or "").splitlines())
     cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
@@ -104,13 +104,13 @@ def _read(path: Path) -> str | None:
 
 
 def count_oom_kills(*, root: Path = Path("/")) -> int | None:
-    """Return how many processes the kernel has killed for want of memory; None where it does not say.
+    """Return how many processes the kernel's OOM killer has ended; None if unknown.
 
-    Of this process's own cgroup, whoever's limit was reached (`oom_kill` in cgroup v2's memory.events and in
-    v1's memory.oom_control); where neither can be read, of the whole machine (/proc/vmstat).
+    Counts this process's own cgroup, whichever limit was reached (`oom_kill` in cgroup v2's memory.events and
+    v1's memory.oom_control); if neither can be read, the whole machine (/proc/vmstat).
 
     Args:
-        root: the file system to read.
+        root: the file-system root.
     """
     files = [level / _KILLS[version] for version, level in _levels("memory", root)]
     for file in (*files, root / "proc/vmstat"):

@@ -1,4 +1,4 @@
-"""Facts of a node to one line each: ok, or a warning with its reason and its fix."""
+"""The checks of `zerofit doctor`: one line each, ok or a warning with its reason and fix."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
     )
 
 _MIXABLE_MINORS = {10: range(3), 11: range(9), 12: (0, 1, 2, 3, 4, 5, 6, 8, 9)}
-"""CUDA minor versions that DeepSpeed takes for each other, by major version.
+"""CUDA minor versions that DeepSpeed treats as compatible, by major version.
 
 Source: deepspeed/ops/op_builder/builder.py, cuda_minor_mismatch_ok (0.19.8).
 """
 _OP_USES = {
-    "cpu_adam": "offload of the optimizer to CPU or NVMe steps with it",
-    "fused_adam": "an Adam or AdamW in the DeepSpeed JSON without offload steps with it",
-    "async_io": "offload to NVMe reads and writes with it, and nothing else does",
+    "cpu_adam": "optimizer offload to CPU or NVMe uses it",
+    "fused_adam": "an Adam or AdamW in the DeepSpeed JSON without offload uses it",
+    "async_io": "NVMe offload needs it, and nothing else does",
 }
-_WHY_NEEDED = "DeepSpeed compiles its ops at first use, and this takes part"
+_WHY_NEEDED = "DeepSpeed needs it to compile its ops at first use"
 _LOW_MEMORY_BYTES = 4 * GIB
-"""ASSUMPTION: one rank of a 1B model under optimizer offload does not start with less; the imports of a rank
-alone hold 0.6 GB."""
+"""ASSUMPTION: one rank of a 1B model with optimizer offload does not start with less; the imports of a rank
+alone take 0.6 GB."""
 _LOW_MEMLOCK_BYTES = 10**9
 """One rank's NVMe buffers for parameters, by default: buffer_count 5 x buffer_size 1e8 in bf16.
 Source: https://www.deepspeed.ai/docs/config-json/#parameter-offloading"""
 _LOW_SHM_BYTES = 512 * MIB
-"""Where DeepSpeed's own report warns: deepspeed/env_report.py, get_shm_size."""
+"""The threshold of DeepSpeed's own report: deepspeed/env_report.py, get_shm_size."""
 _LOW_DISK_BYTES = 20 * GIB
-"""ASSUMPTION: room for one checkpoint of a 1B model with its Adam states: 12 bytes a parameter in fp32, 14
-beside 16-bit weights (https://arxiv.org/abs/1910.02054, section 3.1)."""
+"""ASSUMPTION: enough for one checkpoint of a 1B model with its Adam states: 12 bytes per parameter in fp32,
+14 with 16-bit weights (https://arxiv.org/abs/1910.02054, section 3.1)."""
 _USES = {
-    "torch": "everything runs on it",
-    "accelerate": "zerofit launch starts the ranks through it",
-    "deepspeed": "ZeRO and offload are its work",
-    "transformers": "models and Trainer come from it",
-    "huggingface_hub": "models and datasets are fetched with it",
-    "peft": "LoRA adapters come from it",
-    "bitsandbytes": "8-bit optimizers come from it",
+    "torch": "everything needs it",
+    "accelerate": "zerofit launch starts the ranks with it",
+    "deepspeed": "it implements ZeRO and offload",
+    "transformers": "it provides models and Trainer",
+    "huggingface_hub": "it downloads models and datasets",
+    "peft": "it provides LoRA adapters",
+    "bitsandbytes": "it provides 8-bit optimizers",
 }
 
 
 class Status(StrEnum):
-    """How one thing stands."""
+    """The result of one check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -68,37 +68,37 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckupLine:
-    """One thing that was looked at."""
+    """One check with its result."""
 
     status: Status
     topic: str
-    """The thing examined, in a word or two."""
+    """What was checked, in a word or two."""
     found: str
     """The value found."""
     why: str | None = None
-    """Why that is a warning; None where it is none."""
+    """The reason for a warning; None if ok."""
     fix: str | None = None
-    """The fix; None where there is nothing to do."""
+    """The fix; None if there is nothing to do."""
 
 
 def ok(topic: str, found: str) -> CheckupLine:
-    """Return the line of a thing that is well."""
+    """Return the line of a check that passed."""
     return CheckupLine(status=Status.OK, topic=topic, found=found)
 
 
 def warning(topic: str, found: str, *, why: str, fix: str) -> CheckupLine:
-    """Return the line of a thing that stands in the way of some run."""
+    """Return the line of a check that found a problem for some runs."""
     return CheckupLine(status=Status.WARNING, topic=topic, found=found, why=why, fix=fix)
 
 
 def check_up(
     machine: Machine, versions: Versions, toolchain: Toolchain, limits: Limits
 ) -> tuple[CheckupLine, ...]:
-    """Return a line for each thing worth knowing of this node before a run, all findings included."""
+    """Return the results of all checks of this node."""
     return (
         *_check_packages(versions),
         *_check_gpus(machine, toolchain),
-        # Without torch, the line of the package is the warning.
+        # If torch is missing, the package's line is the warning.
         *((_check_torch_cuda(machine, toolchain),) if versions.torch is not None else ()),
         _check_nvcc(machine, toolchain),
         *_check_compilers(toolchain),
@@ -115,7 +115,7 @@ def check_up(
 
 
 def are_cuda_versions_compatible(nvcc: tuple[int, int], torch: tuple[int, int]) -> bool:
-    """Return True if DeepSpeed takes this nvcc to compile CUDA ops for this torch.
+    """Return True if DeepSpeed accepts this nvcc for CUDA ops of this torch.
 
     Source: deepspeed/ops/op_builder/builder.py, assert_no_cuda_mismatch (0.19.8).
     """
@@ -138,7 +138,7 @@ def _check_gpus(machine: Machine, toolchain: Toolchain) -> Iterator[CheckupLine]
             "GPU sets the pace",
             fix="name GPUs of one kind with --gpu-ids, or accept it",
         )
-    # Without a driver there is no GPU either, and the line of the GPUs says what to do.
+    # Without a driver there is no GPU either; the GPUs' line has the fix.
     driver = toolchain.driver
     yield ok("driver", f"{driver.version}, CUDA up to {_dotted(driver.cuda_version)}" if driver else "none")
 
@@ -149,13 +149,13 @@ def _no_gpus(toolchain: Toolchain) -> CheckupLine:
         return warning(
             "GPUs",
             f"none visible: CUDA_VISIBLE_DEVICES={toolchain.visible_devices!r} hides all {num_gpus}",
-            why="`zerofit launch` starts nothing then without --cpu",
+            why="then `zerofit launch` only works with --cpu",
             fix="unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists",
         )
     return warning(
         "GPUs",
         "none",
-        why="`zerofit launch` starts nothing without --cpu, which only rehearses a run",
+        why="`zerofit launch` only works with --cpu, for tests of a run",
         fix="if the node has NVIDIA GPUs, make nvidia-smi list them: install the driver, or give them to the "
         "container (--gpus all)",
     )
@@ -168,7 +168,7 @@ def _check_torch_cuda(machine: Machine, toolchain: Toolchain) -> CheckupLine:
             topic,
             f"torch can't be imported: {toolchain.torch_error}",
             why="no run can start",
-            fix="install torch anew: pip install --force-reinstall torch",
+            fix="reinstall torch: pip install --force-reinstall torch",
         )
     built_for = (
         f"built for CUDA {_dotted(torch.cuda_version)}" if torch.cuda_version else "built without CUDA"
@@ -213,11 +213,12 @@ def _check_nvcc(machine: Machine, toolchain: Toolchain) -> CheckupLine:
     if are_cuda_versions_compatible(nvcc.version, torch.cuda_version):
         return ok("nvcc", found)
     if toolchain.skips_cuda_check:
-        return ok("nvcc", f"{found}; torch has CUDA {wanted}, let pass by DS_SKIP_CUDA_CHECK=1")
+        return ok("nvcc", f"{found}; torch has CUDA {wanted}, allowed by DS_SKIP_CUDA_CHECK=1")
     return warning(
         "nvcc",
         f"{found}; torch has CUDA {wanted}",
-        why="ops compiled with one CUDA may not build or load beside the other; DeepSpeed's install refuses",
+        why="ops compiled with another CUDA version may fail to build or load; DeepSpeed refuses to "
+        "compile them",
         fix=f"install the CUDA toolkit {wanted} and set CUDA_HOME to it, or try DS_SKIP_CUDA_CHECK=1",
     )
 
@@ -236,7 +237,7 @@ _SCALES = {
 
 
 def calibration_lines(calibration: Calibration) -> tuple[CheckupLine, ...]:
-    """Return a line for each rate and one for each thing that was not measured."""
+    """Return one line per measured rate, and one per rate that could not be measured."""
     measured = tuple(
         ok("measured", f"{rate.name}: {format_rate(rate)} ({rate.source})") for rate in calibration.rates
     )
@@ -244,13 +245,13 @@ def calibration_lines(calibration: Calibration) -> tuple[CheckupLine, ...]:
 
 
 def format_rate(rate: Rate) -> str:
-    """Return a rate as a person reads it, such as "21.4 GB/s"."""
+    """Return a rate as text, such as "21.4 GB/s"."""
     scale, unit = _SCALES[rate.unit]
     return f"{rate.value / scale:.3g} {unit}"
 
 
 def _check_compilers(toolchain: Toolchain) -> Iterator[CheckupLine]:
-    """Yield what DeepSpeed compiles its ops with."""
+    """Yield the lines of the compilers that DeepSpeed builds its ops with."""
     if toolchain.cxx is not None:
         yield ok("C++ compiler", toolchain.cxx)
     else:
@@ -258,7 +259,7 @@ def _check_compilers(toolchain: Toolchain) -> Iterator[CheckupLine]:
             "C++ compiler",
             f"no {toolchain.cxx_name} on PATH",
             why=_WHY_NEEDED,
-            fix="apt-get install g++ (RPM systems: gcc-c++), or set CXX to one that is there",
+            fix="apt-get install g++ (RPM systems: gcc-c++), or set CXX to an installed one",
         )
     if toolchain.has_python_header:
         yield ok("Python headers", toolchain.python_header)
@@ -275,13 +276,13 @@ def _check_compilers(toolchain: Toolchain) -> Iterator[CheckupLine]:
         folder = PurePosixPath(toolchain.ninja_off_path).parent
         yield warning(
             "ninja",
-            f"{toolchain.ninja_off_path}, where PATH does not lead",
+            f"{toolchain.ninja_off_path}, which is not in PATH",
             why="torch calls it by its bare name when it compiles DeepSpeed's ops",
             fix=f'activate the environment, or: export PATH="{folder}:$PATH"',
         )
     else:
         yield warning("ninja", "none", why=_WHY_NEEDED, fix="pip install ninja")
-    if toolchain.has_libaio is None:  # the line of the compiler is the warning
+    if toolchain.has_libaio is None:  # the compiler's line is the warning
         yield ok("libaio", "not tried without a C++ compiler")
     elif toolchain.has_libaio:
         yield ok("libaio", "compiles and links")
@@ -289,21 +290,21 @@ def _check_compilers(toolchain: Toolchain) -> Iterator[CheckupLine]:
         yield warning(
             "libaio",
             "header or library missing",
-            why="DeepSpeed's async_io, which offload to NVMe needs, is made of it",
+            why="DeepSpeed's async_io, which NVMe offload needs, is built with it",
             fix="apt-get install libaio-dev (RPM systems: libaio-devel); not needed without NVMe offload",
         )
 
 
 def _check_ops(versions: Versions, toolchain: Toolchain) -> tuple[CheckupLine, ...]:
     if versions.deepspeed is None or toolchain.torch_build is None:
-        # The line of the package is the warning.
+        # The package's line is the warning.
         return ()
     if toolchain.deepspeed_error is not None:
         broken = warning(
             "DeepSpeed ops",
             f"deepspeed can't be imported: {toolchain.deepspeed_error}",
-            why="no run under DeepSpeed can start",
-            fix="install deepspeed anew: DS_BUILD_OPS=0 pip install --force-reinstall --no-deps deepspeed",
+            why="no run with DeepSpeed can start",
+            fix="reinstall deepspeed: DS_BUILD_OPS=0 pip install --force-reinstall --no-deps deepspeed",
         )
         return (broken,)
     return tuple(_check_op(op, toolchain) for op in toolchain.ops)
@@ -325,7 +326,7 @@ def _check_op(op: DeepSpeedOp, toolchain: Toolchain) -> CheckupLine:
 
 
 def _missing(op: DeepSpeedOp, toolchain: Toolchain) -> tuple[str, ...]:
-    """Return the topics of what the op lacks, in the order of their lines."""
+    """Return the topics of an op's missing requirements, in the order of their lines."""
     has_nvcc = toolchain.nvcc is not None and toolchain.nvcc.version is not None
     needs = {
         "nvcc": has_nvcc or not op.needs_nvcc,
@@ -344,8 +345,8 @@ def _check_lock(lock: BuildLock) -> CheckupLine:
     return warning(
         "build locks",
         found,
-        why="no process here holds it, as after a build that was killed; the next use of this op waits for "
-        "it for ever, without a word",
+        why="no process here holds it, as after a build that was killed; the next use of this op waits "
+        "for it forever, without a message",
         fix=f"rm {lock.path} (unless another node that shares the folder is building)",
     )
 
@@ -372,7 +373,7 @@ def _check_package(name: str, version: str | None, use: str) -> CheckupLine:
         return warning(name, "not installed", why=use, fix=f"pip install {wanted}")
     found = f"{version} (supported: {supported.specifier})"
     if not supported.has(version):
-        return warning(name, found, why="zerofit does not run on it", fix=f"pip install {wanted}")
+        return warning(name, found, why="zerofit does not support it", fix=f"pip install {wanted}")
     if supported.is_untested(version):
         why = f"zerofit was tested with {supported.tested} and older ones only"
         return warning(name, found, why=why, fix=f"pip install '{name}<={supported.tested}' if it fails")
@@ -380,7 +381,7 @@ def _check_package(name: str, version: str | None, use: str) -> CheckupLine:
 
 
 def _check_memory(machine: Machine, limits: Limits) -> Iterator[CheckupLine]:
-    """Yield the host's memory, and what of it may be locked or shared."""
+    """Yield the lines of host memory, locked memory and shared memory."""
     found = (
         f"{format_bytes(machine.host_memory_bytes)}, {format_bytes(machine.host_memory_available_bytes)} free"
     )
@@ -403,8 +404,8 @@ def _check_memory(machine: Machine, limits: Limits) -> Iterator[CheckupLine]:
         yield warning(
             "memlock",
             format_bytes(locked),
-            why="buffers of NVMe offload, and any pinned ones under DS_PIN_MEMORY_BACKEND=native, are locked "
-            "in memory",
+            why="NVMe offload's buffers, and pinned ones with DS_PIN_MEMORY_BACKEND=native, are locked in "
+            "memory",
             fix="ulimit -l unlimited (containers: --ulimit memlock=-1), or offload with pin_memory false",
         )
     if shared is not None and shared >= _LOW_SHM_BYTES:
@@ -413,8 +414,7 @@ def _check_memory(machine: Machine, limits: Limits) -> Iterator[CheckupLine]:
         yield warning(
             "/dev/shm",
             "none" if shared is None else format_bytes(shared),
-            why="NCCL between the ranks and DataLoader workers pass data through it, and die of bus errors "
-            "when it is full",
+            why="NCCL and DataLoader workers pass data through it, and crash with bus errors when it is full",
             fix="start the container with --shm-size=8g or --ipc=host (Kubernetes: a Memory emptyDir there)",
         )
 
@@ -433,8 +433,8 @@ def _check_disk(disk: Disk) -> CheckupLine:
     return warning(
         disk.purpose,
         found,
-        why="a checkpoint with optimizer states takes 12 to 14 bytes a parameter, twice that while an old "
-        "one is kept",
+        why="a checkpoint with optimizer states takes 12 to 14 bytes per parameter, twice that while an "
+        "old one is kept",
         fix="free some, or use a folder on another disk (HF_HOME moves the cache)",
     )
 
@@ -446,7 +446,7 @@ def _check_port(limits: Limits) -> CheckupLine:
     return warning(
         topic,
         "taken",
-        why="another run may be on this node; plain accelerate launch fails on its default port then",
+        why="another run may use it; plain accelerate launch then fails on its default port",
         fix="none needed for zerofit launch, which finds a free one; else pass --main_process_port",
     )
 
@@ -456,7 +456,7 @@ def _check_env_file(env_file: EnvFile) -> CheckupLine:
     return warning(
         ".deepspeed_env",
         f"{env_file.path}, {env_file.num_variables} variables{readers}",
-        why="a multi-node launch leaves the environment there, tokens included, and the next one exports it "
-        "to every node",
+        why="a multi-node launch saves the environment there, including tokens, and the next one exports "
+        "it to every node",
         fix=f"rm {env_file.path}, unless you wrote it",
     )

@@ -1,4 +1,4 @@
-"""torch's extensions folder, where DeepSpeed's ops are compiled: what is built, which builds are locked."""
+"""torch's extensions folder, where DeepSpeed's ops are compiled: compiled ops and build locks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _ABANDONED_S = 600
-"""ASSUMPTION: a build on another node with the same home, of 1 to 2 minutes, takes no longer than this."""
+"""ASSUMPTION: a build on another node with the same home folder takes 1 to 2 minutes, no longer than this."""
 
 
 def extensions_folders(
     *, environ: Mapping[str, str], home: Path, cuda_version: tuple[int, int] | None
 ) -> tuple[Path, Path]:
-    """Return (the folder that holds all builds, the one of them that this Python and torch build into).
+    """Return (the folder of all builds, the one in it that this Python and torch build into).
 
-    Source: torch/utils/cpp_extension.py, _get_build_directory. Asking torch would create the folder.
+    Source: torch/utils/cpp_extension.py, _get_build_directory. Calling torch would create the folder.
 
     Args:
         environ: the environment.
         home: the user's home folder.
-        cuda_version: CUDA of torch, or None for a build without.
+        cuda_version: torch's CUDA version, or None for a build without CUDA.
     """
     if explicit := environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(explicit), Path(explicit)
@@ -37,12 +37,12 @@ def extensions_folders(
 
 
 def is_op_compiled(name: str, *, folder: Path) -> bool:
-    """Return True if the folder holds a compiled op of this name; a rebuilt one is called name_v1.so."""
+    """Return True if the folder has a compiled op of this name; rebuilt ones are called name_v1.so."""
     return any((folder / name).glob(f"{name}*.so"))
 
 
 def ops_to_compile(names: Iterable[str], *, environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
-    """Return those of DeepSpeed's ops that this Python has not compiled yet, for whichever CUDA.
+    """Return those of DeepSpeed's ops that this Python has not compiled yet, for any CUDA version.
 
     Args:
         names: of ops.
@@ -55,16 +55,16 @@ def ops_to_compile(names: Iterable[str], *, environ: Mapping[str, str], home: Pa
 
 
 def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLock, ...]:
-    """Return every lock under torch's extensions folder, with whether a build still holds it.
+    """Return every lock in torch's extensions folder, and whether a build still holds it.
 
-    torch keeps its lock open while it builds (torch/utils/file_baton.py), so a lock that no process has
-    open was left by a build that was killed, and whoever comes next waits for it for ever.
+    torch keeps its lock open while it builds (torch/utils/file_baton.py), so a lock that no process has open
+    is left over from a killed build; later builds wait for it forever.
 
     Args:
-        top: the folder that holds all builds.
+        top: the folder of all builds.
         proc: the folder of the processes.
     """
-    # TORCH_EXTENSIONS_DIR holds the ops themselves; the default folder, one folder per Python and CUDA first.
+    # TORCH_EXTENSIONS_DIR contains the ops directly; the default folder has a subfolder per Python and CUDA.
     locks = sorted(path for pattern in ("*/lock", "*/*/lock") for path in top.glob(pattern))
     open_files = _open_files(proc) if locks else frozenset()
     return tuple(
@@ -78,7 +78,7 @@ def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLoc
 
 
 def clear_abandoned_locks(*, environ: Mapping[str, str], home: Path) -> Iterator[str]:
-    """Remove the locks of builds that were killed, and yield a sentence for each that no process holds.
+    """Remove locks left over from killed builds, and yield a sentence for each.
 
     Args:
         environ: the environment.
@@ -90,12 +90,12 @@ def clear_abandoned_locks(*, environ: Mapping[str, str], home: Path) -> Iterator
             continue
         if lock.age_s < _ABANDONED_S:
             yield (
-                f"no process here holds {lock.path}; if none does on another node, this run waits for it for "
-                f"ever: rm {lock.path}"
+                f"no process here holds {lock.path}; if none does on another node, this run waits for it "
+                f"forever: rm {lock.path}"
             )
         else:
             Path(lock.path).unlink(missing_ok=True)
-            yield f"removed {lock.path}, which a killed build left behind, and for which runs wait for ever"
+            yield f"removed {lock.path}, left over from a killed build; runs would wait for it forever"
 
 
 def _open_files(proc: Path) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The GPUs of zerofit/catalog/gpus.toml: found by the names that people and drivers use."""
+"""The GPU catalog zerofit/catalog/gpus.toml, and lookup by users' and drivers' names."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from zerofit.core.units import GIB, MIB
 _FILE = os.path.join(CATALOG_FOLDER, "gpus.toml")
 
 RESERVED_BYTES = 512 * MIB
-"""Memory that the driver keeps on a GPU whose usable memory is not known.
+"""Memory that the driver reserves on a GPU whose usable memory is unknown.
 
-ASSUMPTION: the entries of the catalog that know it lie between 360 and 770 MiB.
+ASSUMPTION: the catalog's known values are between 360 and 770 MiB.
 """
 _SAME_MEMORY = 0.05
-"""By how much the memory may differ from the catalog's.
+"""Relative tolerance when comparing memory with the catalog's.
 
-ASSUMPTION: drivers differ by up to 1.7 % in what they report of one GPU (15109 and 15360 MiB of a T4); cards
-sold under one name with another memory, which may also be slower, by 20 % at least (RTX 3080).
+ASSUMPTION: drivers differ by up to 1.7 % in what they report for one GPU (15109 and 15360 MiB of a T4);
+cards of the same name with different memory, which may also be slower, differ by 20 % or more (RTX 3080).
 """
 _MAKERS = frozenset({"nvidia", "amd", "instinct", "tesla", "geforce", "quadro", "rtx"})
-"""Words in the driver's names that people leave out."""
+"""Words of drivers' names that users omit."""
 _FORM_FACTOR = re.compile(r"\d+g|(?:sxm|hbm)\d.*|\D+")
-"""Words that say how a product is built, or whose series it is; a product's own word has a number in it."""
+"""Words for form factor or series; the product's own word contains a number."""
 _VARIANTS = frozenset({"ti", "super"})
-"""Words that make another product of a number."""
+"""Words that distinguish products with the same number."""
 _RATES = (
     "memory_bytes_per_s",
     "fp32_flops_per_s",
@@ -49,43 +49,43 @@ class CatalogGpu:
     """One entry of the catalog."""
 
     name: str
-    """The short name that users type and choices are listed by."""
+    """The short name for input and lists."""
     aliases: tuple[str, ...]
-    """Other names that mean this entry and no other."""
+    """Other names that denote only this entry."""
     driver_names: tuple[str, ...]
-    """The product names that the driver gives; entries of another memory may share one."""
+    """The driver's product names; entries that differ in memory may share one."""
     spec: GpuSpec
-    """Its entry, under its first driver name."""
+    """The GPU's specification, under its first driver name."""
     sources: tuple[str, ...]
     """Links to data sheets and logs."""
 
 
 @functools.cache
 def load_gpus() -> tuple[CatalogGpu, ...]:
-    """Return every GPU of the catalog, in its order."""
+    """Return every GPU of the catalog, in order."""
     return read_gpus(_FILE)
 
 
 def read_gpus(file_name: str) -> tuple[CatalogGpu, ...]:
-    """Return every GPU of a file that is made like zerofit/catalog/gpus.toml.
+    """Return every GPU of a file in the format of zerofit/catalog/gpus.toml.
 
     Raises:
-        KeyError: an entry lacks what its head asks for.
-        ValueError: it is no TOML, or an entry has one of context_mib and context_source.
+        KeyError: an entry lacks a required key; the file's head lists them.
+        ValueError: it is no TOML, or an entry has only one of context_mib and context_source.
     """
     with open(file_name, "rb") as file:
         return tuple(_entry(plain) for plain in tomllib.load(file)["gpu"])
 
 
 def find_gpu(name: str, *, said: str | None = None) -> GpuSpec:
-    """Return the GPU of a short name, alias or driver name, whatever its case, spaces and dashes.
+    """Return the GPU with a short name, alias or driver name, ignoring case, spaces and dashes.
 
-    A name without a form factor means the SXM board, and "H100" the one with 80 GB. A name under which GPUs
-    of different memory are sold, such as "A100", is refused: the memory decides everything that follows.
+    A name without a form factor means the SXM board, and "H100" the 80 GB one. A name of several GPUs that
+    differ in memory, such as "A100", is an error, since everything depends on the memory.
 
     Args:
-        name: what the GPU is called.
-        said: what the user wrote after --gpus, for messages; None takes the name.
+        name: the GPU's name.
+        said: the user's text after --gpus, for messages; None means the name.
 
     Raises:
         UserError: no GPU of the catalog has this name, or several do.
@@ -99,14 +99,14 @@ def find_gpu(name: str, *, said: str | None = None) -> GpuSpec:
 
 
 def with_catalog_rates(spec: GpuSpec, *, gpus: tuple[CatalogGpu, ...] | None = None) -> GpuSpec:
-    """Return a GPU that the driver reported with the catalog's rates in place of those it lacks.
+    """Return a GPU reported by the driver with missing rates filled in from the catalog.
 
-    Name, memory and compute capability stay as they are. A GPU that the catalog does not know, or knows with
-    another memory only, stays as it is.
+    Name, memory and compute capability are kept. A GPU that is not in the catalog, or only with another
+    memory size, is returned unchanged.
 
     Args:
-        spec: what the driver reported.
-        gpus: the entries to look among; None takes the catalog's.
+        spec: the driver's report.
+        gpus: the entries to search; None means the catalog's.
     """
     gpu = catalog_gpu(spec.name, spec.memory_bytes, gpus=gpus)
     if gpu is None:
@@ -124,12 +124,12 @@ def with_catalog_rates(spec: GpuSpec, *, gpus: tuple[CatalogGpu, ...] | None = N
 def catalog_gpu(
     driver_name: str, memory_bytes: int, *, gpus: tuple[CatalogGpu, ...] | None = None
 ) -> CatalogGpu | None:
-    """Return the entry of a GPU that the driver names so; None where there is none with so much memory.
+    """Return the catalog entry for a driver's product name; None if none has this much memory.
 
     Args:
         driver_name: the product name.
-        memory_bytes: its memory, with or without what the driver keeps.
-        gpus: the entries to look among; None takes the catalog's.
+        memory_bytes: its memory, with or without what the driver reserves.
+        gpus: the entries to search; None means the catalog's.
     """
     for gpu in load_gpus() if gpus is None else gpus:
         is_named = _key(driver_name) in map(_key, gpu.driver_names)
@@ -174,7 +174,7 @@ def _flops(tflops: float | None) -> float | None:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """Return the words that tell GPUs apart: "NVIDIA A100-SXM4-80GB" gives ("a100", "sxm4", "80g")."""
+    """Return the words that distinguish GPUs: "NVIDIA A100-SXM4-80GB" gives ("a100", "sxm4", "80g")."""
     text = re.sub(r"(\d)\s*(?:gib|gb|g)\b", r"\1g", name.lower())
     text = re.sub(r"\brtx(?=a?\d)", "rtx ", text)
     text = re.sub(r"\btitan\W*rtx\b", "titanrtx", text)
@@ -186,7 +186,7 @@ def _key(name: str) -> str:
 
 
 def _has_all_words(gpu: CatalogGpu, name: str) -> bool:
-    """Return True if one of a GPU's names has every word of this one, and this one the word of a product.
+    """Return True if one of a GPU's names contains all words of `name`, including a product's word.
 
     "4060" is no 4060 Ti, and "80G" or "PCIe" is no product.
     """
@@ -203,7 +203,7 @@ def _ambiguous(name: str, said: str, found: list[CatalogGpu]) -> UserError:
         "gpu-ambiguous",
         f"several GPUs are called {name!r}",
         found=f"--gpus {said}",
-        why=f"it may be {', '.join(choices[:-1])} or {choices[-1]}",
+        why=f"it can be {', '.join(choices[:-1])} or {choices[-1]}",
         fix=f"name one of them, such as {choices[0]}",
     )
 
@@ -215,7 +215,7 @@ def _unknown(name: str, said: str) -> UserError:
         "unknown-gpu",
         f"there is no GPU {name!r} in the catalog",
         found=f"--gpus {said}",
-        why="its memory and rates are not known",
+        why="its memory and rates are unknown",
         fix=(f"did you mean {by_key[near]}? If not, give" if near else "give")
-        + " the memory in place of the name, such as 24G, or add the GPU to catalog/gpus.toml",
+        + " the memory instead of the name, such as 24G, or add the GPU to catalog/gpus.toml",
     )

@@ -1,4 +1,4 @@
-"""How fast the GPUs of this node reach each other and the host, through NVML: NVLink, else PCIe."""
+"""Bandwidth between this node's GPUs and to the host, through NVML: NVLink, else PCIe."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PCIE_LANE_BYTES_PER_S = {
     5: 32e9 * 128 / 130 / 8,
     6: 64e9 * 242 / 256 / 8,
 }
-"""One lane, one direction, after its coding (generation 6: 242 of the 256 bytes of a flit).
+"""One lane, one direction, after encoding (generation 6: 242 of the 256 bytes of a flit).
 
 Source: https://pcisig.com/faq
 """
 _FASTEST_PCIE = 16 * _PCIE_LANE_BYTES_PER_S[6]
-"""A host link above this is no PCIe, as NVLink-C2C of a GH200; NVML knows of PCIe only."""
+"""A faster host link is not PCIe, such as NVLink-C2C of a GH200; NVML only knows PCIe."""
 _NVLINK_BYTES_PER_S = (14.0625e9, 20e9, 25e9, 50e9)
 """Data-sheet rates of one NVLink, one direction: GA102, P100, V100 to H100, Blackwell.
 
-NVML gives the rate on the wire, up to 6.25 % above: 26.562 GB/s for a link of an H100.
+NVML reports the wire rate, up to 6.25 % higher: 26.562 GB/s for a link of an H100.
 Source: https://www.nvidia.com/en-us/data-center/nvlink/; "Third-Generation NVLink" in
 https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.1.pdf
 """
@@ -35,14 +35,14 @@ _ABOVE_NOMINAL = 1.08
 
 
 def with_links(specs: Mapping[int, GpuSpec], library: Any) -> Iterator[GpuSpec]:
-    """Yield each GPU with the rates of its links; what the driver does not tell stays as it is.
+    """Yield each GPU with the rates of its links; unknown rates are left unchanged.
 
-    NVLink counts where it joins all these GPUs, directly or over others: a ring of all of them is then fast.
-    With bridges between two cards of four, the ring goes over PCIe.
+    NVLink counts if it connects all these GPUs, directly or through others, so that a ring over all of them
+    is fast. With bridges between pairs of four cards, the ring uses PCIe.
 
     Args:
-        specs: the GPUs that a run may use, by NVML's index.
-        library: NVML, started, or None.
+        specs: the GPUs that a run may use, by NVML index.
+        library: NVML, initialized, or None.
     """
     is_joined = _nvlink_joins(tuple(specs), library) if len(specs) > 1 else None
     for index, spec in specs.items():
@@ -63,7 +63,7 @@ def with_links(specs: Mapping[int, GpuSpec], library: Any) -> Iterator[GpuSpec]:
 
 
 def _pcie_bytes_per_s(index: int, library: Any) -> float | None:
-    """Return the rate of the slot, one direction; the current one is lower while the GPU sleeps."""
+    """Return the rate of the slot, one direction; the current rate is lower while the GPU is idle."""
     try:
         handle = library.nvmlDeviceGetHandleByIndex(index)
         generation = library.nvmlDeviceGetMaxPcieLinkGeneration(handle)
@@ -75,7 +75,7 @@ def _pcie_bytes_per_s(index: int, library: Any) -> float | None:
 
 
 def _nvlink_joins(indices: tuple[int, ...], library: Any) -> bool | None:
-    """Return True if one can get from each GPU to every other over NVLink; None where that is not told."""
+    """Return True if NVLink connects every GPU to every other, directly or not; None if unknown."""
     reached, waiting = {indices[0]}, [indices[0]]
     try:
         handles = {index: library.nvmlDeviceGetHandleByIndex(index) for index in indices}
@@ -94,7 +94,7 @@ def _nvlink_joins(indices: tuple[int, ...], library: Any) -> bool | None:
 
 
 def _nvlink_bytes_per_s(index: int, library: Any) -> float | None:
-    """Return the rate of the GPU's active NVLinks together, one direction; None where that is not told."""
+    """Return the rate of all active NVLinks of the GPU together, one direction; None if unknown."""
     try:
         handle = library.nvmlDeviceGetHandleByIndex(index)
         (speed,) = library.nvmlDeviceGetFieldValues(handle, [library.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
@@ -108,9 +108,9 @@ def _nvlink_bytes_per_s(index: int, library: Any) -> float | None:
 
 
 def _nominal(wire_bytes_per_s: float) -> float:
-    """Return the rate that data sheets count of a link, or its own where none is near."""
+    """Return a link's data-sheet rate, or the given one if none is close."""
     for nominal in _NVLINK_BYTES_PER_S:
-        # P100 links are listed a little below their 20 GB/s.
+        # P100 links report slightly less than their 20 GB/s.
         if nominal * 0.97 <= wire_bytes_per_s <= nominal * _ABOVE_NOMINAL:
             return nominal
     return wire_bytes_per_s

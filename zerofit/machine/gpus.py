@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs, through the driver's management library (NVML): no torch, and no CUDA context."""
+"""The NVIDIA GPUs of this node, through NVML: without torch or a CUDA context."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ def probe_gpus(
 ) -> tuple[GpuSpec, ...]:
     """Return the GPUs that a run may use, in the order in which it would see them.
 
-    Name, memory, compute capability and links are what the driver says; the catalog adds the rates of the
-    GPUs that it knows.
+    Name, memory, compute capability and links come from the driver; the catalog adds the rates of known GPUs.
 
     Args:
-        gpu_ids: the ids the user asked for; they take the place of visible_devices, as accelerate puts them
-            there. None asks for nothing.
-        visible_devices: CUDA_VISIBLE_DEVICES, or None where it is not set.
-        may_be_unreadable: whether GPUs that are there and can't be read are taken for none.
-        root: the file-system root that /dev is looked for under.
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        gpu_ids: the ids from --gpu-ids, which override visible_devices as in accelerate; None if not given.
+        visible_devices: CUDA_VISIBLE_DEVICES, or None if unset.
+        may_be_unreadable: ignore GPUs that exist but can't be read.
+        root: the file-system root for /dev.
+        nvml: the pynvml module or a replacement; None imports pynvml.
 
     Raises:
-        UserError: an id is not there, or stands twice; or there are GPUs, none of which can be read.
+        UserError: an id does not exist or is repeated; or there are GPUs, but none can be read.
     """
     with started_nvml(nvml) as library:
         num_gpus = library.nvmlDeviceGetCount() if library else 0
@@ -57,10 +55,10 @@ def probe_gpus(
 
 
 def probe_driver(*, nvml: Any = None) -> Driver | None:
-    """Return what the NVIDIA driver says of itself, or None where there is none.
+    """Return the NVIDIA driver's description, or None without a driver.
 
     Args:
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        nvml: the pynvml module or a replacement; None imports pynvml.
     """
     with started_nvml(nvml) as library:
         if library is None:
@@ -68,38 +66,36 @@ def probe_driver(*, nvml: Any = None) -> Driver | None:
         cuda = library.nvmlSystemGetCudaDriverVersion()
         return Driver(
             version=library.nvmlSystemGetDriverVersion(),
-            # NVML writes 12.4 as 12040.
+            # NVML encodes 12.4 as 12040.
             cuda_version=(cuda // 1000, cuda % 1000 // 10),
             num_gpus=library.nvmlDeviceGetCount(),
         )
 
 
 def why_no_gpu(*, visible_devices: str | None, driver: Driver | None) -> tuple[str, str]:
-    """Return what was found where no GPU is visible, and what to do so that GPUs are.
+    """Return what was found if no GPU is visible, and how to make GPUs visible.
 
     Args:
-        visible_devices: CUDA_VISIBLE_DEVICES, or None where it is not set.
-        driver: what the NVIDIA driver says of itself; None where none answers.
+        visible_devices: CUDA_VISIBLE_DEVICES, or None if unset.
+        driver: the NVIDIA driver; None if there is none.
     """
     if visible_devices is not None and _HIDING.fullmatch(visible_devices):
         hidden = f"all {driver.num_gpus} GPUs" if driver and driver.num_gpus > 1 else "every GPU"
         found = f"CUDA_VISIBLE_DEVICES={visible_devices!r}, which hides {hidden}"
         return found, "unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists"
-    found = (
-        f"NVIDIA driver {driver.version}, which lists no GPU" if driver else "no NVIDIA driver that answers"
-    )
+    found = f"NVIDIA driver {driver.version} without a GPU" if driver else "no working NVIDIA driver"
     return found, "make nvidia-smi list the GPUs: install the driver, or give them to the container or job"
 
 
 def visible_indices(visible_devices: str | None, uuids: tuple[str, ...]) -> tuple[int, ...]:
-    """Return which GPUs CUDA_VISIBLE_DEVICES leaves visible, read as the CUDA driver reads it.
+    """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES selects, parsed as by the CUDA driver.
 
-    The first entry that names no GPU ends the list, and one that repeats a GPU empties it.
+    The first invalid entry ends the list, and a repeated one empties it.
     Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars; torch/cuda/__init__.py,
     _parse_visible_devices. Indices follow the PCI order, as in nvidia-smi.
 
     Args:
-        visible_devices: indices or UUIDs (their beginnings do) with commas between, or None for all.
+        visible_devices: comma-separated indices or UUIDs (or UUID prefixes), or None for all.
         uuids: the UUID of each GPU of the node.
     """
     if visible_devices is None:
@@ -124,7 +120,7 @@ def _index(entry: str, uuids: tuple[str, ...]) -> int | None:
 
 
 def check_gpu_ids(gpu_ids: tuple[int, ...], num_gpus: int, *, listed_by: str = "the driver") -> None:
-    """Check that --gpu-ids names GPUs that are there, each once."""
+    """Check that --gpu-ids names existing GPUs, each once."""
     if all(0 <= gpu_id < num_gpus for gpu_id in gpu_ids) and len(set(gpu_ids)) == len(gpu_ids):
         return
     present = {0: "none", 1: "0"}.get(num_gpus, f"0 to {num_gpus - 1}")
@@ -132,44 +128,44 @@ def check_gpu_ids(gpu_ids: tuple[int, ...], num_gpus: int, *, listed_by: str = "
         "gpu-ids-unknown",
         "--gpu-ids must name GPUs of this machine, each once",
         found=f"--gpu-ids {','.join(map(str, gpu_ids))}; {listed_by} lists {present}",
-        why="CUDA drops the ids from the first wrong one on, and all of them where one stands twice",
+        why="CUDA ignores all ids from the first invalid one on, and all of them if one is repeated",
         fix="leave out --gpu-ids, or name ids that nvidia-smi lists",
     )
 
 
 _HIDING = re.compile(r"\s*(-\d.*|NoDevFiles|none|void)?\s*", re.IGNORECASE | re.DOTALL)
-"""Values of CUDA_VISIBLE_DEVICES by which users and container runtimes hide every GPU."""
+"""Values of CUDA_VISIBLE_DEVICES with which users and container runtimes hide all GPUs."""
 
 
 def _check_there_are_none(visible_devices: str | None, root: Path) -> None:
-    """Raise where a run would land on the CPU though GPUs were asked for, or are there."""
+    """Raise if a run would silently use the CPU although GPUs were requested or exist."""
     if visible_devices is not None and _HIDING.fullmatch(visible_devices):
         return
     found = f"CUDA_VISIBLE_DEVICES={visible_devices}, which names no GPU that the driver lists"
-    why = "the run would train on the CPU without a word"
+    why = "the run would silently train on the CPU"
     fix = "name GPUs by number or UUID as nvidia-smi -L lists them"
     if visible_devices is None:
         nodes = sorted((root / "dev").glob("nvidia[0-9]*"))
         if not nodes:
             return
-        found = f"/dev/{nodes[0].name}, and the driver lists no GPU that answers"
+        found = f"/dev/{nodes[0].name}, but the driver lists no working GPU"
         fix = "make nvidia-smi list the GPUs"
     else:
-        why += "; parts of a GPU (MIG) are not understood yet"
+        why += "; parts of a GPU (MIG) are not supported yet"
     raise UserError(
         "gpus-unreadable",
-        "GPUs are asked for or present, and none can be read",
+        "GPUs are requested or present, but none can be read",
         found=found,
         why=why,
-        fix=f"{fix}, or say --cpu to train on the CPU",
+        fix=f"{fix}, or pass --cpu to train on the CPU",
     )
 
 
 def free_gpu_bytes(*, nvml: Any = None) -> tuple[int, ...]:
-    """Return the free memory of each GPU of the node; nothing where the driver does not tell.
+    """Return the free memory of each GPU of the node; empty if unknown.
 
     Args:
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        nvml: the pynvml module or a replacement; None imports pynvml.
     """
     with started_nvml(nvml) as library:
         if library is None:
@@ -183,10 +179,10 @@ def free_gpu_bytes(*, nvml: Any = None) -> tuple[int, ...]:
 
 @contextmanager
 def started_nvml(nvml: Any = None) -> Iterator[Any]:
-    """Yield NVML, started, or None where the package, the library or the driver is missing.
+    """Yield NVML, initialized, or None if the package, the library or the driver is missing.
 
     Args:
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        nvml: the pynvml module or a replacement; None imports pynvml.
     """
     library = nvml
     with suppress(ImportError):
@@ -213,7 +209,7 @@ def _uuid(index: int, library: Any) -> str:
 
 
 def _spec(index: int, library: Any) -> GpuSpec | None:
-    """Return the GPU's spec; None where it does not answer, as one that fell off the bus or is not ours."""
+    """Return the GPU's spec; None if it does not answer: fallen off the bus, or not accessible."""
     try:
         handle = library.nvmlDeviceGetHandleByIndex(index)
         major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
@@ -230,7 +226,7 @@ def _spec(index: int, library: Any) -> GpuSpec | None:
 
 
 def _reserved_bytes(handle: Any, library: Any) -> int:
-    """Return what the driver keeps; 0 for a driver before 510, whose total is what is left beside it.
+    """Return what the driver reserves; 0 for drivers before 510, whose total already excludes it.
 
     Source: https://docs.nvidia.com/deploy/nvml-api/structnvmlMemory__v2__t.html
     """

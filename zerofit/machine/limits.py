@@ -1,4 +1,4 @@
-"""Limits of this node that a run may hit: locked memory, shared memory, disk; its port; left-over files."""
+"""Limits of this node that a run may hit: locked and shared memory, disk space, port, .deepspeed_env."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CAP_IPC_LOCK = 14
 
 
 def probe_limits(*, folder: Path, home: Path, environ: Mapping[str, str], root: Path = Path("/")) -> Limits:
-    """Return the limits of this node for a run that starts in the folder.
+    """Return the limits of this node for a run started in the folder.
 
     Args:
         folder: where the run would start.
         home: the user's home folder.
         environ: the environment.
-        root: the file-system root that /proc and /dev are looked for under.
+        root: the file-system root for /proc and /dev.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -47,7 +47,7 @@ def probe_limits(*, folder: Path, home: Path, environ: Mapping[str, str], root: 
 
 
 def may_lock_all_memory(*, root: Path = Path("/")) -> bool:
-    """Return True if this process holds CAP_IPC_LOCK outside any user namespace, where alone it counts.
+    """Return True if this process has CAP_IPC_LOCK outside any user namespace, where it takes effect.
 
     Args:
         root: the file-system root.
@@ -63,7 +63,7 @@ def may_lock_all_memory(*, root: Path = Path("/")) -> bool:
 
 
 def probe_disk(purpose: str, folder: Path) -> Disk:
-    """Return the room in the folder, or in the nearest one above it that is there."""
+    """Return the free space in the folder, or in its nearest existing parent."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     return Disk(
         purpose=purpose,
@@ -76,7 +76,7 @@ def probe_disk(purpose: str, folder: Path) -> Disk:
 def find_env_files(*, folder: Path, home: Path, environ: Mapping[str, str]) -> tuple[EnvFile, ...]:
     """Return the environment files that a DeepSpeed launcher started in the folder would read.
 
-    Source: deepspeed/launcher/runner.py, DEEPSPEED_ENVIRONMENT_PATHS. Values are not looked at.
+    Source: deepspeed/launcher/runner.py, DEEPSPEED_ENVIRONMENT_PATHS. Values are not read.
 
     Args:
         folder: where the run would start.

@@ -1,4 +1,4 @@
-"""A machine that is not here, from what `--gpus 8xA100-80G --host-ram 1T` and the like say."""
+"""A machine described by `--gpus 8xA100-80G --host-ram 1T` and similar flags."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HOST_BYTES_PER_GPU_BYTE = 1.5
-"""Host memory by GPU memory, where it is not said.
+"""Host memory per GPU memory, if not given.
 
-ASSUMPTION: a little below the least of the rented nodes with 8 GPUs: 1152 GiB for 8 x 80 GB (p4de.24xlarge,
-1.8), 768 GiB for 8 x 24 GB (g5.48xlarge, 4.0), 2048 GiB for 8 x 80 GB (p5.48xlarge, 3.2).
+ASSUMPTION: slightly below the smallest of the rented nodes with 8 GPUs: 1152 GiB for 8 x 80 GB
+(p4de.24xlarge, 1.8), 768 GiB for 8 x 24 GB (g5.48xlarge, 4.0), 2048 GiB for 8 x 80 GB (p5.48xlarge, 3.2).
 Source: https://aws.amazon.com/ec2/instance-types/accelerated-computing/
 """
 _CORES_PER_GPU = 6
-"""ASSUMPTION: the least of the nodes above, 96 hardware threads for 8 GPUs (p4d.24xlarge)."""
+"""ASSUMPTION: the smallest of the nodes above, 96 hardware threads for 8 GPUs (p4d.24xlarge)."""
 _NODE_BYTES_PER_S = 12.5e9
-"""ASSUMPTION: one card of 100 Gb/s, the least of the nodes above (g5.48xlarge)."""
+"""ASSUMPTION: one 100 Gb/s card, the slowest of the nodes above (g5.48xlarge)."""
 
 _MAX_GPUS = 576
-"""The most GPUs of one node: those that one NVLink domain may join.
+"""Maximum GPUs per node: the size of the largest NVLink domain.
 
 Source: https://www.nvidia.com/en-us/data-center/nvlink/
 """
@@ -52,12 +52,12 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecifiedMachine:
-    """A machine from the command line, and what had to be assumed of it."""
+    """A machine described on the command line, and the assumptions made about it."""
 
     machine: Machine
-    """One node; available host memory is what is left of it beside the operating system."""
+    """One node; its available host memory excludes an allowance for the operating system."""
     assumptions: tuple[str, ...]
-    """One sentence for each thing that was not said, with the flag that says it: to be shown to the user."""
+    """One sentence for each value that was not given, with the flag that sets it; shown to the user."""
 
 
 def machine_of_spec(
@@ -70,20 +70,20 @@ def machine_of_spec(
     network: str | None = None,
     host_bandwidth: str | None = None,
 ) -> SpecifiedMachine:
-    """Return one node of a machine that is not here.
+    """Return one node of a machine described by flags.
 
     Args:
-        gpus: how many and which GPUs one node has, such as "8xA100-80G", "RTX4090", or "4x24G" for a GPU of
+        gpus: number and model of one node's GPUs, such as "8xA100-80G", "RTX4090", or "4x24G" for GPUs of
             which only the memory is known.
         num_nodes: the nodes of the run.
         host_ram: host memory of one node, such as "1T" (TiB) or "512GB" (10^9).
-        nvme: free space on the NVMe disks of one node; "0" says that there are none, as None assumes.
-        cpu_cores: physical cores of one node: they decide OMP_NUM_THREADS and no estimate.
-        network: rate from one node to the others, one direction, such as "400Gb/s".
+        nvme: free space on the NVMe disks of one node; None and "0" mean none.
+        cpu_cores: physical cores of one node; they affect OMP_NUM_THREADS but no estimate.
+        network: rate between nodes, one direction, such as "400Gb/s".
         host_bandwidth: of the host memory of one node, such as "300GB/s".
 
     Raises:
-        UserError: one of them can't be read, is zero, or names a GPU that is not known.
+        UserError: a value can't be parsed, is zero, or names an unknown GPU.
     """
     specs = parse_gpus(gpus)
     assumptions = []
@@ -91,27 +91,27 @@ def machine_of_spec(
         memory_bytes = int(_HOST_BYTES_PER_GPU_BYTE * sum(spec.memory_bytes for spec in specs))
         assumptions.append(
             f"{format_bytes(memory_bytes)} of host memory on each node, "
-            f"{_HOST_BYTES_PER_GPU_BYTE} times that of its GPUs: say --host-ram"
+            f"{_HOST_BYTES_PER_GPU_BYTE} times that of its GPUs: set --host-ram"
         )
     else:
         memory_bytes = _positive(host_ram, "--host-ram", parse_bytes)
     if cpu_cores is None:
         cpu_cores = _CORES_PER_GPU * len(specs)
-        assumptions.append(f"{cpu_cores} CPU cores on each node, {_CORES_PER_GPU} a GPU: say --cpu-cores")
+        assumptions.append(f"{cpu_cores} CPU cores on each node, {_CORES_PER_GPU} per GPU: set --cpu-cores")
     elif not 1 <= cpu_cores <= _MAX_CPU_CORES:
         raise _unreadable("--cpu-cores", str(cpu_cores), f"a node has 1 to {_MAX_CPU_CORES} cores")
     if host_bandwidth is None:
-        # Host memory is not sold by the name of the GPU: the same one stands in desktops and servers.
+        # A GPU's model does not determine the host memory: the same one is in desktops and servers.
         host_bytes_per_s = catalog_rates().of(RateName.HOST_MEMORY).value
         assumptions.append(
-            f"{host_bytes_per_s / 1e9:g} GB/s from and to the host memory of each node: say --host-bandwidth"
+            f"{host_bytes_per_s / 1e9:g} GB/s of host memory bandwidth on each node: set --host-bandwidth"
         )
     else:
         host_bytes_per_s = _positive(host_bandwidth, "--host-bandwidth", parse_bytes_per_s)
     if nvme is None:
-        assumptions.append("no NVMe disks: say --nvme")
+        assumptions.append("no NVMe disks: set --nvme")
     if network is None and num_nodes > 1:
-        assumptions.append("100 Gb/s between the nodes: say --network")
+        assumptions.append("100 Gb/s between the nodes: set --network")
     return SpecifiedMachine(
         machine=Machine(
             gpus=specs,
@@ -129,11 +129,10 @@ def machine_of_spec(
 def parse_gpus(text: str) -> tuple[GpuSpec, ...]:
     """Return the GPUs of one node from "8xA100-80G", "8 a100-80g", "A100-80G:8", "A100-80G" (one) or "4x24G".
 
-    A bare size is a GPU of which nothing else is known: no rates, no compute capability.
+    A bare size is a GPU without further facts: no rates, no compute capability.
 
     Raises:
-        UserError: there are none, more than a node has, or of several kinds; or the name is not known or fits
-            several GPUs.
+        UserError: no GPUs, more than fit in a node, several models; or an unknown or ambiguous name.
     """
     said = text.strip()
     if _SEVERAL.search(said):
@@ -159,10 +158,10 @@ def _count_and_name(said: str) -> tuple[str, str]:
 def _mixed(said: str) -> UserError:
     return UserError(
         "gpus-mixed",
-        "a plan is for nodes whose GPUs are all alike",
+        "all GPUs of a plan must be of one kind",
         found=f"--gpus {said}",
-        why="every rank gets the same share, so that the slowest GPU would decide for all",
-        fix="name one kind, such as --gpus 8xA100-80G; for a mix, as many of its smallest",
+        why="every rank gets the same share, so the slowest GPU would set the pace",
+        fix="name one kind, such as --gpus 8xA100-80G; for a mix, the smallest with the total number",
     )
 
 
@@ -176,7 +175,9 @@ def _sized(size: str) -> GpuSpec:
     except ValueError as error:
         raise _unreadable("--gpus", size, str(error)) from None
     if memory_bytes <= RESERVED_BYTES:
-        raise _unreadable("--gpus", size, f"the driver alone takes {format_bytes(RESERVED_BYTES)} of a GPU")
+        raise _unreadable(
+            "--gpus", size, f"the driver alone reserves {format_bytes(RESERVED_BYTES)} of a GPU"
+        )
     return GpuSpec(name=f"GPU of {size}", memory_bytes=memory_bytes, reserved_bytes=RESERVED_BYTES)
 
 
@@ -207,19 +208,19 @@ def _unreadable(flag: str, text: str, why: str) -> UserError:
     }
     return UserError(
         "machine-unreadable",
-        f"what {flag} says of the machine can't be used",
+        f"the value of {flag} can't be used",
         found=f"{flag} {_shortened(text)}",
         why=why,
-        fix=f"write it like {flag} {examples[flag]}, or leave {flag} out",
+        fix=f"write it as in {flag} {examples[flag]}, or leave {flag} out",
     )
 
 
 def _no_gpus(text: str) -> UserError:
     return UserError(
         "zero-gpus",
-        "a plan needs one GPU at least",
+        "a plan needs at least one GPU",
         found=f"--gpus {text!r}" if not text.strip() else f"--gpus {text.strip()}",
-        why="the planner weighs the memory and the rates of GPUs against each other",
-        fix="say how many and which, such as --gpus 8xA100-80G; on a machine without GPUs rehearse with "
+        why="the planner computes the memory and the time of GPUs",
+        fix="give their number and model, such as --gpus 8xA100-80G; on a machine without GPUs test with "
         "`zerofit launch --cpu`",
     )

@@ -1,4 +1,4 @@
-"""Observations: what launched runs needed on this machine, one file each in zerofit's cache folder."""
+"""Observations: memory and time of past launches on this machine, one file each in the cache folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Workload
 
 MOST_OBSERVATIONS = 200
-"""Files that are kept; the oldest go first. ASSUMPTION: more are of no use; some 2 kB each."""
+"""Files kept; the oldest are deleted first. ASSUMPTION: more are of no use; about 2 kB each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPeak:
-    """Largest GPU memory of any rank at the end of one phase, where that phase raised the run's peak."""
+    """Peak GPU memory over all ranks at the end of one phase, if that phase raised the run's peak."""
 
     phase: Phase
     allocated_bytes: int
@@ -41,47 +41,47 @@ class ObservedPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One launched run: what was predicted and what was observed."""
+    """One launched run: predicted and measured values."""
 
     at: str
-    """When it ended: ISO 8601, UTC."""
+    """End of the run: ISO 8601, UTC."""
     script: str
     """The script or module, without its arguments."""
     subject: str
-    """Digest of what was trained; empty where the script was not captured."""
+    """Digest of what was trained; empty if the script was not captured."""
     strategy: Strategy
     topology: Topology
     gpus: tuple[str, ...]
     """Names of the GPUs of one node."""
     versions: Versions
     num_steps: int
-    """Optimizer steps that were done."""
+    """Optimizer steps done."""
     is_out_of_memory: bool
-    """True if the run ended for want of GPU memory: its peaks are then lower bounds."""
+    """True if the run ended out of GPU memory: its peaks are then lower bounds."""
     peaks: tuple[ObservedPeak, ...]
     """Empty without a GPU."""
     host_bytes: int
-    """Largest resident memory of any rank."""
+    """Peak resident memory of any rank."""
     step_time_s: float | None
-    """Median of an optimizer step; None where too few steps were seen."""
+    """Median time of an optimizer step; None if too few steps ran."""
     predicted_bytes: int | None = None
-    """GPU memory of a rank by the plan; None without an estimate."""
+    """Predicted GPU memory per rank; None without an estimate."""
     predicted_step_time_s: float | None = None
     expandable_segments: bool = False
-    """True if PyTorch's allocator had expandable segments, which change what it reserves."""
+    """True if PyTorch's allocator used expandable segments, which change the reserved memory."""
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        """Largest memory that PyTorch's allocator held on a GPU; None without one."""
+        """Peak memory reserved by PyTorch's allocator on a GPU; None without one."""
         return max((peak.reserved_bytes for peak in self.peaks), default=None)
 
 
 def subject_of(capture: Capture | None, workload: Workload) -> str:
-    """Return a digest of what is trained: model, trainable parameters, optimizer, shapes of the batches.
+    """Return a digest of the training: model, trainable parameters, optimizer, batch shapes.
 
     Args:
-        capture: of the script; without one the digest is empty, as nothing shows what is trained.
-        workload: its samples' length.
+        capture: of the script; without one the digest is empty.
+        workload: its sequence length is included.
     """
     if capture is None:
         return ""
@@ -103,7 +103,7 @@ def subject_of(capture: Capture | None, workload: Workload) -> str:
 
 
 def write_observation(one: Observation, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Add an observation to the store, and remove the oldest above MOST_OBSERVATIONS; return its file.
+    """Store an observation, delete the oldest above MOST_OBSERVATIONS, and return its file.
 
     Raises:
         OSError: it can't be written.
@@ -119,10 +119,10 @@ def write_observation(one: Observation, *, environ: Mapping[str, str] = os.envir
 
 
 def read_observations(*, environ: Mapping[str, str] = os.environ) -> tuple[Observation, ...]:
-    """Return the observations of this machine, the newest first; a file that can't be read counts as none."""
+    """Return the observations of this machine, newest first; unreadable files are skipped."""
     found = []
     for file in sorted(_folder(environ).glob("*.json"), reverse=True):
-        with contextlib.suppress(OSError, ValueError):  # pydantic's errors are such
+        with contextlib.suppress(OSError, ValueError):  # includes pydantic's errors
             found.append(parse_strictly(Observation, file.read_text(encoding="utf-8")))
     return tuple(found)
 

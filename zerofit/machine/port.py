@@ -1,4 +1,4 @@
-"""Finds a port on which the ranks can meet."""
+"""Finds a free port for the rendezvous of the ranks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ DEFAULT_PORT = 29500
 
 
 def is_port_free(port: int) -> bool:
-    """Return True if a run could listen on the port, on all interfaces."""
+    """Return True if a run could listen on the port on all interfaces."""
     try:
         with socket.create_server(("", port)):
             return True
     except OSError as error:
-        # Anything else, such as a forbidden socket, is no sign of somebody on the port.
+        # Any other error, such as a forbidden socket, does not mean that the port is in use.
         return error.errno != errno.EADDRINUSE
 
 
 def free_port(preferred: int) -> int:
-    """Return the preferred port, or, where it is taken or 0, one that the system gives."""
+    """Return the preferred port, or a free one from the system if it is taken or 0."""
     if preferred and is_port_free(preferred):
         return preferred
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

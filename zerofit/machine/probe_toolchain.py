@@ -1,4 +1,4 @@
-"""This node to a Toolchain: CUDA, compilers and DeepSpeed's ops. Takes seconds, most of them in a child."""
+"""Probes this node's Toolchain: CUDA, compilers, DeepSpeed's ops. Takes seconds, mostly in a subprocess."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REPORT_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("torch_report.py")))
-"""-P keeps the program's folder off sys.path, where modules of ours would hide others of the same name."""
+"""-P keeps the program's folder off sys.path, where our modules would shadow others of the same name."""
 _LIBAIO_PROGRAM = "#include <libaio.h>\nint main() { return io_destroy(0); }\n"
 _REPORT_TIMEOUT_S = 180
-"""ASSUMPTION: an import that takes longer hangs. It takes 3 s from a local disk, a minute from a slow one."""
+"""ASSUMPTION: a longer import hangs. It takes 3 s from a local disk, a minute from a slow one."""
 
 
 def probe_toolchain(
@@ -36,13 +36,13 @@ def probe_toolchain(
     report_command: tuple[str, ...] = REPORT_COMMAND,
     nvml: Any = None,
 ) -> Toolchain:
-    """Return what can be compiled on this node, and with what.
+    """Return the toolchain of this node.
 
     Args:
         environ: the environment.
         home: the user's home folder; None asks the system.
         report_command: the program that reports on torch and DeepSpeed.
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        nvml: the pynvml module or a replacement; None imports pynvml.
     """
     report = ask_torch(report_command, environ=environ)
     torch_build = _torch_build(report["torch"]["answer"])
@@ -75,11 +75,11 @@ def probe_toolchain(
 
 
 def ask_torch(command: tuple[str, ...], *, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what torch and DeepSpeed say of themselves: {"torch" and "deepspeed": {"answer", "error"}}.
+    """Return the report of torch and DeepSpeed: {"torch" and "deepspeed": {"answer", "error"}}.
 
     Args:
         command: the program that prints the report.
-        environ: the environment it gets.
+        environ: its environment.
     """
     output, why = output_of(command, limit_s=_REPORT_TIMEOUT_S, environ=environ, named="the import")
     silence = {"answer": None, "error": why}
@@ -90,7 +90,7 @@ def _torch_build(answer: dict[str, Any] | None) -> TorchBuild | None:
     if answer is None:
         return None
     cuda = answer["cuda"]
-    # torch.version.cuda may carry a third number, which nothing here depends on.
+    # torch.version.cuda may have a third number, which is ignored.
     major, minor = (int(part) for part in cuda.split(".")[:2]) if cuda else (0, 0)
     return TorchBuild(cuda_version=(major, minor) if cuda else None, cuda_error=answer["cuda_error"])
 
@@ -109,7 +109,7 @@ def _ops(answer: list[dict[str, Any]], folder: Path) -> tuple[DeepSpeedOp, ...]:
 
 
 def find_cxx(*, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the C++ compiler that torch calls, and where it is, or None where PATH does not lead to it.
+    """Return the C++ compiler that torch calls, and its path, or None if it is not in PATH.
 
     Source: torch/utils/cpp_extension.py, get_cxx_compiler.
     """
@@ -118,13 +118,13 @@ def find_cxx(*, environ: Mapping[str, str]) -> tuple[str, str | None]:
 
 
 def find_ninja(*, environ: Mapping[str, str], scripts: Path | None = None) -> tuple[str | None, str | None]:
-    """Return ninja as PATH finds it, and ninja beside this Python where PATH does not lead.
+    """Return ninja in PATH, and ninja beside this Python if it is not in PATH.
 
-    torch calls ninja by its bare name, so pip's is found only in an activated environment.
+    torch calls ninja by name, so pip's is found only in an activated environment.
 
     Args:
         environ: the environment.
-        scripts: the folder of this Python's programs; None asks Python.
+        scripts: the folder of this Python's scripts; None asks Python.
     """
     beside = (scripts or Path(sysconfig.get_path("scripts"))) / "ninja"
     on_path = _which("ninja", environ)
@@ -134,7 +134,7 @@ def find_ninja(*, environ: Mapping[str, str], scripts: Path | None = None) -> tu
 def has_libaio(*, cxx: str | None, environ: Mapping[str, str]) -> bool | None:
     """Return True if a program with libaio compiles and links, or None without a compiler.
 
-    DeepSpeed's own check only links, so it passes without the header that the build then lacks.
+    DeepSpeed's own check only links, so it passes without the header that the build needs.
     """
     if cxx is None:
         return None
@@ -147,13 +147,13 @@ def has_libaio(*, cxx: str | None, environ: Mapping[str, str]) -> bool | None:
 
 
 def find_nvcc(*, environ: Mapping[str, str], root: Path = Path("/")) -> Nvcc | None:
-    """Return the CUDA compiler in the CUDA_HOME that torch would find, or None where it finds none.
+    """Return the CUDA compiler in the CUDA_HOME that torch would use, or None.
 
     Source: torch/utils/cpp_extension.py, _find_cuda_home; DeepSpeed takes CUDA_HOME from there.
 
     Args:
         environ: the environment.
-        root: the file-system root that usr/local/cuda is looked for under.
+        root: the file-system root for usr/local/cuda.
     """
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
     if home is None and (found := _which("nvcc", environ)):
@@ -172,7 +172,7 @@ def _which(program: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _run(command: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return what the command prints, or None where it fails or hangs."""
+    """Return a command's output, or None if it fails or hangs."""
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=60, env=dict(environ)

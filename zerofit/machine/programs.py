@@ -1,4 +1,4 @@
-"""Runs a program that looks at this machine in a process of its own, whatever becomes of it."""
+"""Runs a program that inspects this machine in a process of its own, whether it fails or hangs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 def output_of(
     program: Sequence[str], *, limit_s: float, environ: Mapping[str, str], named: str = "its program"
 ) -> tuple[str, str]:
-    """Return what a program printed on stdout, and why it did not end well; "" where it did.
+    """Return a program's stdout, and why it failed; "" if it succeeded.
 
     Args:
         program: the command.
-        limit_s: after so many seconds it is ended, with all that it started. So it is on Ctrl-C, which does
-            not reach a session of its own.
-        environ: the environment it gets.
-        named: what the reason calls it.
+        limit_s: when to kill it with all its children, as on Ctrl-C, which does not reach its session.
+        environ: its environment.
+        named: its name in the reason.
     """
     process = subprocess.Popen(
         program,

@@ -1,4 +1,4 @@
-"""The rates of a machine: zerofit/catalog/rates.toml, and before it what was measured here."""
+"""The rates of a machine: its own calibration first, then zerofit/catalog/rates.toml."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _CATALOG = os.path.join(CATALOG_FOLDER, "rates.toml")
 CALIBRATION_VERSION = 2
-"""Raised whenever what is measured, or how, changes: older calibrations are not read then."""
+"""Raised whenever the measurements change: older calibrations are then ignored."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """The content of a calibration's file."""
+    """The content of a calibration file."""
 
     machine: dict[str, Any]
     rates: tuple[Rate, ...]
@@ -41,35 +41,35 @@ class _Kept:
 
 @cache
 def catalog_rates() -> Rates:
-    """Return the rates of the catalog, which hold for any machine."""
+    """Return the catalog's rates, which hold for any machine."""
     return read_rates(_CATALOG)
 
 
 def read_rates(file_name: str) -> Rates:
-    """Return the rates of a file that is made like zerofit/catalog/rates.toml.
+    """Return the rates of a file in the format of zerofit/catalog/rates.toml.
 
     Raises:
-        KeyError: a rate lacks what its head asks for.
-        ValueError: it is no TOML, or names what is no rate.
+        KeyError: a rate lacks a required key; the file's head lists them.
+        ValueError: it is no TOML, or has an unknown name.
     """
     with open(file_name, "rb") as file:
         return Rates(rates=tuple(_rate(plain) for plain in tomllib.load(file)["rate"]))
 
 
 def probe_rates(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> Rates:
-    """Return the rates of this machine: those of its calibration, if there was one, before the catalog's.
+    """Return the rates of this machine: those of its calibration, if any, before the catalog's.
 
     Args:
-        machine: this machine, with the GPUs that a run may use. For another machine take catalog_rates().
+        machine: this machine, with the GPUs that a run may use. For other machines use catalog_rates().
         environ: the environment.
     """
     return Rates(rates=(*read_calibration(machine, environ=environ), *catalog_rates().rates))
 
 
 def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> tuple[Rate, ...]:
-    """Return what was measured on this machine; empty where nothing was.
+    """Return this machine's calibration; empty if there is none.
 
-    A file that is damaged, or says what no machine achieves, counts as none, and stderr is told so.
+    A damaged or impossible file is ignored with a warning on stderr.
     """
     path = calibration_file(machine, environ=environ)
     try:
@@ -79,11 +79,11 @@ def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.enviro
     try:
         rates = parse_strictly(_Kept, data.decode()).rates
         if not all(math.isfinite(rate.value) and rate.value > 0 for rate in rates):
-            raise ValueError("a rate is not above zero and finite")
-    except ValueError as error:  # pydantic's errors are such
+            raise ValueError("a rate is not positive and finite")
+    except ValueError as error:  # includes pydantic's errors
         told = " ".join(str(error).split())[:200]
         print(
-            f"zerofit: {path} is ignored: {told}; zerofit doctor --calibrate measures anew", file=sys.stderr
+            f"zerofit: {path} is ignored: {told}; zerofit doctor --calibrate measures again", file=sys.stderr
         )
         return ()
     return rates
@@ -92,10 +92,10 @@ def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.enviro
 def write_calibration(
     machine: Machine, rates: tuple[Rate, ...], *, environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """Write what was measured on this machine, in the place of what was measured before; return the file.
+    """Write this machine's calibration, replacing an earlier one, and return its file.
 
     Raises:
-        OSError: it can't be written; what was measured before is still there then.
+        OSError: it can't be written; an earlier one is kept.
     """
     path = calibration_file(machine, environ=environ)
     document = {
@@ -107,14 +107,14 @@ def write_calibration(
 
 
 def calibration_file(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where the calibration of this machine belongs: one file a set of GPUs, driver, CPU and torch."""
+    """Return the calibration file of this machine: one per set of GPUs, driver, CPU and torch."""
     text = json.dumps(_identity(machine), sort_keys=True)
     name = f"rates-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     return cache_folder(environ, Path(os.path.expanduser("~"))) / name
 
 
 def _identity(machine: Machine) -> dict[str, Any]:
-    """Return what makes a machine another machine, as far as its rates go."""
+    """Return the facts that identify a machine as far as its rates are concerned."""
     driver = probe_driver() if machine.gpus else None
     return {
         "version": CALIBRATION_VERSION,
@@ -127,7 +127,7 @@ def _identity(machine: Machine) -> dict[str, Any]:
 
 
 def cpu_name(path: str = "/proc/cpuinfo") -> str:
-    """Return the name of this machine's CPU; empty where the kernel does not say it."""
+    """Return the name of this machine's CPU; empty if unknown."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""How this process ends: signals as exceptions, and together with the process that started it."""
+"""How this process ends: signals as exceptions, and together with its parent process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 _libc = ctypes.CDLL(None)
 PARENT_VARIABLE = "ZEROFIT_PARENT"
-"""Process id of the agent of `zerofit launch`, for the ranks that it starts."""
+"""Process id of the agent of `zerofit launch`, set for the ranks that it starts."""
 
 
 @contextlib.contextmanager
 def stopping_by_exception() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise SystemExit here, so that `with` and `finally` clean up.
+    """Make SIGTERM and SIGHUP raise SystemExit inside, so that `with` and `finally` clean up.
 
-    A signal that already has a handler keeps it, and outside of the main thread nothing changes.
+    Signals that already have a handler keep it; outside the main thread nothing changes.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -44,17 +44,17 @@ def stopping_by_exception() -> Iterator[None]:
 
 
 def end_with_agent() -> None:
-    """Have this rank killed once the agent of `zerofit launch`, if that started it, has ended."""
-    agent = os.environ.pop(PARENT_VARIABLE, None)  # it is not the parent of what the script starts
+    """Have the kernel kill this rank when the agent of `zerofit launch` that started it ends."""
+    agent = os.environ.pop(PARENT_VARIABLE, None)  # it is not the parent of the script's own subprocesses
     if agent is not None:
         end_with_parent(int(agent))
 
 
 def end_with_parent(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process once the thread that started it has ended (prctl(2)).
+    """Have the kernel signal this process when the thread that started it ends (prctl(2)).
 
     Args:
-        parent: process id of the one that started this one; if it has ended already, this one exits at once.
+        parent: process id of the parent; if it has ended already, this process exits at once.
         by: the signal.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, by)

@@ -1,4 +1,4 @@
-"""This node to a Machine, in milliseconds: no torch, accelerate, deepspeed or transformers is imported."""
+"""Probes this node's Machine in milliseconds, without importing torch or other libraries."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ def probe_machine(
     environ: Mapping[str, str] = os.environ,
     nvml: Any = None,
 ) -> Machine:
-    """Return what a run on this node may use; rates that only a measurement gives are None.
+    """Return the resources of this node that a run may use; rates that need a measurement are None.
 
     Args:
-        gpu_ids: the GPUs the user asked for, as nvidia-smi numbers them; None takes what
-            CUDA_VISIBLE_DEVICES leaves visible.
-        may_be_unreadable: whether GPUs that are there and can't be read are taken for none.
-        root: the file-system root that /dev, /proc and /sys are read under.
+        gpu_ids: the ids from --gpu-ids, numbered as in nvidia-smi; None uses CUDA_VISIBLE_DEVICES.
+        may_be_unreadable: ignore GPUs that exist but can't be read.
+        root: the file-system root for /dev, /proc and /sys.
         environ: the environment.
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        nvml: the pynvml module or a replacement; None imports pynvml.
 
     Raises:
-        UserError: an id in gpu_ids is not there, or stands twice; or there are GPUs, none of which can be
-            read.
+        UserError: an id in gpu_ids does not exist or is repeated; or there are GPUs, but none can be read.
     """
     limits = memory_limits(root=root)
     return Machine(
@@ -57,13 +55,13 @@ def probe_machine(
 
 
 def free_host_bytes(*, root: Path = Path("/")) -> int:
-    """Return the host memory that this process could still take, within the limits of its cgroups."""
+    """Return the host memory that this process can still allocate within its cgroups' limits."""
     free = [limit.limit_bytes - limit.used_bytes for limit in memory_limits(root=root)]
     return max(0, min([read_meminfo("MemAvailable", root=root), *free]))
 
 
 def count_cpu_cores(cpus: Iterable[int], *, root: Path) -> int:
-    """Return the physical cores under these logical CPUs, or the cgroup's CPU quota where that is less.
+    """Return the physical cores of these logical CPUs, or the cgroup's CPU quota if smaller.
 
     Args:
         cpus: the logical CPUs that the process may run on.
@@ -75,16 +73,16 @@ def count_cpu_cores(cpus: Iterable[int], *, root: Path) -> int:
 
 
 def read_meminfo(field: str, *, root: Path = Path("/")) -> int:
-    """Return a field of /proc/meminfo, in bytes.
+    """Return a field of /proc/meminfo in bytes.
 
-    psutil reads the same file, but not under another root.
+    psutil reads the same file, but under no other root.
     """
     return _bytes_of(field, root / "proc/meminfo")
 
 
 def process_bytes(field: str) -> int:
-    """Return a figure of this process from /proc/self/status: VmRSS, VmHWM, its peak, or VmData."""
-    # Not getrusage: its ru_maxrss begins with the peak of the process that forked this one.
+    """Return a field of /proc/self/status in bytes: VmRSS, VmHWM (its peak) or VmData."""
+    # Not getrusage: its ru_maxrss starts at the peak of the parent that forked this process.
     return _bytes_of(field, Path("/proc/self/status"))
 
 
@@ -97,7 +95,7 @@ def _bytes_of(field: str, file: Path) -> int:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """Return the logical CPUs of this one's core, in the kernel's words; itself alone where not told."""
+    """Return the logical CPUs of this one's core, in the kernel's notation; itself alone if unknown."""
     try:
         return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -105,32 +103,32 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 _REMOTE_MODELS = ("Amazon Elastic Block Store",)
-"""Disks that speak NVMe and stand elsewhere, behind a network too slow to offload to.
+"""Remote disks with an NVMe interface, behind a network too slow for offload.
 
 Source: https://docs.aws.amazon.com/ebs/latest/userguide/identify-nvme-ebs-device.html
 """
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return what an ordinary user may still write below a folder."""
+    """Return the space that an ordinary user may still write in a folder."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
 
 def nvme_free_bytes(*, root: Path, free_bytes: Callable[[Path], int] = _free_bytes) -> int:
-    """Return the free space of the largest file system on NVMe disks; 0 where there is none.
+    """Return the free space of the largest file system on NVMe disks; 0 without one.
 
-    Offload goes to one folder, so that two file systems do not add up; a RAID or volume over several disks is
-    one file system, and counts where every disk below it is NVMe.
+    Offload uses one folder, so file systems don't add up; a RAID or volume over several disks is one file
+    system, and counts if all its disks are NVMe.
 
     Args:
-        root: the file-system root that /proc and /sys are read under.
-        free_bytes: the free space of the file system that a folder lies on.
+        root: the file-system root for /proc and /sys.
+        free_bytes: returns the free space of a folder's file system.
     """
     sizes = [0]
     for device, mount in _writable_mounts(root):
         folder = root / mount.lstrip("/")
-        # A container has single files of the host mounted, such as /etc/hosts.
+        # A container mounts single files of the host, such as /etc/hosts.
         if folder.is_dir() and _is_local_nvme(root / "sys/dev/block" / device):
             try:
                 sizes.append(free_bytes(folder))
@@ -140,7 +138,7 @@ def nvme_free_bytes(*, root: Path, free_bytes: Callable[[Path], int] = _free_byt
 
 
 def _writable_mounts(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (major:minor, mount point) of each mount that may be written.
+    """Yield (major:minor, mount point) of each writable mount.
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html
     """
@@ -151,12 +149,12 @@ def _writable_mounts(root: Path) -> Iterator[tuple[str, str]]:
     for line in lines:
         _, _, device, _, folder, options, *_ = line.split()
         if "rw" in options.split(","):
-            # The kernel writes blanks, tabs, line ends and backslashes in names as octal numbers.
+            # The kernel escapes spaces, tabs, newlines and backslashes in names as octal numbers.
             yield device, re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), folder)
 
 
 def _is_local_nvme(device: Path) -> bool:
-    """Return True if a block device of /sys is an NVMe disk of this node, or lies on such disks only."""
+    """Return True if a block device in /sys is a local NVMe disk, or consists only of such disks."""
     below = sorted(_folder(device / "slaves"))
     if below:
         return all(_is_local_nvme(disk) for disk in below)

@@ -1,4 +1,4 @@
-"""The toolchain that doctor reports: CUDA, compilers, DeepSpeed's ops, and limits that a run may hit."""
+"""Toolchain and Limits, the facts that `zerofit doctor` checks: CUDA, compilers, DeepSpeed's ops, limits."""
 
 from __future__ import annotations
 
@@ -12,100 +12,100 @@ class Driver:
     version: str
     """The driver's own version, such as "580.65.06"."""
     cuda_version: tuple[int, int]
-    """The newest CUDA it can run, (major, minor)."""
+    """The newest CUDA version it supports, (major, minor)."""
     num_gpus: int
-    """GPUs it drives, hidden ones included."""
+    """GPUs that it manages, including hidden ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """The platform that the installed torch was built for."""
+    """The installed torch build."""
 
     cuda_version: tuple[int, int] | None
-    """CUDA it was compiled against, (major, minor); None for a build without CUDA."""
+    """CUDA version it was compiled for, (major, minor); None for a build without CUDA."""
     cuda_error: str | None
-    """torch's error where it can't start CUDA; None where it can, or was built without."""
+    """torch's error if it can't initialize CUDA; None if it can, or was built without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvcc:
-    """The CUDA compiler that torch and DeepSpeed would take."""
+    """The CUDA compiler that torch and DeepSpeed would use."""
 
     path: str
-    """The program, inside CUDA_HOME."""
+    """Its path, inside CUDA_HOME."""
     version: tuple[int, int] | None
-    """CUDA release, (major, minor); None where the program is missing or does not answer."""
+    """CUDA release, (major, minor); None if the program is missing or fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedOp:
-    """One native extension of DeepSpeed's, compiled when it is first used."""
+    """One native extension of DeepSpeed, compiled at first use."""
 
     name: str
-    """DeepSpeed's name of it, such as "cpu_adam"."""
+    """DeepSpeed's name for it, such as "cpu_adam"."""
     is_in_wheel: bool
-    """True if it was compiled when deepspeed was installed; nothing is needed to load it then."""
+    """True if it was compiled when deepspeed was installed, so that loading needs nothing else."""
     is_compiled: bool
-    """True if one lies in torch's extensions folder; loading it still goes through ninja and the compiler."""
+    """True if torch's extensions folder has it compiled; loading it still calls ninja and the compiler."""
     is_compatible: bool
-    """The result of the op builder's own is_compatible(); it does not look for ninja, headers or nvcc."""
+    """The result of the op builder's is_compatible(), which does not look for ninja, headers or nvcc."""
     needs_nvcc: bool
-    """True if it has CUDA sources here."""
+    """True if it has CUDA sources on this platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildLock:
-    """A lock file in torch's extensions folder, made by a build and removed at its end."""
+    """A lock file in torch's extensions folder, created by a build and removed at its end."""
 
     path: str
     age_s: float
-    """Seconds since it was made."""
+    """Seconds since its creation."""
     is_held: bool
-    """True if a process here has it open, as a running build does."""
+    """True if a local process has it open, as a running build does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """Ops that can be compiled on this node, and the compilers."""
+    """The compilers of this node, and the ops that they can compile."""
 
     driver: Driver | None
-    """None where NVML finds none."""
+    """None without NVML."""
     visible_devices: str | None
-    """CUDA_VISIBLE_DEVICES; None where it is not set."""
+    """CUDA_VISIBLE_DEVICES; None if unset."""
     torch_build: TorchBuild | None
-    """None where torch can't be imported."""
+    """None if torch can't be imported."""
     torch_error: str | None
-    """Why it can't."""
+    """Why torch can't be imported."""
     nvcc: Nvcc | None
-    """None where no CUDA toolkit is found."""
+    """None without a CUDA toolkit."""
     skips_cuda_check: bool
-    """True if DS_SKIP_CUDA_CHECK=1 lets DeepSpeed build with another CUDA than torch's."""
+    """True if DS_SKIP_CUDA_CHECK=1 lets DeepSpeed build with another CUDA version than torch's."""
     cxx_name: str
     """The C++ compiler that torch calls: $CXX, else c++."""
     cxx: str | None
-    """Where it is; None where PATH does not lead to it."""
+    """Its path; None if it is not in PATH."""
     ninja: str | None
-    """ninja, as PATH finds it."""
+    """Path of ninja in PATH."""
     ninja_off_path: str | None
-    """ninja beside this Python, where PATH does not lead."""
+    """Path of ninja beside this Python, if it is not in PATH."""
     python_header: str
-    """Where Python.h belongs."""
+    """Expected path of Python.h."""
     has_python_header: bool
     has_libaio: bool | None
-    """True if a program with libaio compiles and links; None where there is no compiler to try."""
+    """True if a program with libaio compiles and links; None without a compiler."""
     ops: tuple[DeepSpeedOp, ...]
-    """Empty where deepspeed can't be imported."""
+    """Empty if deepspeed can't be imported."""
     deepspeed_error: str | None
-    """Why it can't."""
+    """Why deepspeed can't be imported."""
     build_locks: tuple[BuildLock, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Room in one folder."""
+    """Free space in one folder."""
 
     purpose: str
-    """The purpose of the folder, such as "current folder"."""
+    """What the folder is for, such as "current folder"."""
     folder: str
     free_bytes: int
     is_writable: bool
@@ -113,7 +113,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvFile:
-    """A .deepspeed_env file, which DeepSpeed's multi-node launchers export to every node."""
+    """A .deepspeed_env file; DeepSpeed's multi-node launchers export it to every node."""
 
     path: str
     num_variables: int
@@ -125,13 +125,13 @@ class Limits:
     """Limits of this node that a run may hit."""
 
     installed_memory_bytes: int
-    """Host memory of the node, whatever the cgroup allows."""
+    """Host memory of the node, ignoring cgroup limits."""
     memlock_bytes: int | None
-    """Memory that this user may lock; None for no limit."""
+    """Maximum locked memory of this user; None if unlimited."""
     shm_bytes: int | None
-    """Size of /dev/shm; None where there is none."""
+    """Size of /dev/shm; None if missing."""
     disks: tuple[Disk, ...]
     port: int
-    """The port that accelerate takes where none is given."""
+    """accelerate's default port."""
     is_port_free: bool
     env_files: tuple[EnvFile, ...]

@@ -1,7 +1,7 @@
-"""Run as a program: what torch and DeepSpeed say of themselves, as one line of JSON.
+"""Run as a program: prints facts of torch and DeepSpeed as one line of JSON.
 
-A process of its own, because importing the two takes seconds, prints to stdout, may fail in native code, and
-starting CUDA can't be undone.
+It runs in a process of its own, because importing the two takes seconds, prints to stdout and may crash in
+native code, and CUDA can't be shut down once started.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 from typing import Any
 
 OPS = {"cpu_adam": "CPUAdamBuilder", "fused_adam": "FusedAdamBuilder", "async_io": "AsyncIOBuilder"}
-"""The ops that a ZeRO run may need, with the name of DeepSpeed's builder."""
+"""The ops that a ZeRO run may need, with DeepSpeed's builder names."""
 
 
 def main() -> None:
-    """Print the report on stdout, and all that torch and DeepSpeed print on stderr."""
+    """Print the report on stdout; output of torch and DeepSpeed goes to stderr."""
     report_to = os.dup(1)
     os.dup2(2, 1)
     report = {"torch": _ask(_torch), "deepspeed": _ask(_deepspeed)}
@@ -25,7 +25,7 @@ def main() -> None:
 def _ask(question: Any) -> dict[str, Any]:
     try:
         return {"answer": question(), "error": None}
-    # Whatever a broken installation raises is the finding.
+    # Any exception of a broken installation is the finding.
     except Exception as error:
         return {"answer": None, "error": f"{type(error).__name__}: {_first_line(error)}"}
 
@@ -55,7 +55,7 @@ def _deepspeed() -> list[dict[str, Any]]:
         ops.append(
             {
                 "name": name,
-                # An op compiled into the wheel is taken for the accelerator it was compiled for only.
+                # An op compiled into the wheel is used only for the accelerator it was compiled for.
                 "is_in_wheel": bool(installed_ops.get(name)) and accelerator_name == accelerator._name,
                 "is_compatible": _is_compatible(builder),
                 "needs_nvcc": isinstance(builder, CUDAOpBuilder) and torch.cuda.is_available(),
@@ -67,7 +67,7 @@ def _deepspeed() -> list[dict[str, Any]]:
 def _is_compatible(builder: Any) -> bool:
     try:
         return builder is not None and bool(builder.is_compatible())
-    # DeepSpeed's own probe_is_compatible does the same; older versions have none.
+    # Same as DeepSpeed's probe_is_compatible, which older versions lack.
     except Exception:
         return False
 

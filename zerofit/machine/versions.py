@@ -1,7 +1,7 @@
-"""The installed packages to Versions, from the names of their metadata folders: nothing is imported.
+"""Versions of the installed packages, from the names of their metadata folders: nothing is imported.
 
-importlib.metadata says the same, and takes as long to import and to parse as all of `zerofit --help` takes.
-Before a verb imports them, unsupported versions are refused and untested ones said.
+importlib.metadata gives the same, but takes as long to import and parse as all of `zerofit --help`.
+Verbs refuse unsupported versions and report untested ones before they import the packages.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _METADATA = re.compile(r"(?P<name>[A-Za-z0-9._]+)-(?P<version>[^-]+)(-py[\d.]+)?
 
 
 def probe_versions(*, search_path: Sequence[str] | None = None) -> Versions:
-    """Return the version of each package that a run is made of.
+    """Return the version of each package that a run uses.
 
     Args:
-        search_path: folders to look for packages in; None stands for sys.path.
+        search_path: folders with packages; None means sys.path.
     """
     installed: dict[str, str] = {}
     for folder in sys.path if search_path is None else search_path:
@@ -45,7 +45,7 @@ def probe_versions(*, search_path: Sequence[str] | None = None) -> Versions:
 def _names_in(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except OSError:  # sys.path names folders that are not there, and archives
+    except OSError:  # sys.path contains missing folders and archives
         return []
 
 
@@ -53,13 +53,13 @@ _said: set[str] = set()
 
 
 def check_libraries(observer: Observer) -> None:
-    """Check that every run's libraries are there in supported versions, and say once which are untested.
+    """Check that every run's libraries are installed in supported versions; report untested ones once.
 
     Args:
-        observer: is told which ones zerofit was never tested with.
+        observer: receives the report.
 
     Raises:
-        UserError: some are missing, or of another version.
+        UserError: some are missing, or unsupported.
     """
     versions = probe_versions()
     error = unsupported(versions, ALWAYS_USED)
@@ -72,10 +72,10 @@ def check_libraries(observer: Observer) -> None:
 
 
 def check_libraries_of_traces() -> None:
-    """Check that those of the libraries that trace a model which are installed are supported.
+    """Check that the installed libraries among those used for tracing are supported.
 
     Raises:
-        UserError: some are of another version.
+        UserError: some are unsupported.
     """
     versions = probe_versions()
     error = unsupported(versions, (name for name in USED_BY_TRACES if getattr(versions, name) is not None))
@@ -84,10 +84,10 @@ def check_libraries_of_traces() -> None:
 
 
 def check_libraries_of(strategy: Strategy) -> None:
-    """Check the same of the libraries that a strategy needs beside those of every run.
+    """Check the libraries that a strategy needs in addition to those of every run.
 
     Raises:
-        UserError: some are missing, or of another version.
+        UserError: some are missing, or unsupported.
     """
     error = unsupported(probe_versions(), packages_of(strategy))
     if error is not None:

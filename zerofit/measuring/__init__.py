@@ -1,1 +1,1 @@
-"""The ladder of memory strategies, measured: each rung in a process of its own."""
+"""Measures memory strategies on this machine (the ladder), each in a process of its own."""

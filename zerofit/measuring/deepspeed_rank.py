@@ -1,11 +1,11 @@
-"""Rank 0 of N under the real DeepSpeed engine, among collectives that exchange nothing.
+"""Rank 0 of N with the real DeepSpeed engine, and collectives that exchange nothing.
 
-torch's "fake" process group says that there are N ranks and carries nothing between them: the engine
-partitions, allocates, gathers and steps as it does on rank 0 of N, with the tensors of that rank, while what
-it gathers is its own part N times, and what it reduces its own gradients. So with N above 1 its losses are of
-no use, and its step waits for no other rank; with N of 1 that is all there is, and NCCL's buffers, which a
-run on one GPU has no use for, are not taken. How long NCCL keeps tensors alive is not in it.
-Source: torch/csrc/distributed/c10d/FakeProcessGroup.hpp (2.13; other versions were not looked at).
+torch's "fake" process group pretends that there are N ranks and transfers nothing: the engine partitions,
+allocates, gathers and steps as on rank 0 of N, with that rank's tensors, but it gathers N copies of its own
+part, and reduces only its own gradients. So for N above 1 losses are meaningless, and steps wait for no
+other rank; for N of 1 only NCCL's buffers are missing, which a run on one GPU does not need. How long NCCL
+keeps tensors alive is not covered.
+Source: torch/csrc/distributed/c10d/FakeProcessGroup.hpp (2.13; other versions were not checked).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from zerofit.measuring.results import TrialSpec
 
 _LOSS_SCALE_POWER = 4
-"""ASSUMPTION: fp16 gradients of a loss times 2^4 overflow in no model here. From DeepSpeed's 2^16 on, the
-first steps would be skipped until the scale fits, and none of a short run might be taken."""
+"""ASSUMPTION: fp16 gradients of a loss times 2^4 overflow in no model here. With DeepSpeed's 2^16, the first
+steps are skipped until the scale fits, which might be all steps of a short run."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankTrainee(Trainee):
-    """Rank 0 with its engine; its optimizer is the one that steps the rank's own part."""
+    """Rank 0 with its engine; its optimizer updates only the rank's own part."""
 
     engine: Any
 
@@ -45,16 +45,16 @@ class RankTrainee(Trainee):
         return self.engine(**batch).loss
 
     def accumulate(self, loss: Any, *, num_micro_batches: int, is_last: bool) -> None:
-        """Add a micro-batch's gradients to those of its step, as accelerate does.
+        """Accumulate a micro-batch's gradients, as accelerate does.
 
-        Source: accelerate/utils/deepspeed.py, DeepSpeedEngineWrapper.backward (1.15). The engine divides by
-        the micro-batches of a step.
+        Source: accelerate/utils/deepspeed.py, DeepSpeedEngineWrapper.backward (1.15). The engine divides
+            by the micro-batches of a step.
         """
         self.engine.set_gradient_accumulation_boundary(is_boundary=is_last)
         self.engine.backward(loss)
 
     def update(self) -> None:
-        """Clip, step and let go of the gradients."""
+        """Clip, step and drop the gradients."""
         self.engine.step()
 
     def timed_step(self) -> float:
@@ -68,28 +68,28 @@ class RankTrainee(Trainee):
         if self.engine.skipped_steps > skipped:
             raise UserError(
                 "rank-skips-its-steps",
-                "DeepSpeed skipped a step that was to be timed",
+                "DeepSpeed skipped a timed step",
                 found="gradients that overflowed (inf or NaN)",
-                why="ranks that do not exist send nothing; what stands in for it can be too large for fp16",
+                why="simulated ranks send nothing; the values used instead can be too large for fp16",
                 fix="train the trial in bf16",
             )
         return seconds
 
 
 _SHARED_MEMORY, _CPU_ADAM = "deepspeed_shm_comm", "cpu_adam"
-"""Names of DeepSpeed's ops, and of the folders that they are built in (deepspeed/op_builder/cpu/comm.py and
-cpu_adam.py, NAME)."""
+"""Names of DeepSpeed's ops and of their build folders (deepspeed/op_builder/cpu/comm.py and cpu_adam.py,
+NAME)."""
 
 
 def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
-    """Import DeepSpeed, and compile and load what of it compiles at its first use; no GPU is touched.
+    """Import DeepSpeed, and compile and load the ops that it needs; no GPU is touched.
 
     Args:
         spec: the trial.
-        tell: told what is being built.
+        tell: receives what is being built.
 
     Raises:
-        UserError: something of it can't be built or loaded here.
+        UserError: an op can't be built or loaded here.
     """
     programs, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
     if programs not in path.split(os.pathsep):  # torch compiles with ninja, found as `zerofit launch` does
@@ -101,7 +101,7 @@ def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
     if spec.on_cpu:
         _check_unlocked(_SHARED_MEMORY, tell)
         with _built_for("a trial under DeepSpeed on the CPU"):
-            # What ranks on one host's CPU reduce by (deepspeed/comm/torch.py, build_shm_op).
+            # The op that CPU ranks of one host reduce with (deepspeed/comm/torch.py, build_shm_op).
             accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
             accelerator.create_op_builder("ShareMemCommBuilder").load(verbose=False)
     if spec.strategy.optimizer_offload is not OffloadDevice.NONE:
@@ -112,9 +112,9 @@ def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
 
 @contextmanager
 def joined(spec: TrialSpec) -> Iterator[None]:
-    """Be rank 0 of the spec's ranks while a model is made and trains; do nothing without DeepSpeed.
+    """Act as rank 0 of the spec's ranks while a model is created and trained; do nothing without DeepSpeed.
 
-    Under stage 3 transformers partitions the model as it makes it.
+    Under stage 3 transformers partitions the model at construction.
     """
     if spec.strategy.engine is not Engine.DEEPSPEED:
         yield
@@ -123,7 +123,7 @@ def joined(spec: TrialSpec) -> Iterator[None]:
     import torch.distributed
     from transformers.integrations import HfDeepSpeedConfig
 
-    os.environ.update(  # what a launcher sets for rank 0, on one node; nobody listens at the address
+    os.environ.update(  # the variables of a launcher for rank 0, on one node; nobody listens at the address
         {
             **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(spec.num_ranks)),
@@ -134,7 +134,7 @@ def joined(spec: TrialSpec) -> Iterator[None]:
     fake: Any = import_module("torch.testing._internal.distributed.fake_pg")
     torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=spec.num_ranks)
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
-    held = HfDeepSpeedConfig(rank_config(spec))  # transformers itself holds it weakly
+    held = HfDeepSpeedConfig(rank_config(spec))  # transformers itself only keeps a weak reference
     try:
         yield
     finally:
@@ -143,10 +143,10 @@ def joined(spec: TrialSpec) -> Iterator[None]:
 
 
 def make_rank(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str) -> RankTrainee:
-    """Return rank 0 with its part of a model that was made while it had joined() the others.
+    """Return rank 0 with its part of a model that was created inside joined().
 
     Raises:
-        UserError: the model or this device can't take the strategy.
+        UserError: the model or this device does not support the strategy.
     """
     import deepspeed
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
@@ -171,11 +171,11 @@ def make_rank(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str)
 
 
 def rank_config(spec: TrialSpec) -> dict[str, Any]:
-    """Return the DeepSpeed configuration of a trial as `zerofit launch` has it, complete.
+    """Return the complete DeepSpeed configuration of a trial, as `zerofit launch` writes it.
 
-    What accelerate adds is added: the whole batch, any optimizer, and no reports on stdout
+    It includes accelerate's additions: the total batch size, any optimizer, and no reports on stdout
     (accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin). On the
-    CPU nothing is pinned: page-locking is for a GPU's copies, and torch refuses it without one.
+    CPU nothing is pinned: page-locking is for copies to a GPU, and torch refuses it without one.
     """
     own = spec.strategy
     clipping = CLIPPING if own.gradient_clipping is None else own.gradient_clipping
@@ -197,10 +197,10 @@ def rank_config(spec: TrialSpec) -> dict[str, Any]:
 
 
 def _check_unlocked(op: str, tell: Callable[[str], None]) -> None:
-    """Say that an op is built or loaded next, which may take minutes, and check that no lock is left of it.
+    """Announce that an op is built or loaded, which may take minutes, and check that there is no stale lock.
 
     Raises:
-        UserError: torch would wait for ever: a build that was killed has left its lock.
+        UserError: torch would wait forever for the lock of a killed build.
     """
     tell(f"building or loading DeepSpeed's {op}")
     cuda = import_module("torch").version.cuda
@@ -211,15 +211,15 @@ def _check_unlocked(op: str, tell: Callable[[str], None]) -> None:
         if Path(lock.path).parent == folder / op and not lock.is_held:
             raise UserError(
                 "deepspeed-build-locked",
-                "a build of a part of DeepSpeed was killed, and its lock is still there",
+                "a build of a DeepSpeed op was killed, and left its lock behind",
                 found=lock.path,
-                why="no process here holds it, and whoever uses the part next waits for it for ever",
+                why="no process here holds it, and the next user of this op waits for it forever",
                 fix=f"rm {lock.path} (unless another node that shares the folder is building)",
             )
 
 
 def _step_on_cpu() -> None:
-    """Take a step of a small parameter with DeepSpeed's CPU Adam, as accelerate makes it."""
+    """Update a small parameter with DeepSpeed's CPU Adam, as accelerate creates it."""
     import torch
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
 
@@ -230,7 +230,7 @@ def _step_on_cpu() -> None:
 
 @contextmanager
 def _built_for(what: str) -> Iterator[None]:
-    """Turn what fails of a build into what a user can read."""
+    """Convert build errors into a readable error."""
     try:
         yield
     except Exception as error:
@@ -238,8 +238,8 @@ def _built_for(what: str) -> Iterator[None]:
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         raise UserError(
             "deepspeed-op-not-built",
-            "a part of DeepSpeed can't be built or loaded here",
+            "a DeepSpeed op can't be built or loaded here",
             found=what,
             why=lines[0] if lines else type(cause).__name__,
-            fix="see what `zerofit doctor` says of DeepSpeed's ops, or leave it out",
+            fix="see `zerofit doctor` on DeepSpeed's ops, or leave it out",
         ) from error

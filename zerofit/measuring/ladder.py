@@ -1,4 +1,4 @@
-"""The ladder of strategies: its rungs by the names that users give them, and what they measured."""
+"""The ladder of strategies: its rungs by name, and their results."""
 
 from __future__ import annotations
 
@@ -37,56 +37,56 @@ DEFAULT_RUNGS = "baseline,accumulation,checkpointing,adafactor,freeze-blocks,len
 """The published ladder."""
 PUBLISHED_MODEL, PUBLISHED_BATCH, PUBLISHED_LENGTH = "chinese-macbert-large", 32, 128
 CPU = "CPU"
-"""A ladder's name for the CPU."""
+"""A ladder's device name for the CPU."""
 _NEAR = 3
-"""Names that a message offers for a wrong one."""
+"""Maximum number of suggestions for a wrong name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderRun:
-    """All that a rung trains under."""
+    """The settings of a rung's training."""
 
     strategy: Strategy
     """With micro-batch and accumulation filled in."""
     sequence_length: int
-    """Tokens of a sample."""
+    """Tokens per sample."""
     weights: Precision = Precision.FP32
-    """Format in which the loop makes the model."""
+    """Format in which the loop creates the model."""
     num_ranks: int = 1
     """Data-parallel ranks under DeepSpeed, of which rank 0 is measured."""
 
     @property
     def batch_size(self) -> int:
-        """Samples of an optimizer step, on one rank."""
+        """Samples per optimizer step on one rank."""
         return (self.strategy.micro_batch_size or 1) * (self.strategy.gradient_accumulation_steps or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One change, on top of those before it."""
+    """One change, applied on top of those before it."""
 
     name: str
-    """As a user names it."""
+    """The user's name for it."""
     words: str
-    """The same for the table."""
+    """Its label in the table."""
     change: Callable[[LadderRun], LadderRun]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderStep:
-    """One rung with the run that it comes to."""
+    """One rung with its settings."""
 
     rung: Rung
     label: str
-    """Its words, with a "+" where it stands on others."""
+    """Its label, with a "+" if it is on top of others."""
     before: LadderRun
-    """The settings that it changes."""
+    """The settings before its change."""
     run: LadderRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Others' measurements of one rung, at the same model and sizes."""
+    """Published measurements of one rung, for the same model and sizes."""
 
     memory_g: float
     """As printed, in "G"."""
@@ -98,11 +98,11 @@ class RungResult:
     """One rung."""
 
     name: str
-    """As the user named it."""
+    """The user's name for it."""
     label: str
-    """In words: "+ Adafactor"."""
+    """Its label: "+ Adafactor"."""
     strategy: Strategy
-    """All that the rung trains under, its own change and those before it."""
+    """All settings, from its own change and those before it."""
     sequence_length: int
     outcome: TrialOutcome
     predicted: TrialPrediction | None = None
@@ -110,7 +110,7 @@ class RungResult:
 
     @property
     def measured(self) -> TrialMeasurement | None:
-        """Its measurements; None unless it ran to its end."""
+        """Its measurements; None unless it completed."""
         return self.outcome.measured
 
 
@@ -122,21 +122,21 @@ class Ladder:
     architecture: str
     num_parameters: int
     batch_size: int
-    """Samples of an optimizer step on the measured rank, on each rung."""
+    """Samples per optimizer step on the measured rank, equal for all rungs."""
     sequence_length: int
-    """Tokens of a sample, where no rung says otherwise."""
+    """Tokens per sample, unless a rung changes it."""
     device: str
     """The GPU's name, or "CPU"."""
     is_cumulative: bool
-    """True if each rung stands on those before it."""
+    """True if each rung is on top of those before it."""
     predicted_for: str | None
-    """The GPU that the prediction is for; None without one."""
+    """The GPU of the prediction; None without one."""
     versions: Versions
     rungs: tuple[RungResult, ...]
     num_ranks: int = 1
     """Data-parallel ranks, of which rank 0 was measured; above 1 its collectives did nothing."""
     version: int = 1
-    """Of this file format; raised whenever an older file can no longer be read as it was meant."""
+    """Of this file format; raised whenever older files can no longer be read correctly."""
 
     @property
     def on_cpu(self) -> bool:
@@ -152,13 +152,13 @@ def ladder_to_json(ladder: Ladder) -> str:
 def baseline(
     *, batch_size: int, sequence_length: int, attention: str = "eager", num_ranks: int = 1
 ) -> LadderRun:
-    """Return what the ladder starts from: the whole batch at once, fp32, torch's foreach AdamW.
+    """Return the ladder's starting point: the whole batch at once, fp32, torch's foreach AdamW.
 
     Args:
-        batch_size: samples of an optimizer step, on the rank that is measured.
-        sequence_length: tokens of a sample.
+        batch_size: samples per optimizer step on the measured rank.
+        sequence_length: tokens per sample.
         attention: transformers' attn_implementation.
-        num_ranks: data-parallel ranks; above 1 every rung must be one of DeepSpeed.
+        num_ranks: data-parallel ranks; above 1 every rung must use DeepSpeed.
     """
     strategy = Strategy(
         precision=Precision.FP32,
@@ -173,16 +173,16 @@ def baseline(
 def climb(
     rungs: Sequence[Rung], base: LadderRun, *, is_cumulative: bool, before: LadderRun | None = None
 ) -> tuple[LadderStep, ...]:
-    """Return each rung with the run that it comes to.
+    """Return each rung with its settings.
 
     Args:
-        rungs: in the order in which they run; BASELINE goes back to the start.
-        base: what the ladder starts from.
-        is_cumulative: whether a rung stands on those before it, or alone on the baseline.
-        before: what the first of them stands on; None for the baseline.
+        rungs: in the order in which they run; BASELINE returns to the start.
+        base: the starting point.
+        is_cumulative: whether a rung is on top of those before it, or of the baseline.
+        before: settings below the first rung; None for the baseline.
 
     Raises:
-        UserError: a rung does not go with the batch.
+        UserError: a rung is incompatible with the batch size.
     """
     steps: list[LadderStep] = []
     below = before or base
@@ -207,19 +207,19 @@ def measure_rungs(
 ) -> Iterator[tuple[LadderStep, TrialOutcome | None]]:
     """Run each rung in a fresh process, one after another.
 
-    A rung that can't run here is left out of those that stand on it. One that ran out of memory is not: what
-    follows may mend that.
+    A rung that can't run here is left out below the following ones. One that ran out of memory is not, since
+    a following change may fix that.
 
     Args:
-        rungs: in their order.
-        base: what the ladder starts from.
-        template: what is the same of all rungs: the model, the device and the number of steps.
-        is_cumulative: whether a rung stands on those before it.
-        folder: takes the files of the processes.
-        limit_s: how long one rung may take.
+        rungs: in order.
+        base: the starting point.
+        template: common settings of all rungs: the model, the device and the number of steps.
+        is_cumulative: whether a rung is on top of those before it.
+        folder: for the files of the processes.
+        limit_s: time limit of one rung.
 
     Yields:
-        Each rung with None before it runs, and with how it ended after it.
+        Each rung with None before it runs, and with its outcome afterwards.
     """
     below = base
     for number, rung in enumerate(rungs, 1):
@@ -247,13 +247,13 @@ def make_ladder(
     predicted: Sequence[TrialPrediction | None],
     **others: Any,
 ) -> Ladder:
-    """Return a ladder of what was measured and predicted, one of each a rung.
+    """Return the ladder of measurements and predictions, one of each per rung.
 
     Args:
-        model: what was trained.
-        base: what the ladder started from.
-        measured: each rung and how it ended.
-        predicted: of each rung; None without a prediction.
+        model: the model.
+        base: the starting point.
+        measured: each rung and its outcome.
+        predicted: for each rung; None without a prediction.
         others: the other fields of Ladder.
     """
     return Ladder(
@@ -280,10 +280,10 @@ def make_ladder(
 
 
 def parse_rungs(text: str) -> tuple[Rung, ...]:
-    """Return the rungs that a user names, with commas between.
+    """Return the rungs in a comma-separated list.
 
     Raises:
-        UserError: one is not known, or none is named.
+        UserError: one is unknown, or the list is empty.
     """
     names = [name.strip().lower().replace("_", "-") for name in text.split(",") if name.strip()]
     if not names:
@@ -295,7 +295,7 @@ def rung_named(name: str) -> Rung:
     """Return one rung.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is none with this name.
     """
     if name in _PLAIN:
         words, change = _PLAIN[name]
@@ -309,12 +309,12 @@ def rung_named(name: str) -> Rung:
 
 
 def rung_names() -> tuple[str, ...]:
-    """Return all names, N for a number."""
+    """Return all names, with N for a number."""
     return (*_PLAIN, *(pattern for pattern, _, _ in _NUMBERED))
 
 
 def changes(before: LadderRun, after: LadderRun) -> Iterator[str]:
-    """Yield what differs between two runs, as "micro_batch_size 32 -> 1"."""
+    """Yield the differences between two runs, as "micro_batch_size 32 -> 1"."""
     for field in fields(Strategy):
         old, new = getattr(before.strategy, field.name), getattr(after.strategy, field.name)
         if old != new:
@@ -324,11 +324,11 @@ def changes(before: LadderRun, after: LadderRun) -> Iterator[str]:
 
 
 def published_of(model: str, base: LadderRun, run: LadderRun) -> Published | None:
-    """Return what was published of a run, where the model, the sizes and the strategy are the same.
+    """Return the published measurements of a run with the same model, sizes and strategy, or None.
 
     Args:
         model: its name in the catalog.
-        base: what the ladder starts from.
+        base: the ladder's starting point.
         run: one of its runs.
     """
     sizes = (model, base.batch_size, base.sequence_length)
@@ -350,12 +350,12 @@ _PUBLISHED = tuple(
         (3.4, 110.0),
     )
 )
-"""Memory and time of an epoch on chinese-macbert-large as its author measured them, a rung each of
-DEFAULT_RUNGS. Neither GPU nor versions are stated, nor whether "G" is GiB or GB."""
+"""Memory and time per epoch of chinese-macbert-large as measured by its author, for each of DEFAULT_RUNGS.
+Neither GPU nor versions are stated, nor whether "G" is GiB or GB."""
 
 
 def _strategy(**changed: Any) -> Callable[[LadderRun], LadderRun]:
-    """Return what changes these fields of the strategy."""
+    """Return a function that changes these fields of the strategy."""
     return lambda run: replace(run, strategy=replace(run.strategy, **changed))
 
 
@@ -399,7 +399,7 @@ _PLAIN: dict[str, tuple[str, Callable[[LadderRun], LadderRun]]] = {
     "fused-adamw": ("fused AdamW", _strategy(optimizer=OptimizerName.ADAMW)),
     "freeze-blocks": ("frozen blocks", _strategy(freeze=(BLOCKS,))),
     "freeze-embeddings": ("frozen embeddings", _strategy(freeze=("embeddings",))),
-    "all-but-head": ("all frozen but the head", _strategy(freeze=("all-but-head",))),
+    "all-but-head": ("all but the head frozen", _strategy(freeze=("all-but-head",))),
     "lora": ("LoRA", _strategy(lora=Lora())),
     "qlora": ("QLoRA", _strategy(lora=Lora(), quantization=Quantization.NF4)),
     "bf16": ("bf16", _strategy(precision=Precision.BF16)),
@@ -413,15 +413,15 @@ _PLAIN: dict[str, tuple[str, Callable[[LadderRun], LadderRun]]] = {
     "offload-optimizer": ("optimizer on the host", _strategy(optimizer_offload=OffloadDevice.CPU)),
     "offload-param": ("parameters on the host", _strategy(param_offload=OffloadDevice.CPU)),
 }
-"""Words and change by name."""
+"""Label and change by name."""
 _NUMBERED: tuple[tuple[str, str, Callable[[int], Callable[[LadderRun], LadderRun]]], ...] = (
     ("micro-batch-N", "micro-batches of N", _micro_batches),
-    ("checkpoint-every-N", "checkpointing of 1 block in N", _checkpointing),
+    ("checkpoint-every-N", "every Nth block checkpointed", _checkpointing),
     ("freeze-first-N", "frozen embeddings and N blocks", lambda n: _strategy(freeze=(f"embeddings+{n}",))),
     ("lora-N", "LoRA of rank N", lambda n: _strategy(lora=Lora(rank=n, alpha=2 * n))),
     ("length-N", "length N", _length),
 )
-"""Pattern of the name, words, and what makes the change of the number."""
+"""Pattern of the name, label, and a function from the number to the change."""
 
 
 def _said(value: object) -> str:
@@ -450,7 +450,7 @@ def _does_not_divide(samples: int, batch_size: int) -> UserError:
     near = min(divisors, key=lambda number: abs(number - samples))
     return UserError(
         "ladder-batch-not-divisible",
-        "the batch does not divide into such micro-batches",
+        "the batch size is not divisible by the micro-batch size",
         found=f"--rungs with micro-batch-{samples}, and a batch of {batch_size}",
         why="every rung trains on the same batch, so that losses and times can be compared",
         fix=f"name micro-batch-{near}, or another --batch-size",

@@ -1,4 +1,4 @@
-"""Measures one trial in this process: warm-up for the losses, timed steps, then what its tensors hold."""
+"""Measures one trial in this process: warm-up steps for the losses, timed steps, then tensor sizes."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from zerofit.measuring.training_loop import Trainee
 
 _IN_PARALLEL = 1 << 20
-"""ASSUMPTION: elements of which torch gives each of its threads some (at/Parallel.h: GRAIN_SIZE is 32768)."""
+"""ASSUMPTION: enough elements to use all of torch's threads (at/Parallel.h: GRAIN_SIZE is 32768)."""
 NUM_WARM_UP = 3
-"""Steps before those that are timed: the first makes the optimizer's states, torch.compile compiles, and the
-last one's loss is after two updates. They run without dropout, whose random numbers fall otherwise in small
-batches than in large ones, so that what does not change the mathematics has the same losses."""
+"""Steps before the timed ones: the first creates the optimizer's states, torch.compile compiles, and the last
+one's loss is after two updates. They run without dropout, whose random numbers depend on the micro-batch
+size, so that lossless changes give equal losses."""
 
 
 def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement:
-    """Train a trial whose imports are done and return what it took.
+    """Train a trial after its imports, and return the measurements.
 
     Args:
         spec: the trial.
-        tell: told what is being done.
+        tell: receives what is being done.
 
     Raises:
-        UserError: the model or this machine can't take the strategy.
+        UserError: the model or this machine does not support the strategy.
     """
     device = "cpu" if spec.on_cpu else "cuda"
     gpu = None if spec.on_cpu else _StartedGpu()
@@ -65,7 +65,7 @@ def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement
 
 
 def warm_up(spec: TrialSpec, device: str) -> None:
-    """Run small layers and optimizers once and start torch's threads, so that neither counts as the trial's.
+    """Run small layers and optimizers and start torch's threads, so that neither counts for the trial.
 
     Args:
         spec: the trial.
@@ -88,19 +88,19 @@ def warm_up(spec: TrialSpec, device: str) -> None:
 
 
 def _warm_up_4_bit(device: str) -> None:
-    """Import what saving a model and computing in 4 bit load at their first use."""
+    """Trigger the imports of saving a model and computing in 4 bit."""
     import torch
     from transformers.integrations import deepspeed
 
     if deepspeed.is_deepspeed_available():
-        import_module("deepspeed")  # accelerate does, to save a model (accelerate/utils/other.py)
+        import_module("deepspeed")  # accelerate uses it to save a model (accelerate/utils/other.py)
     layers: Any = import_module("bitsandbytes.nn")
     layer = layers.Linear4bit(64, 64, compress_statistics=True, quant_type="nf4").to(device)
     layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
 
 
 class _StartedGpu:
-    """The GPU once CUDA has started, and what the driver said of it before and after that."""
+    """The GPU after CUDA initialization, with the driver's readings before and after it."""
 
     def __init__(self) -> None:
         import torch
@@ -111,7 +111,7 @@ class _StartedGpu:
         self._context_bytes = read_gpu().held_since(self._before)
 
     def figures(self) -> dict[str, int | None]:
-        """Return the fields of TrialMeasurement that are of the GPU, by their names."""
+        """Return the GPU's fields of TrialMeasurement, by name."""
         import torch
 
         now = read_gpu()
@@ -131,16 +131,16 @@ class _StartedGpu:
 
 
 def peak_on_device(held_bytes: int | None, *, reserved_bytes: int, most_reserved_bytes: int) -> int | None:
-    """Return what a process held of the GPU at its peak, by the driver's count.
+    """Return a process's peak GPU memory by the driver's count.
 
-    The driver knows the present only, and torch may have given memory back by then: DeepSpeed empties the
-    cache once the parameters are partitioned (stage_1_and_2.py, empty_cache). What is beside torch's memory,
-    the context, kernels and libraries, stays until the process ends.
+    The driver only knows the present, and torch may have released memory by then: DeepSpeed empties the cache
+    once the parameters are partitioned (stage_1_and_2.py, empty_cache). Memory outside torch, the context,
+    kernels and libraries, stays until the process ends.
 
     Args:
-        held_bytes: what it holds now; None where the driver does not say it.
-        reserved_bytes: what torch's allocator holds of that.
-        most_reserved_bytes: what the allocator held at its peak.
+        held_bytes: its current memory; None if the driver does not tell.
+        reserved_bytes: the part reserved by torch's allocator.
+        most_reserved_bytes: the allocator's peak.
     """
     return None if held_bytes is None else held_bytes - reserved_bytes + most_reserved_bytes
 
@@ -149,7 +149,7 @@ def make_trainee(model: Any, samples: dict[str, Any], spec: TrialSpec, device: s
     """Return a model with its optimizer under the strategy: rank 0 under DeepSpeed, else a plain loop.
 
     Raises:
-        UserError: the model or this machine can't take the strategy.
+        UserError: the model or this machine does not support the strategy.
     """
     make = make_rank if spec.strategy.engine is Engine.DEEPSPEED else make_plain
     return make(model, samples, spec, device)
@@ -167,7 +167,7 @@ class _Trained:
 
 
 def _train(spec: TrialSpec, device: str, tell: Callable[[str], None]) -> _Trained:
-    """Make the model and take all steps."""
+    """Create the model and run all steps."""
     tell("making the model")
     model = make_model(spec, device)
     forget_making(device)
@@ -192,13 +192,13 @@ def _train(spec: TrialSpec, device: str, tell: Callable[[str], None]) -> _Traine
 
 
 def _measured(trained: _Trained, **memory: Any) -> TrialMeasurement:
-    """Return what was measured, given the fields that are of the process and the GPU."""
+    """Return the measurements, given the fields of process and GPU."""
     import torch
 
     trainee, spec = trained.trainee, trained.trainee.spec
     step_time_s = statistics.median(trained.times_s)
     counted = None
-    if spec.strategy.engine is Engine.NATIVE:  # DeepSpeed keeps them in buffers of its own
+    if spec.strategy.engine is Engine.NATIVE:  # DeepSpeed keeps them in its own buffers
         counted = TensorBytes(
             weights=weight_bytes(trainee.model),
             gradients=trained.gradients,
@@ -218,16 +218,16 @@ def _measured(trained: _Trained, **memory: Any) -> TrialMeasurement:
 
 
 def num_trained(model: Any) -> int:
-    """Return the trained parameters of a model, whole ones also where ZeRO-3 has left a partition of each."""
+    """Return the number of trained parameters, counting whole ones if ZeRO-3 has partitioned them."""
     sizes = (getattr(one, "ds_numel", None) or one.numel() for one in model.parameters() if one.requires_grad)
     return sum(int(size) for size in sizes)
 
 
 def _activation_bytes(trainee: Trainee) -> int | None:
-    """Return what one micro-batch's forward pass leaves for its backward pass, and its loss.
+    """Return the bytes that one micro-batch's forward pass and loss keep for the backward pass.
 
-    On a GPU torch's allocator says so. On the CPU the storages that operators made are followed, which a
-    compiled model does not allow.
+    On a GPU from torch's allocator. On the CPU by tracking the operators' storages, which a compiled model
+    does not allow.
     """
     import torch
 

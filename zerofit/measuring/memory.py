@@ -1,4 +1,4 @@
-"""Memory held by a process, its GPU and its tensors, and a limit on it."""
+"""Memory of a process, its GPU and its tensors, and a limit on it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _ALL_MEMORY = 1.0
-"""Of a GPU: torch's default fraction."""
+"""torch's default fraction of a GPU."""
 
 
 def forget_peak() -> None:
-    """Reset VmHWM to what the process holds now, where the kernel allows it.
+    """Reset VmHWM to the current resident memory, if the kernel allows it.
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html, value 5.
     """
@@ -33,7 +33,7 @@ def forget_peak() -> None:
 
 
 def forget_making(device: str) -> None:
-    """Give back memory that making a model has left free, and reset all peaks to what the model itself holds.
+    """Release memory freed after creating a model, and reset all peaks to the model's own memory.
 
     Args:
         device: "cpu" or "cuda".
@@ -42,7 +42,7 @@ def forget_making(device: str) -> None:
 
     gc.collect()
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # of glibc, which keeps freed memory for later
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc, which caches freed memory
     forget_peak()
     if device != "cpu":
         torch.cuda.empty_cache()
@@ -51,32 +51,32 @@ def forget_making(device: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """NVML's reading of the first GPU that CUDA sees; None for values it does not report."""
+    """NVML's reading of CUDA's first GPU; None for values it does not report."""
 
     free_bytes: int | None = None
     """Free memory of the GPU."""
     process_bytes: int | None = None
-    """Memory of this process. In a container process ids differ from the driver's, which then knows none."""
+    """Memory of this process; None in containers, where process ids differ from the driver's."""
 
     def used_since(self, before: GpuReading) -> int | None:
-        """Return how much more all processes together hold than at an earlier reading."""
+        """Return how much more memory all processes together use than at an earlier reading."""
         if self.free_bytes is None or before.free_bytes is None:
             return None
         return before.free_bytes - self.free_bytes
 
     def held_since(self, before: GpuReading) -> int | None:
-        """Return what this process holds: its own figure, else what the GPU has more in use.
+        """Return this process's memory: its own figure, else the GPU's increase.
 
-        The latter assumes that nobody else uses the GPU, and that this process held nothing before.
+        The latter assumes that nobody else uses the GPU, and that this process used none before.
         """
         return self.used_since(before) if self.process_bytes is None else self.process_bytes
 
 
 def read_gpu(*, nvml: Any = None) -> GpuReading:
-    """Return what the driver says now of the first visible GPU.
+    """Return the driver's current reading of the first visible GPU.
 
     Args:
-        nvml: the pynvml module, or one like it; None imports pynvml.
+        nvml: the pynvml module or a replacement; None imports pynvml.
     """
     with started_nvml(nvml) as library:
         if library is None:
@@ -96,14 +96,14 @@ def read_gpu(*, nvml: Any = None) -> GpuReading:
 def _own_bytes(library: Any, handle: Any) -> int | None:
     try:
         processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
-    except library.NVMLError:  # virtual GPUs do not tell
+    except library.NVMLError:  # virtual GPUs don't report it
         return None
     own = (one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory)
     return next(map(int, own), None)
 
 
 def storage_bytes(tensors: Iterable[Any]) -> int:
-    """Return the bytes of the storages behind tensors, each once."""
+    """Return the bytes of the tensors' storages, without duplicates."""
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -112,13 +112,13 @@ def storage_bytes(tensors: Iterable[Any]) -> int:
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of parameters and buffers, and of the scales of those in 4 bit."""
+    """Return the bytes of parameters and buffers, including the scales of 4-bit ones."""
     scales = [tensor for one in model.parameters() for tensor in _scales(one)]
     return storage_bytes([*model.parameters(), *model.buffers(), *scales])
 
 
 def _scales(parameter: Any) -> Iterator[Any]:
-    """Yield what bitsandbytes keeps beside a parameter in 4 bit (bitsandbytes/functional.py, QuantState)."""
+    """Yield bitsandbytes' additional tensors of a 4-bit parameter (functional.py, QuantState)."""
     state = getattr(parameter, "quant_state", None)
     while state is not None:
         yield from _tensors([*vars(state).values()])
@@ -126,12 +126,12 @@ def _scales(parameter: Any) -> Iterator[Any]:
 
 
 def gradient_bytes(model: Any) -> int:
-    """Return the bytes of all gradients that are there."""
+    """Return the bytes of all existing gradients."""
     return storage_bytes(one.grad for one in model.parameters() if one.grad is not None)
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Return the bytes of an optimizer's states, those of wrapped ones too."""
+    """Return the bytes of an optimizer's states, including wrapped ones."""
     return storage_bytes(_tensors([*optimizer.state.values()]))
 
 
@@ -142,17 +142,17 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 class LiveTensors:
-    """Tracks the storages made while its mode is on, and which of them are still alive.
+    """Tracks the storages allocated while its mode is active, and which of them are still alive.
 
     Args:
-        known: tensors that do not count, nor do their views.
+        known: tensors that don't count, nor do their views.
     """
 
     def __init__(self, known: Iterable[Any]) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        # A weak reference keeps the address of a dead storage from being given out again.
+        # A weak reference keeps the address of a freed storage from being reused.
         made: dict[int, tuple[Any, int]] = {}
         old = {tensor.untyped_storage()._cdata for tensor in known}
 
@@ -169,21 +169,21 @@ class LiveTensors:
         self.mode = LiveTensorMode()
 
     def num_bytes(self) -> int:
-        """Return the bytes of those that are alive."""
+        """Return the bytes of live storages."""
         return sum(size for reference, size in self._made.values() if not reference.expired())
 
 
 @contextmanager
 def limited_memory(limit_bytes: int | None, device: str, *, has_deepspeed: bool = False) -> Iterator[None]:
-    """Limit the memory that may be taken, so that a trial fails as on a smaller machine; lift it at the end.
+    """Limit the available memory, so that a trial fails as on a smaller machine; restore it at the end.
 
-    On a GPU torch's allocator keeps to it. On the CPU the kernel does, by what the process may map beyond
-    what it has: getrlimit(2), RLIMIT_DATA, which counts what VmData does, private writable mappings.
+    On a GPU torch's allocator enforces it. On the CPU the kernel does, for memory mapped in addition:
+    getrlimit(2), RLIMIT_DATA, which counts private writable mappings, like VmData.
 
     Args:
-        limit_bytes: None for all there is.
+        limit_bytes: None for no limit.
         device: "cpu" or "cuda".
-        has_deepspeed: whether DeepSpeed trains, which on a GPU is told of the limit, too.
+        has_deepspeed: whether DeepSpeed trains, which must know a GPU's limit, too.
     """
     if limit_bytes is None:
         yield
@@ -208,21 +208,21 @@ def _limited_gpu(limit_bytes: int) -> Iterator[None]:
 
 
 def gpu_fraction(limit_bytes: int, whole_bytes: int) -> float:
-    """Return which part of a GPU's memory a limit is, at most all of it."""
+    """Return a limit as fraction of a GPU's memory, at most 1."""
     return min(_ALL_MEMORY, limit_bytes / whole_bytes)
 
 
 @contextmanager
 def told_to_deepspeed(limit_bytes: int, accelerator: Any = None) -> Iterator[None]:
-    """Have DeepSpeed see no more free memory than a limit leaves.
+    """Make DeepSpeed see no more free memory than a limit leaves.
 
-    By what is free its stages 1 and 2 choose where they lay the parameters one behind the other, on the GPU
-    or on the host (deepspeed/runtime/zero/stage_1_and_2.py, flatten_on_accelerator); they ask the driver,
-    which does not know torch's limit.
+    ZeRO-1 and ZeRO-2 choose by the free memory whether to flatten parameters on the GPU or on the host
+    (deepspeed/runtime/zero/stage_1_and_2.py, flatten_on_accelerator); they ask the driver, which does not
+    know torch's limit.
 
     Args:
         limit_bytes: what torch may reserve.
-        accelerator: DeepSpeed's, or one like it; None asks DeepSpeed.
+        accelerator: DeepSpeed's or a replacement; None asks DeepSpeed.
     """
     asked = accelerator or import_module("deepspeed.accelerator").get_accelerator()
     whole = asked.available_memory

@@ -1,4 +1,4 @@
-"""The estimator's prediction of a rung: a trace of the model, the engine's memory, and the step's time."""
+"""The estimator's prediction of a rung: a trace of the model, the engine's memory, and the step time."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from zerofit.models.source import ModelSource
 
 STAND_IN = "A100-80G"
-"""ASSUMPTION: the GPU whose kernels are traced where none is named; weights, gradients and states do not
-depend on it."""
+"""ASSUMPTION: the GPU whose kernels are traced by default; weights, gradients and states don't depend on
+it."""
 _KEPT = (TensorKind.ACTIVATION, TensorKind.OUTPUT)
-"""Tensors that a forward pass leaves, beside the batch."""
+"""Tensors that a forward pass keeps, beside the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +50,17 @@ class Predictor:
 
     model: ModelSource
     gpu: GpuSpec | None
-    """None where there is no GPU to predict for: then tensors alone are."""
+    """None without a GPU to predict for: then only tensors are predicted."""
     versions: Versions
     keeps_outputs: bool = False
-    """True if the loop holds a micro-batch's outputs while the next one runs forward."""
+    """True if the loop holds a micro-batch's outputs during the next forward pass."""
     machine: Machine | None = None
-    """The node, for the time of a step; None predicts none."""
+    """The node, for the step time; None predicts none."""
     rates: Rates | None = None
     """Achieved shares of the node's peak rates; None predicts no time."""
 
     def estimate(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
-        """Return the GPU memory of a run, phase by phase.
+        """Return the GPU memory of a run by phase.
 
         Raises:
             UserError: the model can't be traced.
@@ -68,10 +68,10 @@ class Predictor:
         return estimate_memory(self._setup(run, tell), gpu=self._gpu)
 
     def predict(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> TrialPrediction | None:
-        """Return the figures that stand beside a measurement; None for a compiled model, which is not traced.
+        """Return the prediction for a measurement; None for a compiled model, which is not traced.
 
-        Of many ranks they are those of one, whose collectives exchange nothing: NCCL holds nothing, and the
-        time of a step would not be that of the run.
+        For many ranks it is that of one, whose collectives exchange nothing: without NCCL's memory, and
+        without a step time, which would differ from the run's.
 
         Raises:
             UserError: the model can't be traced.
@@ -124,7 +124,7 @@ class Predictor:
 
 
 def _with_padding(model: ModelSource) -> ModelSource:
-    """Return a model as the rungs make it: with a token of padding, which a classifying decoder needs."""
+    """Return a model as the rungs create it: with a padding token, which a classifying decoder needs."""
     if model.task is not Task.SEQUENCE_CLASSIFICATION or model.config.get("pad_token_id") is not None:
         return model
     config = transformers_config(model, trust_remote_code=model.trust_remote_code)
@@ -148,7 +148,7 @@ def _device_bytes(memory: MemoryEstimate) -> int:
 
 
 def kept_bytes(log: AllocationLog, micro_batch_size: int) -> int:
-    """Return what is alive of a forward pass when it ends, without the batch."""
+    """Return the live bytes at the end of a forward pass, without the batch."""
     storages, alive = log.storages, set()
     for code, argument in zip(log.codes, log.arguments, strict=True):
         if code == Event.ALLOCATE and storages.kinds[argument] in _KEPT:
@@ -161,6 +161,6 @@ def kept_bytes(log: AllocationLog, micro_batch_size: int) -> int:
 
 
 def _term(memory: MemoryEstimate, name: str) -> int:
-    """Return the bytes of a term at the optimizer's step."""
+    """Return the bytes of a term in the optimizer's step."""
     step = memory.of(RunPhase.STEP)
     return sum(term.num_bytes for term in step.terms if term.name == name) if step else 0

@@ -1,4 +1,4 @@
-"""The model with random weights and the random batch that every trial trains on, from one seed."""
+"""The model with random weights and the random batch of every trial, from one seed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 SEED = 42
 PADDING = 0
-"""The token that stands for padding where a config names none."""
+"""The padding token if a config names none."""
 
 
 def make_model(spec: TrialSpec, device: str) -> Any:
     """Return the model with its task head and random weights in the spec's format, in training mode.
 
     Nothing is downloaded: the weights come from the config and the seed. For DeepSpeed below stage 3 it is
-    on the CPU, where scripts make it and from where the engine takes it; other devices draw other random
-    weights from a seed.
+    created on the CPU, as by scripts, and moved by the engine; devices differ in the random weights of a
+    seed.
 
     Args:
         spec: the trial.
@@ -47,7 +47,7 @@ def make_model(spec: TrialSpec, device: str) -> Any:
         if part is not None and hasattr(part, "use_cache"):
             part.use_cache = False
     if getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = PADDING  # a batch of a decoder with a classifying head needs one
+        config.pad_token_id = PADDING  # batches of a decoder with a classifying head need one
     auto_class: Any = getattr(transformers, Task(spec.task).auto_class)
 
     def whole() -> Any:
@@ -64,9 +64,9 @@ def make_model(spec: TrialSpec, device: str) -> Any:
 
 
 def _quantized(whole: Callable[[], Any], spec: TrialSpec, device: str) -> Any:
-    """Return a model in 4 bit: saved and loaded, as weights are quantized while they are loaded.
+    """Return a model in 4 bit: saved and loaded again, since weights are quantized while loading.
 
-    The whole one is gone before the other is loaded.
+    The unquantized one is freed before the other is loaded.
     """
     with tempfile.TemporaryDirectory() as folder, whole_heads():
         model = whole()
@@ -83,17 +83,17 @@ def _quantized(whole: Callable[[], Any], spec: TrialSpec, device: str) -> Any:
 
 
 def make_samples(model: Any, spec: TrialSpec) -> dict[str, Any]:
-    """Return one batch on the CPU: random tokens, the last one of each sample padding, or noise as an image.
+    """Return one batch on the CPU: random tokens, the last one of each sample padding, or a noise image.
 
-    Labels are random. Every step trains on it, so that its loss falls. A shorter rung has the same samples,
-    with fewer of their tokens.
+    Labels are random. Every step trains on this batch, so that its loss falls. A shorter rung has the same
+    samples, with fewer of their tokens.
 
     Args:
-        model: as make_model() returned it.
-        spec: says how many samples of which length.
+        model: output of make_model().
+        spec: number and length of samples.
 
     Raises:
-        UserError: there is no batch for the model's inputs.
+        UserError: the model's inputs are not supported.
     """
     import torch
 
@@ -113,20 +113,20 @@ def make_samples(model: Any, spec: TrialSpec) -> dict[str, Any]:
 
 
 def _cut_off(batch: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return a batch with the first tokens of each sample, of which the last one is padding."""
+    """Return a batch truncated to the first tokens of each sample, the last one padding."""
     cut = {name: tensor[..., :length].clone() for name, tensor in batch.items() if tensor.dim() > 1}
     cut["attention_mask"][..., -1] = 0
     return batch | cut
 
 
 def micro_batch(samples: dict[str, Any], start: int, size: int, device: str) -> dict[str, Any]:
-    """Return some of the samples, on a device."""
+    """Return some of the samples on a device."""
     return {name: tensor[start : start + size].to(device) for name, tensor in samples.items()}
 
 
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
-    """Switch dropout off for a while, with the model still in training mode: some strategies need that."""
+    """Temporarily switch dropout off, with the model still in training mode, which some strategies need."""
     found = [
         (module, name, value)
         for module in model.modules()
@@ -143,7 +143,7 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 
 def _token_labels(model: Any, labels: Any, tokens: Any, random: Any) -> Any:
-    """Return labels of tokens: classes where the head has few, else the tokens themselves."""
+    """Return token labels: classes if the head has few, else the tokens themselves."""
     import torch
 
     if type(model).__name__.endswith("ForTokenClassification"):
@@ -155,7 +155,7 @@ def _token_labels(model: Any, labels: Any, tokens: Any, random: Any) -> Any:
 
 def _vocabulary(model: Any) -> int:
     weight = model.get_input_embeddings().weight
-    return int(getattr(weight, "ds_shape", weight.shape)[0])  # ZeRO-3 keeps the shape aside
+    return int(getattr(weight, "ds_shape", weight.shape)[0])  # ZeRO-3 stores the shape separately
 
 
 def _num_labels(model: Any) -> int:

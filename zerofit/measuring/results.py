@@ -1,4 +1,4 @@
-"""A trial: what its process is told, and what it measured, beside what was predicted."""
+"""A trial: the task of its process, its measurements, and their prediction."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ class TrialSpec:
     """One training run in a process of its own."""
 
     model: str
-    """A name of the catalog, a folder, or a config.json."""
+    """A catalog name, a folder, or a config.json."""
     task: str
     """The task of its head: a value of zerofit.models.task.Task."""
     strategy: Strategy
     """With micro-batch and accumulation filled in."""
     sequence_length: int
-    """Tokens of a sample."""
+    """Tokens per sample."""
     full_length: int
-    """Tokens of the samples as they are made, before they are cut to sequence_length."""
+    """Tokens of the samples before they are truncated to sequence_length."""
     num_steps: int
-    """Optimizer steps that are timed, after the warm-up."""
+    """Timed optimizer steps after the warm-up."""
     on_cpu: bool
     weights: Precision = Precision.FP32
-    """Format in which the loop makes the model. On fp32 weights it computes in 16 bit by autocast, on 16-bit
-    weights without it; DeepSpeed casts by itself."""
+    """Format in which the loop creates the model. fp32 weights compute in 16 bit by autocast, 16-bit weights
+    without it; DeepSpeed casts itself."""
     num_ranks: int = 1
     """Data-parallel ranks under DeepSpeed. Above 1 the process is rank 0 of them, with collectives that
-    exchange nothing: its tensors are those of a rank, its losses mean nothing."""
+    exchange nothing: its tensors are those of a rank, its losses are meaningless."""
     memory_limit_bytes: int | None = None
-    """Limit of torch's allocations on the GPU; on the CPU, of memory mapped beyond the imports: private
+    """Limit of torch's allocations on the GPU; on the CPU, of memory mapped after the imports: private
     writable mappings (getrlimit(2), RLIMIT_DATA). None for no limit."""
     waits: bool = False
-    """True if the process, once it has imported everything, waits for a line on stdin before it touches the
-    device."""
+    """True if the process waits for a line on stdin after its imports, before it touches the device."""
 
     @property
     def batch_size(self) -> int:
-        """Samples of an optimizer step."""
+        """Samples per optimizer step."""
         return (self.strategy.micro_batch_size or 1) * (self.strategy.gradient_accumulation_steps or 1)
 
 
@@ -53,7 +52,7 @@ def spec_to_json(spec: TrialSpec) -> str:
 
 
 def spec_from_json(text: str) -> TrialSpec:
-    """Return the spec that spec_to_json() wrote."""
+    """Return the spec in a text of spec_to_json()."""
     return parse_strictly(TrialSpec, text)
 
 
@@ -62,19 +61,19 @@ class TrialState(StrEnum):
 
     DONE = "done"
     OUT_OF_MEMORY = "out of memory"
-    """The allocator said so."""
+    """The allocator raised an out-of-memory error."""
     KILLED = "killed"
     """A signal ended the process."""
     TOO_SLOW = "over the time limit"
     CANNOT_RUN = "can't run here"
-    """Something is missing that it needs."""
+    """A requirement is missing."""
     FAILED = "failed"
     NOT_RUN = "not run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBytes:
-    """Bytes of tensors by their purpose."""
+    """Bytes of tensors by purpose."""
 
     weights: int
     """Parameters and buffers."""
@@ -82,7 +81,7 @@ class TensorBytes:
     """Of all parameters, before a step."""
     optimizer_states: int
     activations: int | None
-    """Alive at the end of a micro-batch's forward pass, without the batch itself; None where not counted."""
+    """Alive at the end of a micro-batch's forward pass, without the batch itself; None if not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,36 +89,34 @@ class TrialMeasurement:
     """The measurements of one trial, in a process of its own."""
 
     process_bytes: int
-    """Peak of the process's resident memory, over what it held once all was imported."""
+    """Peak resident memory above the level after imports."""
     process_peak_bytes: int
-    """The same peak as the kernel states it (VmHWM)."""
+    """The same peak as reported by the kernel (VmHWM)."""
     allocated_bytes: int | None = None
     """Peak of torch's tensors on the GPU; None on the CPU."""
     reserved_bytes: int | None = None
-    """Peak of what torch's allocator held."""
+    """Peak reserved by torch's allocator."""
     device_bytes: int | None = None
-    """GPU memory of the process at its peak: beside torch's memory, the driver's count after the
-    last step, by device_process_bytes where it tells processes apart, else by device_used_bytes; and
-    reserved_bytes."""
+    """Peak GPU memory of the process: reserved_bytes, plus the driver's count outside torch after the last
+    step, from device_process_bytes if known, else device_used_bytes."""
     device_process_bytes: int | None = None
-    """NVML's count for this process after the last step; None where it does not know it, as in a
-    container."""
+    """NVML's count for this process after the last step; None if unknown, as in a container."""
     device_used_bytes: int | None = None
-    """How much more all processes together hold of the GPU after the last step than before CUDA started."""
+    """Increase of all processes' GPU memory from before CUDA's start to after the last step."""
     context_bytes: int | None = None
-    """The driver's count for the process once CUDA has started, before its first tensor."""
+    """The driver's count for the process after CUDA's start, before its first tensor."""
     step_times_s: tuple[float, ...]
     """Of each timed optimizer step."""
     step_time_s: float
     """Their median."""
     tokens_per_s: float
     losses: tuple[float, ...]
-    """Before each step of the warm-up, which runs without dropout, so that trials can be compared."""
+    """Before each warm-up step, which run without dropout, so that trials can be compared."""
     counted: TensorBytes | None
-    """None under DeepSpeed, whose partitions and buffers are no tensors of the model."""
+    """None under DeepSpeed, whose partitions and buffers are not tensors of the model."""
     num_trained_parameters: int
     num_threads: int
-    """Threads of torch on the CPU."""
+    """torch's CPU threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +125,7 @@ class TrialOutcome:
 
     state: TrialState
     reason: str = ""
-    """Why, where it is not done: one line."""
+    """Why it is not done, in one line."""
     measured: TrialMeasurement | None = None
     """Its measurements; None unless it is done."""
 
@@ -138,18 +135,18 @@ class TrialPrediction:
     """The estimator's prediction of one trial."""
 
     parts: TensorBytes | None
-    """None under DeepSpeed, where none are counted."""
+    """None under DeepSpeed, where tensors are not counted."""
     allocated_bytes: int | None = None
-    """Peak of the tensors on the GPU; None where there is no GPU to predict for."""
+    """Peak of the tensors on the GPU; None without a GPU to predict for."""
     reserved_bytes: int | None = None
-    """Peak of what torch's allocator holds."""
+    """Peak reserved by torch's allocator."""
     device_bytes: int | None = None
-    """With the CUDA context; without NCCL, as many ranks are measured in one, among collectives that do
-    nothing."""
+    """Including the CUDA context; without NCCL, since many ranks are measured as one with fake
+    collectives."""
     step_time_s: float | None = None
-    """None where the GPU's rates are not known, and of many ranks, which exchange nothing."""
+    """None if the GPU's rates are unknown, and for many ranks, which exchange nothing."""
 
 
 def peak_of(measured: TrialMeasurement) -> int:
-    """Return the peak by which trials are compared: torch's on a GPU, else the process's."""
+    """Return the peak for comparing trials: torch's on a GPU, else the process's."""
     return measured.process_bytes if measured.allocated_bytes is None else measured.allocated_bytes

@@ -1,4 +1,4 @@
-"""The training loop of a trial: optimizer steps of accumulated micro-batches, timed."""
+"""The training loop of a trial: timed optimizer steps of accumulated micro-batches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from zerofit.measuring.results import TrialSpec
 
 CLIPPING = 1.0
-"""Largest norm of the gradients where the strategy names none: Trainer's own (transformers/training_args.py,
+"""Maximum gradient norm if the strategy sets none: Trainer's default (transformers/training_args.py,
 max_grad_norm)."""
 _LEARNING_RATE = 1e-4
-"""ASSUMPTION: low enough for a model with random weights, and high enough that three steps show."""
+"""ASSUMPTION: low enough for random weights, high enough to show in three steps."""
 _HALF = (Precision.BF16, Precision.FP16)
 
 
 @dataclass(slots=True, kw_only=True)
 class Trainee(ABC):
-    """A model with all that trains it."""
+    """A model and everything that trains it."""
 
     model: Any
     optimizer: Any
@@ -41,7 +41,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def accumulate(self, loss: Any, *, num_micro_batches: int, is_last: bool) -> None:
-        """Add the gradients of a micro-batch, the last one of its optimizer step or not."""
+        """Accumulate a micro-batch's gradients, the last one of its optimizer step or not."""
 
     @abstractmethod
     def update(self) -> None:
@@ -56,7 +56,7 @@ class Trainee(ABC):
     def backward(self) -> float:
         """Accumulate the gradients of the batch and return its loss.
 
-        All micro-batches have as many samples and tokens, so that their mean is that of the batch.
+        All micro-batches have the same number of samples and tokens, so their mean is the batch's.
         """
         strategy = self.spec.strategy
         size, count = strategy.micro_batch_size or 1, strategy.gradient_accumulation_steps or 1
@@ -89,7 +89,7 @@ class PlainTrainee(Trainee):
     """A plain PyTorch loop of one process."""
 
     scaler: Any
-    """Scales the loss of fp16 by autocast; a disabled one does nothing."""
+    """Loss scaler for fp16 autocast; does nothing if disabled."""
 
     def forward(self, batch: dict[str, Any]) -> Any:
         """Return the loss of one micro-batch."""
@@ -100,7 +100,7 @@ class PlainTrainee(Trainee):
             return self.model(**batch).loss
 
     def accumulate(self, loss: Any, *, num_micro_batches: int, is_last: bool) -> None:
-        """Add the gradients of a micro-batch."""
+        """Accumulate a micro-batch's gradients."""
         self.scaler.scale(loss / num_micro_batches).backward()
 
     def update(self) -> None:
@@ -120,7 +120,7 @@ def make_plain(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str
     """Return a model with its optimizer under the strategy, without DeepSpeed.
 
     Raises:
-        UserError: the model or this machine can't take the strategy.
+        UserError: the model or this machine does not support the strategy.
     """
     import torch
 
@@ -139,20 +139,20 @@ def make_plain(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str
 def autocasts(spec: TrialSpec) -> bool:
     """Return True if the loop computes in another format than that of its weights.
 
-    Weights that are in 16 bit already compute as they are, and torch's GradScaler refuses gradients in fp16
+    16-bit weights compute in their own format, and torch's GradScaler refuses fp16 gradients
     (torch/amp/grad_scaler.py, _unscale_grads_).
     """
     return spec.weights is Precision.FP32 and spec.strategy.precision in _HALF
 
 
 def apply_to_model(strategy: Strategy, model: Any) -> tuple[Any, Any]:
-    """Return a model under a strategy, and the optimizer of what trains; the loop or DeepSpeed does the rest.
+    """Return a model under a strategy, and its optimizer; the loop or DeepSpeed does the rest.
 
-    The optimizer is the AdamW that a script would make, foreach, or fused where the strategy names torch's
-    AdamW; zerofit.apply_strategy() puts another kind in its place.
+    The optimizer is the AdamW of a usual script, foreach, or fused if the strategy names torch's AdamW;
+    zerofit.apply_strategy() replaces it by other kinds.
 
     Raises:
-        UserError: the model can't take the strategy.
+        UserError: the model does not support the strategy.
     """
     import torch
 

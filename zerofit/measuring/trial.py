@@ -1,4 +1,4 @@
-"""Starts trials, each in a process of its own, and collects how they ended."""
+"""Starts trials, each in a process of its own, and collects their outcomes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from zerofit.measuring.results import TrialSpec
 
 STAGE = "zerofit trial: "
-"""Prefix of a log line that says what the process is doing."""
+"""Prefix of log lines with the process's current stage."""
 _PROGRAM = ("-m", "zerofit.measuring.trial_program")
 _LOG_TAIL_BYTES = 64 * 1024
-"""ASSUMPTION: the last stage stands within so much of a log's end."""
+"""ASSUMPTION: contains the last stage of a log."""
 _END_LIMIT_S = 10.0
-"""ASSUMPTION: a killed process gives its memory back within that; longer it is stuck in a driver."""
+"""ASSUMPTION: a killed process releases its memory within this time, unless it is stuck in a driver."""
 _LEFT_OUT = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
         *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_MODULE_LOADING"),
     }
 )
-"""Variables that a trial does not inherit, beside ACCELERATE_*: what a launcher sets, and what changes the
-memory that torch's allocator and the CUDA context take, as the prediction is for their defaults."""
+"""Variables that a trial does not inherit, beside ACCELERATE_*: those of launchers, and those that change the
+memory of torch's allocator or the CUDA context, since the prediction is for their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,29 +42,29 @@ class TrialFiles:
 
     folder: Path
     name: str
-    """Of the files, unique in the folder."""
+    """Unique in the folder."""
 
     @property
     def log(self) -> Path:
-        """All that the process prints."""
+        """All output of the process."""
         return self.folder / f"{self.name}.log"
 
     @property
     def spec(self) -> Path:
-        """The task handed to the process."""
+        """The process's task."""
         return self.folder / f"{self.name}.spec.json"
 
     @property
     def result(self) -> Path:
-        """The outcome, written by the process."""
+        """The process's outcome."""
         return self.folder / f"{self.name}.json"
 
 
 class RunningTrial:
     """The process of one trial, from start_trial() to its end.
 
-    Before finish() a process whose spec says that it waits only imports, so that several can be started ahead
-    while another one runs. Leaving a `with` of it ends the process.
+    Before finish() a process whose spec has `waits` only imports, so that several can be started ahead while
+    another one runs. Leaving the context ends the process.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], files: TrialFiles) -> None:
@@ -74,10 +74,10 @@ class RunningTrial:
         self._has_ended = False
 
     def finish(self, *, limit_s: float) -> TrialOutcome:
-        """Let the process run, wait for its end, and return how it ended.
+        """Let the process run, wait for its end, and return its outcome.
 
         Args:
-            limit_s: the process is killed after that many seconds from now on. Ctrl-C kills it, too.
+            limit_s: the process is killed after this time, or on Ctrl-C.
         """
         log = self._files.log
         with stopping_by_exception():
@@ -88,16 +88,16 @@ class RunningTrial:
                 reason = f"not done after {limit_s:g} s, {_stage(log)}"
                 return TrialOutcome(state=TrialState.TOO_SLOW, reason=reason)
             except KeyboardInterrupt:
-                log.unlink()  # nothing failed that it could explain
+                log.unlink()  # there is no failure to explain
                 raise
             finally:
                 self.end()
         return self._outcome(code)
 
     def end(self) -> None:
-        """Kill the process and its children, such as the compilers of torch.compile.
+        """Kill the process and its children, such as compilers of torch.compile.
 
-        A process that is stuck in a driver can't be killed: it is left behind, and stderr says so.
+        A process that is stuck in a driver can't be killed: it is left behind with a message on stderr.
         """
         if self._has_ended:  # by now another process may have its number
             return
@@ -108,10 +108,10 @@ class RunningTrial:
             self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             left = f"process {self._process.pid} of {self._files.name}"
-            why = f"it was killed and did not end within {_END_LIMIT_S:g} s"
+            why = f"it was killed but did not end within {_END_LIMIT_S:g} s"
             print(f"zerofit: {left} is left behind: {why}", file=sys.stderr, flush=True)
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # what it never read
+            with suppress(BrokenPipeError):  # unread input
                 self._process.stdin.close()
 
     def __enter__(self) -> RunningTrial:
@@ -122,7 +122,7 @@ class RunningTrial:
 
     def _write_to_stdin(self, line: bytes) -> None:
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it ended by itself, and its log says why
+            with suppress(BrokenPipeError):  # it ended by itself, and its log has the reason
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
 
@@ -133,7 +133,7 @@ class RunningTrial:
         if code < 0:
             before, now = self._num_kills_before, count_oom_kills()
             by_kernel = code == -signal.SIGKILL and before is not None and now is not None and now > before
-            why = "; the kernel ended a process for want of memory" if by_kernel else ""
+            why = "; the kernel's OOM killer ended a process" if by_kernel else ""
             reason = f"ended by {signal.Signals(-code).name}, {_stage(log)}{why}"
             return TrialOutcome(state=TrialState.KILLED, reason=reason)
         last_line = (_lines(log) or ["it printed nothing"])[-1]
@@ -142,14 +142,14 @@ class RunningTrial:
 
 
 def start_trial(spec: TrialSpec, files: TrialFiles, *, program: tuple[str, ...] = _PROGRAM) -> RunningTrial:
-    """Start the process of a trial; if the spec says that it waits, it imports and then waits for finish().
+    """Start the process of a trial; with `waits` in the spec, it imports and then waits for finish().
 
-    It ends when this process does, and when the thread that calls this does.
+    It ends with this process, and with the thread that calls this.
 
     Args:
-        spec: what it is told.
-        files: where the process's files go; a result of an earlier trial there is removed.
-        program: Python's arguments; another program than the default goes through trial_program.main(), too.
+        spec: its task.
+        files: the paths of its files; an earlier trial's result there is removed.
+        program: Python's arguments; other programs than the default must call trial_program.main(), too.
     """
     files.result.unlink(missing_ok=True)
     files.spec.write_text(spec_to_json(spec), encoding="utf-8")
@@ -166,12 +166,12 @@ def start_trial(spec: TrialSpec, files: TrialFiles, *, program: tuple[str, ...] 
 
 
 def run_trial(spec: TrialSpec, files: TrialFiles, *, limit_s: float) -> TrialOutcome:
-    """Run a trial from its start to its end and return how it ended.
+    """Run a trial from start to end and return its outcome.
 
     Args:
-        spec: what its process is told.
-        files: where the process's files go.
-        limit_s: after so many seconds it is killed.
+        spec: its task.
+        files: the paths of its files.
+        limit_s: when to kill it.
     """
     with stopping_by_exception(), start_trial(spec, files) as trial:
         return trial.finish(limit_s=limit_s)
@@ -199,6 +199,6 @@ def _lines(log: Path) -> list[str]:
 
 
 def _stage(log: Path) -> str:
-    """Return what the process did last: "while taking step 2 of 5"."""
+    """Return the process's last stage: "while taking step 2 of 5"."""
     stages = [line.removeprefix(STAGE) for line in _lines(log) if line.startswith(STAGE)]
     return f"while {stages[-1]}" if stages else "while importing"

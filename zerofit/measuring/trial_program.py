@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 _FULL = (
     "DefaultCPUAllocator",  # torch's allocator for the CPU (c10/core/impl/alloc_cpu.cpp)
-    "std::bad_alloc",  # C++
+    "std::bad_alloc",  # raised by C++
     "CUDA error: out of memory",  # the runtime: a context, a pinned buffer (c10/cuda/CUDAException.cpp)
-    "CUDA driver error: out of memory",  # the driver, asked by torch (c10/cuda/driver_api.h)
+    "CUDA driver error: out of memory",  # the driver, called by torch (c10/cuda/driver_api.h)
     "CUBLAS_STATUS_ALLOC_FAILED",  # cublasCreate(), by https://docs.nvidia.com/cuda/cublas/#cublasstatus-t
     "CUDNN_STATUS_ALLOC_FAILED",  # of its handle or workspace, before cuDNN 9
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # the same since cuDNN 9 (cudnn_graph.h)
     "Failed to CUDA calloc async",  # NCCL's buffers (nccl, src/include/alloc.h)
 )
-"""Parts of error messages that mean full memory, of the host or of a GPU, outside torch's allocator for GPUs,
-which has an exception of its own."""
+"""Substrings of errors for full host or GPU memory outside torch's GPU allocator, which has its own
+exception."""
 _FULL_UNDER_A_LIMIT = ("could not create a",)
-"""How oneDNN's errors begin when it gets no memory, and at times for other reasons
+"""Prefixes of oneDNN's errors if an allocation fails, and at times for other reasons
 (src/common/primitive.cpp)."""
 
 
 def main(
     spec_file: str, result_file: str, parent: str, *, measure: Callable[..., TrialMeasurement] = measure
 ) -> None:
-    """Run the trial of a spec file and write its outcome; the process ends when its parent does.
+    """Run the trial of a spec file and write its outcome; the process ends with its parent.
 
     Args:
         spec_file: path of the spec.
         result_file: path of the outcome.
-        parent: process id of the one that started this one.
+        parent: process id of the parent.
         measure: trains and measures, as zerofit.measuring.measure.measure does.
     """
     end_with_parent(int(parent))
@@ -62,7 +62,7 @@ def main(
 
 
 def run(spec: TrialSpec, *, measure: Callable[..., TrialMeasurement] = measure) -> TrialOutcome | None:
-    """Return how a trial ends; None if its standard input was closed while it waited."""
+    """Return the outcome of a trial; None if its standard input was closed while it waited."""
     try:
         if not spec.waits:
             check_can_run(spec)
@@ -72,7 +72,7 @@ def run(spec: TrialSpec, *, measure: Callable[..., TrialMeasurement] = measure) 
             if not sys.stdin.readline():
                 return None
             _tell("starting")
-            check_can_run(spec)  # asks the device, which a trial leaves alone until its turn
+            check_can_run(spec)  # queries the device, which a trial must not touch until its turn
         return TrialOutcome(state=TrialState.DONE, measured=measure(spec, tell=_tell))
     except UserError as error:
         traceback.print_exc()
@@ -86,12 +86,12 @@ def import_all(spec: TrialSpec) -> None:
     """Import what the trial needs, so that it does not count as the trial's own memory and time.
 
     bitsandbytes, which peft imports, asks CUDA for the compute capability (bitsandbytes/cuda_specs.py), which
-    runs torch's lazy initialization. That alone left no process on the GPU where it was looked at
-    (https://github.com/pytorch/pytorch/issues/99533); ASSUMPTION: nor does asking for the capability after
-    it. Nobody has looked at that with zerofit.
+    runs torch's lazy initialization. That alone did not register a process on the GPU
+    (https://github.com/pytorch/pytorch/issues/99533); ASSUMPTION: neither does the following query. This was
+    not checked with zerofit.
 
     Raises:
-        UserError: a part of DeepSpeed can't be built here.
+        UserError: a DeepSpeed op can't be built here.
     """
     import transformers
 
@@ -117,7 +117,7 @@ def import_all(spec: TrialSpec) -> None:
 
 
 def check_can_run(spec: TrialSpec) -> None:
-    """Check that this machine has what the libraries underneath would not miss with a clear message.
+    """Check the requirements that the libraries would not report clearly.
 
     Raises:
         UserError: there is no GPU, or it has no tf32.
@@ -127,17 +127,17 @@ def check_can_run(spec: TrialSpec) -> None:
         _check_gpu()
     if strategy.tf32 and (spec.on_cpu or not has_tf32()):
         raise _cannot_run(
-            "tf32 needs a GPU that has it", "tensor cores have it from compute capability 8.0 on"
+            "tf32 needs a GPU that supports it", "tensor cores support it from compute capability 8.0 on"
         )
     if strategy.optimizer is not None and strategy.optimizer.startswith("paged") and spec.on_cpu:
-        raise _cannot_run(f"{strategy.optimizer} needs a GPU", "its states are paged between GPU and host")
+        raise _cannot_run(f"{strategy.optimizer} needs a GPU", "it pages its states between GPU and host")
 
 
 def _check_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise _cannot_run("torch sees no GPU", "the driver lists one, and this build of torch can't use it")
+        raise _cannot_run("torch sees no GPU", "the driver lists one, but this build of torch can't use it")
 
 
 def _cannot_run(summary: str, why: str) -> UserError:

@@ -1,8 +1,8 @@
-"""The models of zerofit/catalog/models.toml and their sizes, read without torch or transformers.
+"""The model catalog zerofit/catalog/models.toml and its sizes, read without torch or transformers.
 
-models.toml is kept by hand: one table a model, with `hub_ids`, `source` (the config.json on the hub),
-`checked` (what it was held against), `published_parameters` where a count was published, `note` where the
-entry differs from what is published, and `config`. model_sizes.toml is generated from it by transformers' own
+models.toml is maintained by hand: one table per model, with `hub_ids`, `source` (the config.json on the hub),
+`checked` (what it was verified against), `published_parameters` if a count was published, `note` if the entry
+differs from what is published, and `config`. model_sizes.toml is generated from it by transformers' own
 classes (make catalog).
 """
 
@@ -27,17 +27,17 @@ class CatalogModel:
     name: str
     """The name that users type, such as "llama-3-8b"."""
     hub_ids: tuple[str, ...]
-    """The repositories on the hub that have this config, the one it was taken from first."""
+    """The hub repositories with this config, starting with its source."""
     source: str
-    """Link to the config.json, which was not opened."""
+    """Link to the config.json, for reference only."""
     checked: str
-    """The source that the entry was checked against; the head of models.toml explains the words."""
+    """What the entry was verified against; the head of models.toml defines the terms."""
     config: dict[str, Any]
-    """The keys of config.json that decide the model's memory and computation."""
+    """The keys of config.json that affect memory and computation."""
     published_parameters: int | None = None
-    """The parameter count as published; None where none is known."""
+    """The published parameter count; None if unknown."""
     note: str = ""
-    """Where the entry differs from what is published, and why; empty otherwise."""
+    """How and why the entry differs from what is published; empty otherwise."""
 
 
 @cache
@@ -58,12 +58,12 @@ def catalog_models() -> dict[str, CatalogModel]:
 
 
 def find_in_catalog(text: str) -> CatalogModel | None:
-    """Return the model of a name, a hub id or the last part of one, in any case; None without one."""
+    """Return the model with a name, hub id or last part of one, ignoring case; None if there is none."""
     return _by_spelling().get(text.lower())
 
 
 def nearest_in_catalog(text: str) -> tuple[str, ...]:
-    """Return up to three names of the catalog that a misspelt one resembles, best first."""
+    """Return up to three catalog names similar to a misspelt one, best first."""
     word = text.lower().rpartition("/")[2]
     spellings = {spelling: model.name for spelling, model in _by_spelling().items() if "/" not in spelling}
     near = difflib.get_close_matches(word, spellings, n=9, cutoff=0.6)
@@ -71,7 +71,7 @@ def nearest_in_catalog(text: str) -> tuple[str, ...]:
 
 
 def catalog_sizes(name: str) -> dict[Task, ModelSizes]:
-    """Return the sizes of one model of the catalog for each task that transformers has a class for."""
+    """Return the sizes of one catalog model for each task that transformers has a class for."""
     heads = _read("model_sizes.toml")["models"][name]
     return {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
 

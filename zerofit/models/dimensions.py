@@ -1,4 +1,4 @@
-"""A config.json's keys as the dimensions of ModelFacts: each family has its own words for them."""
+"""The keys of config.json as dimensions of ModelFacts, under the names of each model family."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _GATED_FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3"),
     *("stablelm", "deepseek_v2", "deepseek_v3"),
 )
-"""Families with three matrices in the feed-forward block. Source: their modeling files in transformers."""
+"""Families with gated feed-forward blocks (three matrices). Source: their modeling files in transformers."""
 _GATED_ACTIVATIONS = ("silu", "swish")
-"""ASSUMPTION for other families: SiLU stands in gated blocks only."""
+"""ASSUMPTION for other families: SiLU is only used in gated blocks."""
 _GAPS_BEFORE_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text")
-"""Families whose positions are numbered from pad_token_id + 1 on.
+"""Families whose position ids start at pad_token_id + 1.
 
 Source: transformers/models/roberta/modeling_roberta.py, create_position_ids_from_input_ids.
 """
 _UNLIMITED = ("t5", "mt5", "umt5", "longt5", "bloom", "mpt", "mamba", "mamba2", "rwkv")
-"""Families whose positions are relative, ALiBi or none: nothing in them ends at a length."""
+"""Families without a maximum length: relative positions, ALiBi or none."""
 
 
 class IncompleteConfigError(Exception):
@@ -46,7 +46,7 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
         sizes: of the whole model with that head.
 
     Raises:
-        IncompleteConfigError: a dimension stands nowhere in the config.
+        IncompleteConfigError: the config lacks a dimension.
     """
     text: dict[str, Any] = {**config, **(config.get("text_config") or {})}
     hidden_size = _required(text, *_HIDDEN)
@@ -83,7 +83,7 @@ def check_sequence_length(
     """Check that a model has positions for samples and targets of this length; None is not checked.
 
     Raises:
-        UserError: one is longer. A model without tokens has samples of one size, whatever is said.
+        UserError: one is longer. Models without tokens ignore both.
     """
     most = facts.max_sequence_length
     if most is None or not facts.vocab_size:
@@ -97,16 +97,16 @@ def check_sequence_length(
                 "sequence-too-long",
                 "the samples are longer than the model's positions",
                 found=f"{flag} {length} with the model {facts.name}",
-                why=f"it has {most} positions, and fails or trains nonsense beyond them",
-                fix=f"give {flag} {most} or less",
+                why=f"it has {most} positions; beyond them it fails or trains nonsense",
+                fix=f"set {flag} to {most} or less",
             )
 
 
 def max_sequence_length(config: dict[str, Any]) -> int | None:
-    """Return the longest sequence that a model's positions hold; None where nothing limits it.
+    """Return the maximum sequence length of a model's positions; None if unlimited.
 
-    Of a vision model it is the number of patches and the class token, which is fixed; of a speech model the
-    positions of its decoder.
+    For a vision model this is the fixed number of patches plus the class token; for a speech model the
+    decoder's maximum.
     """
     model_type = config["model_type"]
     if model_type in _UNLIMITED or config.get("position_biased_input") is False or config.get("alibi"):

@@ -1,4 +1,4 @@
-"""The config.json of a model: in a folder, as a file, in the hub's cache, or on the hub (that file only)."""
+"""Finds a model's config.json: in a folder, as a file, in the hub's cache, or on the hub (only that file)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from zerofit.models.source import LocatedConfig, ModelOrigin
 
 _CONFIG = "config.json"
 _MAX_LISTED = 6
-"""Names of a folder's content that an error shows."""
+"""Maximum entries of a folder listed in an error."""
 
 
 def locate_config(text: str) -> LocatedConfig:
     """Return a model's config.json; weights are never read or downloaded.
 
-    A folder or file of that name comes first, as transformers has it, then the catalog, the hub's cache
-    (HF_HOME and its kin decide where), and the hub, unless HF_HUB_OFFLINE keeps it away.
+    The order is: a folder or file of that name, as in transformers, the catalog, the hub's cache (located by
+    HF_HOME and related variables), and the hub, unless HF_HUB_OFFLINE is set.
 
     Raises:
-        UserError: nothing of that name is found, or it holds no usable config.json.
+        UserError: nothing of that name is found, or it has no usable config.json.
     """
     path = Path(text).expanduser()
     try:
@@ -61,7 +61,7 @@ def _of_folder(text: str, folder: Path) -> LocatedConfig:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the content of a config.json that names its family and holds plain weights."""
+    """Return the content of a config.json that names its model type and has unquantized weights."""
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -72,14 +72,14 @@ def _read(file: Path) -> dict[str, Any]:
             "the model's config is not JSON",
             found=f"{file}: {error}",
             why="its dimensions are read from a config.json",
-            fix="mend the file, or download it anew; of a file with weights, name its folder",
+            fix="fix the file, or download it again; for a weights file, name its folder",
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise UserError(
             "model-config-without-type",
-            "the model's config does not say which family it is of",
+            "the model's config does not name its model type",
             found=f'{file} without "model_type"',
-            why="transformers chooses the class by it",
+            why="transformers needs it to choose the class",
             fix='add "model_type", such as "llama", or name the config.json of a transformers model',
         )
     if content.get("quantization_config"):
@@ -92,8 +92,8 @@ def _unreadable(path: Path, error: OSError) -> UserError:
         "model-config-unreadable",
         "the model's config can't be read",
         found=f"{path}: {error.strerror}",
-        why="its dimensions stand in it",
-        fix="mend the permissions of file and folder, or name another model",
+        why="it contains the model's dimensions",
+        fix="fix the permissions of file and folder, or name another model",
     )
 
 
@@ -101,10 +101,10 @@ def _quantized(place: str, quantization: Any) -> UserError:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     return UserError(
         "model-quantized",
-        "this checkpoint is quantized, which zerofit does not plan for",
-        found=f"quantization_config ({method or 'method not said'}) in {place}",
-        why="quantized weights get no gradients, and their bytes are not those of the model",
-        fix="name the model that it was quantized from",
+        "this checkpoint is quantized, which zerofit can't plan for",
+        found=f"quantization_config ({method or 'unknown method'}) in {place}",
+        why="quantized weights get no gradients, and their size differs from the model's",
+        fix="name the original model",
     )
 
 
@@ -119,10 +119,10 @@ def _no_config(text: str, folder: Path) -> UserError:
         "model-folder-without-config",
         "this folder has no config.json",
         found=f"--model {text}, with {listed or 'nothing'} in it",
-        why="the model's dimensions stand in config.json",
+        why="config.json contains the model's dimensions",
         fix=f"name {os.path.join(text, inside[-1])}"
         if inside
-        else "name the folder that save_pretrained wrote, or the model's hub id",
+        else "name a folder written by save_pretrained, or the model's hub id",
     )
 
 
@@ -133,9 +133,9 @@ def _adapter(text: str, file: Path) -> UserError:
         base = None
     return UserError(
         "model-is-adapter",
-        "this folder holds an adapter (LoRA or the like), not a model",
+        "this folder contains an adapter (LoRA or similar), not a model",
         found=f"--model {text}, with adapter_config.json in it",
-        why="an adapter is trained on top of its base model, whose dimensions decide the memory",
+        why="an adapter is trained on top of its base model, which determines the memory",
         fix=f"--model {base}" if base else "name the base model",
     )
 
@@ -149,21 +149,21 @@ def _no_such_path(text: str, path: Path) -> UserError:
     return UserError(
         "model-path-missing",
         "there is no such folder or file",
-        found=f"--model {text}" + (f"; {parent} is there" if parent is not None else ""),
-        why="it reads as a path, so the hub was not asked",
-        fix="mend the path, or name a model as ORGANISATION/NAME",
+        found=f"--model {text}" + (f"; {parent} exists" if parent is not None else ""),
+        why="it looks like a path, so the hub was not asked",
+        fix="fix the path, or name a model as ORGANISATION/NAME",
     )
 
 
 def _of_hub(text: str) -> LocatedConfig:
-    """Return the config of a hub id, from the cache where it is there, else downloaded."""
+    """Return the config of a hub id, from the cache if possible, else downloaded."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         cached = try_to_load_from_cache(text, _CONFIG)
     except HFValidationError as error:
-        raise _unknown_model(text, "it is no valid hub id either") from error
+        raise _unknown_model(text, "it is not a valid hub id either") from error
     if isinstance(cached, str):
         return LocatedConfig(name=text, config=_read(Path(cached)), origin=ModelOrigin.CACHE, place=text)
     return LocatedConfig(name=text, config=_read(_download(text)), origin=ModelOrigin.HUB, place=text)
@@ -179,20 +179,20 @@ def _download(text: str) -> Path:
     )
 
     try:
-        # Asked for once: hf_hub_download alone tries six times, over 23 s, where the network is down.
+        # One request: hf_hub_download alone tries six times, over 23 s, if the network is down.
         get_hf_file_metadata(hf_hub_url(text, _CONFIG))
         return Path(hf_hub_download(text, _CONFIG))
     except GatedRepoError as error:
         raise UserError(
             "model-gated",
-            "the hub does not show this model to you",
+            "the hub does not give you access to this model",
             found=f"--model {text}, a gated repository",
-            why="its owner asks for a licence to be accepted first",
+            why="its licence must be accepted first",
             fix="accept it on the model's page and run hf auth login, or name a config.json",
             see=f"https://huggingface.co/{text}",
         ) from error
     except RepositoryNotFoundError as error:
-        raise _unknown_model(text, "the hub has no such repository, or keeps it private") from error
+        raise _unknown_model(text, "the hub has no such repository, or it is private") from error
     except LocalEntryNotFoundError as error:
         raise _unknown_model(text, _why_not_asked(error)) from error
     except EntryNotFoundError as error:
@@ -200,12 +200,12 @@ def _download(text: str) -> Path:
             "model-folder-without-config",
             "this repository has no config.json",
             found=f"--model {text}",
-            why="the model's dimensions stand in config.json; adapters, pipelines and GGUF files have none",
-            fix="name the model that it was made from",
+            why="config.json contains the model's dimensions; adapters, pipelines and GGUF files have none",
+            fix="name the original model",
             see=f"https://huggingface.co/{text}/tree/main",
         ) from error
     except Exception as error:
-        # What a dead network raises differs between releases of huggingface_hub (requests, httpx, its own).
+        # Network errors differ between releases of huggingface_hub (requests, httpx, its own).
         raise _unknown_model(text, _why_not_asked(error)) from error
 
 
@@ -222,7 +222,7 @@ def _unknown_model(text: str, hub: str) -> UserError:
     """Return the error for a model that is found nowhere.
 
     Args:
-        hub: what the hub said, or why it was not asked.
+        hub: the hub's answer, or why it was not asked.
     """
     near = nearest_in_catalog(text)
     return UserError(

@@ -1,4 +1,4 @@
-"""A model as users name it: its config, its task head and its facts, without reading any weights."""
+"""Finds a model by the user's name for it: its config, task head and facts, without reading weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes, ModelS
 from zerofit.models.task import Task, task_of
 
 _FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""torch's names of the dtypes of safetensors that a model computes in."""
+"""torch's names of safetensors' floating-point dtypes."""
 
 
 def probe_model(
@@ -23,19 +23,19 @@ def probe_model(
 ) -> ModelSource:
     """Return what is known of a model.
 
-    Of a model of the catalog this imports neither torch nor transformers. Any other is counted on
-    transformers' own class, built without weights.
+    For a catalog model this imports neither torch nor transformers. Other models are built by transformers'
+    own class without weights, and counted.
 
     Args:
-        text: a folder with a config.json, such a file, a name or hub id of the catalog, or any hub id.
-        task: what the head is for; None takes it from the config's architectures.
-        trust_remote_code: whether the model's own Python code may run where transformers has no class for it.
-        is_fast: whether to read sizes off the headers of the weights, if there are any, in place of building
-            the model's class, which imports torch.
+        text: a folder with a config.json, such a file, a catalog name, or any hub id.
+        task: the task of the head; None infers it from the config's architectures.
+        trust_remote_code: whether the model's own Python code may run if transformers has no class for it.
+        is_fast: read sizes from the headers of weight files, if there are any, instead of building the
+            model's class, which imports torch.
 
     Raises:
-        UserError: no such model, no usable config, a task its family has no class for, code that nobody
-            allowed to run.
+        UserError: no such model, no usable config, no class for the task, or code that was not allowed to
+            run.
     """
     located = locate_config(text)
     if located.origin is ModelOrigin.CATALOG:
@@ -68,7 +68,7 @@ def _built(located: LocatedConfig, task: Task | None, *, trust_remote_code: bool
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file says, and transformers' defaults where it says nothing, of its parts too."""
+    """Return a config completed by transformers' defaults, including sub-configurations."""
     parts = {
         key: _filled(value, defaults[key])
         for key, value in given.items()
@@ -85,8 +85,8 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
             "model-config-incomplete",
             "a dimension of the model can't be found in its config",
             found=f"{located.name}: {error}",
-            why="its family has other words for it, or leaves it to a default of transformers",
-            fix="write the key into config.json; without --fast, transformers fills in its defaults",
+            why="its family uses another key, or relies on a default of transformers",
+            fix="add the key to config.json; without --fast, transformers fills in its defaults",
         ) from error
     if not facts.checkpoint_dtype:
         facts = dataclasses.replace(facts, checkpoint_dtype=_stored_dtype(located))
@@ -116,13 +116,13 @@ def _chosen(located: LocatedConfig, task: Task | None, available: tuple[Task, ..
         found=f"--model {located.name}"
         + (f" --task {task.value}" if task else "")
         + f", of type {located.config['model_type']}",
-        why=f"its family has {words}" if words else "none of the tasks that zerofit knows fits its family",
+        why=f"its family has {words}" if words else "its family supports no task of zerofit's",
         fix=f"--task {available[0].value}, or another of these" if available else "name another model",
     )
 
 
 def _tasks_of_family(model_type: str) -> tuple[Task, ...]:
-    """Return the tasks of a family as the catalog's models of it have them; all where it has none."""
+    """Return the tasks of the catalog's models of a family; all if it has none."""
     for name, model in catalog_models().items():
         if model.config["model_type"] == model_type:
             return tuple(catalog_sizes(name))
@@ -130,7 +130,7 @@ def _tasks_of_family(model_type: str) -> tuple[Task, ...]:
 
 
 def _stored_sizes(located: LocatedConfig) -> ModelSizes | None:
-    """Return the sizes of a folder's stored weights; None where it holds none."""
+    """Return the sizes from a folder's weight files; None if it has none."""
     elements = [math.prod(shape) for _, shape in _stored_tensors(located)]
     if not elements:
         return None
@@ -144,16 +144,16 @@ def _stored_sizes(located: LocatedConfig) -> ModelSizes | None:
 
 
 def _stored_dtype(located: LocatedConfig) -> str:
-    """Return the dtype of the first floating tensor in a folder's safetensors files; empty without one.
+    """Return the dtype of the first floating-point tensor in a folder's safetensors files; empty if none.
 
-    It is what transformers loads a model in whose config names none
-    (transformers 5.23, modeling_utils.py, _get_dtype).
+    transformers loads a model in it if its config names no dtype (transformers 5.23, modeling_utils.py,
+    _get_dtype).
     """
     return next((_FLOATING[dtype] for dtype, _ in _stored_tensors(located) if dtype in _FLOATING), "")
 
 
 def _stored_tensors(located: LocatedConfig) -> list[tuple[str, list[int]]]:
-    """Return dtype and shape of each tensor in a folder's safetensors files, from their headers alone."""
+    """Return dtype and shape of each tensor in a folder's safetensors files, from their headers."""
     from safetensors import SafetensorError, safe_open
 
     if located.origin is not ModelOrigin.FOLDER:

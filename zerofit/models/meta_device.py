@@ -1,4 +1,4 @@
-"""Models built by transformers' own classes on the meta device: no weights, no network."""
+"""Builds models by transformers' own classes on the meta device: no weights, no network."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def transformers_config(located: LocatedConfig, *, trust_remote_code: bool) -> PretrainedConfig:
     """Return transformers' config object, with the family's defaults filled in.
 
-    Where code of the model's own may run, it is that of the place where the config was found, wherever the
-    config says it once was saved: transformers would follow it there.
+    Custom code, if allowed, is read from where the config was found, even if the config names another place
+    where it was once saved, which transformers would use.
 
     Raises:
-        UserError: the installed transformers does not know the family, or refuses a value; or the model needs
-            Python code of its own, which nobody allowed to run, or which lies elsewhere.
+        UserError: the installed transformers does not know the family, or refuses a value; or the model
+            needs custom Python code that was not allowed to run, or that is elsewhere.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -48,16 +48,16 @@ def transformers_config(located: LocatedConfig, *, trust_remote_code: bool) -> P
 
 
 def _code_place(located: LocatedConfig) -> str:
-    """Return where a model's own code is read from: the folder of its config, or its hub id."""
+    """Return where a model's custom code is read from: the folder of its config, or its hub id."""
     is_local = located.origin in (ModelOrigin.FOLDER, ModelOrigin.FILE)
     return os.path.abspath(located.place) if is_local else located.place
 
 
 def needs_remote_code(located: LocatedConfig, found: str) -> UserError:
-    """Return the error for a model that only code of its own can build."""
+    """Return the error for a model that needs custom code."""
     return UserError(
         "model-needs-remote-code",
-        "this model's classes are Python files of its own, which zerofit does not run unasked",
+        "this model needs its own Python code, which zerofit does not run unasked",
         found=f"auto_map in the config of {located.name}; {found}",
         why="such code can do anything on this machine",
         fix="read that code; if you trust it, add --trust-remote-code",
@@ -66,7 +66,7 @@ def needs_remote_code(located: LocatedConfig, found: str) -> UserError:
 
 
 def _configured(values: dict[str, Any], code_from: str | None) -> PretrainedConfig:
-    """Return the config of transformers' own class, or of the one in a model's own code, if told where."""
+    """Return the config of transformers' own class, or of custom code if its place is given."""
     from transformers import AutoConfig
 
     if code_from is None:
@@ -79,10 +79,10 @@ def _configured(values: dict[str, Any], code_from: str | None) -> PretrainedConf
 
 
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without what makes transformers fetch from elsewhere; its parts without code, too.
+    """Return a config without references to other places; for sub-configurations also without code.
 
-    Those are the place where it once was saved, and attention kernels of a repository on the hub, which
-    transformers may download and run.
+    These are the place where it was once saved, and attention kernels in a hub repository, which transformers
+    may download and run.
     """
     kept = {
         key: value
@@ -97,14 +97,14 @@ def _without_places(config: dict[str, Any]) -> dict[str, Any]:
 
 
 _OWN_CODE = re.compile(r"\w[\w-]*\.\w+")
-"""A file beside the config, without its .py, and a class in it: no folder, no other repository."""
+"""Matches a module beside the config and a class in it: no folder, no other repository."""
 
 
 def _own_code(code: dict[str, Any], located: LocatedConfig) -> dict[str, str]:
-    """Return the model classes that auto_map names, each in a file beside the config.
+    """Return the model classes in auto_map, each in a file beside the config.
 
     Raises:
-        UserError: one of them is elsewhere: nobody was asked to trust that place.
+        UserError: one of them is elsewhere, a place that the user was not asked to trust.
     """
     own = {}
     for auto_class, reference in code.items():
@@ -115,9 +115,9 @@ def _own_code(code: dict[str, Any], located: LocatedConfig) -> dict[str, str]:
         if (mark and repository != located.place) or not _OWN_CODE.fullmatch(within):
             raise UserError(
                 "model-code-elsewhere",
-                "the config names code outside of the model's own place, which zerofit does not run",
+                "the config refers to code elsewhere, which zerofit does not run",
                 found=f"auto_map of {located.name}: {auto_class} is {json.dumps(reference)[:200]}",
-                why=f"--trust-remote-code trusts the files of {located.place}, and no others",
+                why=f"--trust-remote-code only trusts the files of {located.place}",
                 fix="copy the code beside config.json, read it, and write FILE.CLASS there",
                 see="https://huggingface.co/docs/transformers/models#custom-models",
             )
@@ -128,10 +128,10 @@ def _own_code(code: dict[str, Any], located: LocatedConfig) -> dict[str, str]:
 def available_tasks(config: PretrainedConfig, *, with_own_code: bool = False) -> tuple[Task, ...]:
     """Return the tasks that transformers has a class for in the config's family.
 
-    An encoder-decoder's decoder alone, or an encoder made causal, is another model: those are left out.
+    Left out are an encoder-decoder's decoder alone and an encoder made causal, which are different models.
 
     Args:
-        with_own_code: whether classes of the model's own code count too, whether or not they may run.
+        with_own_code: include classes of the model's custom code, even if they may not run.
     """
     own = (getattr(config, "auto_map", None) or {}) if with_own_code else {}
     found = {task for task in Task if task.auto_class in own or _class_of(config, task)}
@@ -165,7 +165,7 @@ def measure_sizes(
 
 
 def _largest_layer(model: PreTrainedModel) -> int:
-    """Return the parameters of the largest member of any list of modules: transformers keeps blocks so."""
+    """Return the parameters of the largest member of any ModuleList: transformers stores blocks in these."""
     import torch
 
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
@@ -183,7 +183,7 @@ def _build(config: PretrainedConfig, task: Task, *, trust_remote_code: bool) -> 
 
 
 def _class_of(config: PretrainedConfig, task: Task) -> Any:
-    """Return the name, or names, of transformers' class for a family and a task; None without one."""
+    """Return the name, or names, of transformers' class for a family and a task; None if there is none."""
     from transformers.models.auto import modeling_auto
 
     return getattr(modeling_auto, task.mapping).get(config.model_type)
@@ -199,8 +199,8 @@ def _unknown_family(located: LocatedConfig, known: tuple[str, ...]) -> UserError
         f"the installed transformers has no model of type {model_type}",
         found=f'"model_type": "{model_type}" in the config of {located.name}; transformers '
         f"{transformers.__version__}" + (f"; near: {near}" if near else ""),
-        why="the family came after that release, or the word is misspelt",
-        fix="upgrade transformers, or mend model_type",
+        why="the family is newer than that release, or misspelt",
+        fix="upgrade transformers, or fix model_type",
         see="https://huggingface.co/models",
     )
 
@@ -212,5 +212,5 @@ def _refused(located: LocatedConfig, error: Exception) -> UserError:
         "transformers refuses this config",
         found=f"the config of {located.name}: {' '.join(lines)[:300] or type(error).__name__}",
         why="its classes can't be built from these values",
-        fix="mend the value that the message names",
+        fix="fix the value that the message names",
     )

@@ -1,4 +1,4 @@
-"""Splits what one forward pass is given into micro-batches."""
+"""Splits the inputs of a forward pass into micro-batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SAMPLES_FIRST = (
     "decoder_input_ids",
     "labels",
 )
-"""Arguments of transformers' models whose first dimension is the batch, the surest first
+"""Arguments of transformers' models whose first dimension is the batch, most reliable first
 (https://huggingface.co/docs/transformers/glossary)."""
 _PACKED = ("cu_seqlens", "cu_seq_lens")
-"""Arguments that say where samples packed into one row begin (transformers'
+"""Arguments with the boundaries of samples packed into one row (transformers'
 modeling_flash_attention_utils.py)."""
 _SPARSE = ("pixel", "image", "video", "patch", "grid", "audio")
-"""Parts of the names of arguments whose first dimension counts pictures, patches or clips: a sample may have
-several or none (image_grid_thw, pixel_values_videos ...), so that rows can't be told from samples."""
+"""Substrings of arguments whose first dimension counts images, patches or clips: a sample may have several or
+none (image_grid_thw, pixel_values_videos ...), so rows can't be assigned to samples."""
 
 SHARED_DRAWS = frozenset(
     {
@@ -36,7 +36,7 @@ SHARED_DRAWS = frozenset(
         *("normal_", "uniform_", "exponential_", "bernoulli_", "random_"),
     }
 )
-"""Functions of torch that draw random numbers by a shape alone: those of all samples can be drawn at once."""
+"""torch functions that draw random numbers of a given shape: those of all samples can be drawn at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +49,18 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
-    """How many samples the inputs hold, or why they can't be split."""
+    """The number of samples in inputs, or why they can't be split."""
 
     size: int
-    """Samples; 1 where they can't be told apart."""
+    """Number of samples; 1 if unknown."""
     whole_because: str | None = None
     """Why the inputs can't be split."""
     is_countable: bool = True
-    """True if samples can be seen at all."""
+    """True if samples can be counted."""
 
 
 def batch_of(inputs: Inputs) -> SampleBatch:
-    """Return the number of samples of a forward pass's inputs."""
+    """Return the number of samples in a forward pass's inputs."""
     import torch
 
     named = [
@@ -88,7 +88,7 @@ def _reason(name: str, leaf: Any, size: int) -> str | None:
     if name.startswith(_PACKED):
         return f"samples are packed into one row ({name} is passed)"
     if leaf.requires_grad:
-        return f"{name or 'an argument'} has a gradient of its own"
+        return f"{name or 'an argument'} requires a gradient"
     rows = leaf.shape[0] if leaf.dim() else 1
     if rows not in (1, size) and any(part in name for part in _SPARSE):
         return f"{name} has {rows} rows for {size} samples"
@@ -96,11 +96,11 @@ def _reason(name: str, leaf: Any, size: int) -> str | None:
 
 
 def taken(inputs: Inputs, rows: Sequence[int] | slice, *, of: int) -> Inputs:
-    """Return some samples of the inputs; what has no batch dimension is passed whole.
+    """Return some samples of the inputs; values without a batch dimension are passed unchanged.
 
     Args:
-        rows: the samples to take; a slice makes views, and no copies.
-        of: samples in the inputs.
+        rows: the samples to take; a slice gives views instead of copies.
+        of: number of samples in the inputs.
     """
     args = tuple(_taken(value, rows, of) for value in inputs.args)
     return Inputs(args=args, kwargs={key: _taken(value, rows, of) for key, value in inputs.kwargs.items()})
@@ -125,7 +125,7 @@ def _taken(value: Any, rows: Sequence[int] | slice, of: int) -> Any:
 
 
 def _holds_batches(values: Sequence[Any], of: int) -> bool:
-    """True if the items of a list are tensors over all samples, rather than one sample each."""
+    """Return True if the items of a list are tensors over all samples, rather than one sample each."""
     import torch
 
     return all(torch.is_tensor(item) and item.dim() > 0 and item.shape[0] == of for item in values)

@@ -1,4 +1,4 @@
-"""The facts of a requested model: its config, facts and task head, and where they came from."""
+"""ModelSource: a requested model's config, facts and task head, and their origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ModelOrigin(Enum):
-    """Where a model's config came from."""
+    """The source of a model's config."""
 
     CATALOG = "catalog"
     FOLDER = "folder"
@@ -23,16 +23,16 @@ class ModelOrigin(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Sizes of one model with one task head, in elements; each tied parameter counts once."""
+    """Sizes of one model with one task head, in elements; tied parameters count once."""
 
     architecture: str
     """transformers' class with its task head."""
     num_parameters: int
     """All parameters."""
     num_trainable_parameters: int
-    """Those that get gradients: fewer where a family fixes some, as Whisper its sinusoidal positions."""
+    """Parameters with gradients; fewer if a family has fixed ones, such as Whisper's sinusoidal positions."""
     num_largest_layer_parameters: int
-    """Parameters of the largest transformer block; 0 where it is not known."""
+    """Parameters of the largest transformer block; 0 if unknown."""
     largest_parameter: int
     """Elements of the largest single parameter."""
 
@@ -44,22 +44,22 @@ class LocatedConfig:
     name: str
     """The catalog name, folder, file or hub id."""
     config: dict[str, Any]
-    """The content of config.json; of a catalog entry, the keys of it that shape memory and computation."""
+    """The content of config.json; for a catalog entry, only keys that affect memory and computation."""
     origin: ModelOrigin
     place: str
-    """The folder, or the hub id: where remote code would be read from."""
+    """The folder or the hub id that custom code would be read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource(LocatedConfig):
-    """A model as it was asked for, ready to be planned with or to be built without weights."""
+    """A requested model, ready to be planned for or built without weights."""
 
     task: Task
     """The task of the head."""
     task_reason: str
-    """Why this task, in words."""
+    """Why this task was chosen, in words."""
     facts: ModelFacts
     trust_remote_code: bool = False
     """True if the user allowed the model's own Python code to run."""
     note: str = ""
-    """Where a catalog entry differs from what is published, for the user to read; empty otherwise."""
+    """How a catalog entry differs from what is published, for the user; empty otherwise."""

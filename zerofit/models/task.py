@@ -1,4 +1,4 @@
-"""The tasks that a model can be trained for, and which of them a config.json stands for."""
+"""Tasks that a model can be trained for, and the task of a config.json."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _HEADS = {
     Task.SPEECH_SEQ2SEQ: "SpeechSeq2Seq",
     Task.IMAGE_TEXT_TO_TEXT: "ImageTextToText",
 }
-"""How the names of transformers' classes end. ForConditionalGeneration is read in task_of."""
+"""Suffixes of transformers' class names. ForConditionalGeneration is handled in task_of."""
 _MAPPINGS = {Task.SEQ2SEQ_LM: "SEQ_TO_SEQ_CAUSAL_LM", Task.SPEECH_SEQ2SEQ: "SPEECH_SEQ_2_SEQ"}
-"""Words of transformers' tables that differ. Source: transformers 5.23, models/auto/modeling_auto.py."""
+"""Exceptions among transformers' mapping names. Source: transformers 5.23, models/auto/modeling_auto.py."""
 
 _PREFERENCE = (
     Task.SPEECH_SEQ2SEQ,
@@ -54,15 +54,14 @@ _PREFERENCE = (
     Task.IMAGE_CLASSIFICATION,
     Task.CAUSAL_LM,
 )
-"""Tasks of a model without a head of its own; the first that its family has is taken."""
+"""Tasks for a model without a head; the first one that its family supports is used."""
 
 
 def task_of(config: dict[str, Any], available: tuple[Task, ...]) -> tuple[Task, str] | None:
-    """Return the task that a config stands for and the reason in words; None where nothing tells.
+    """Return the task of a config and the reason in words; None if unknown.
 
-    The head that the config's `architectures` names comes first. A config without one, or with one that is
-    only for pretraining, is taken for what its family is trained for: an encoder for classifying sequences,
-    since that is what encoders are fine-tuned for.
+    The head in the config's `architectures` comes first. Without one, or with one only for pretraining, the
+    task is the usual one of its family: sequence classification for an encoder.
 
     Args:
         available: the tasks that transformers has a class for in this family.
@@ -70,14 +69,14 @@ def task_of(config: dict[str, Any], available: tuple[Task, ...]) -> tuple[Task, 
     for architecture in config.get("architectures") or ():
         named = _task_named(architecture, config)
         if named in available:
-            return named, f"{architecture} stands in the config's architectures"
+            return named, f"the config's architectures include {architecture}"
     family = config.get("model_type", "")
     if Task.MASKED_LM in available and Task.SEQ2SEQ_LM not in available:
         first = Task.SEQUENCE_CLASSIFICATION if Task.SEQUENCE_CLASSIFICATION in available else Task.MASKED_LM
         return first, f"the config's architectures name no task head, and {family} is an encoder"
     for task in (*_PREFERENCE, *available):
         if task in available:
-            return task, f"the config's architectures name no task head; {family} is made for this"
+            return task, f"the config's architectures name no task head; this is the usual task of {family}"
     return None
 
 

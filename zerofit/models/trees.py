@@ -1,4 +1,4 @@
-"""Nested inputs and outputs: walking through them, and making others of the same classes."""
+"""Traversal and reconstruction of nested inputs and outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Path = tuple[Any, ...]
-"""Keys and places that lead to one leaf; () is the whole."""
+"""Keys and indices that lead to a leaf; () is the root."""
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -23,7 +23,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def replaced(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """Return the same nest with each leaf replaced."""
+    """Return the same structure with each leaf replaced."""
     if isinstance(value, Mapping):
         return mapping_like(value, {key: replaced(value[key], change, (*path, key)) for key in value})
     if isinstance(value, (list, tuple)):
@@ -33,9 +33,9 @@ def replaced(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) ->
 
 
 def mapping_like(value: Any, items: dict[Any, Any]) -> Any:
-    """Return a mapping of the class of another one, with other items.
+    """Return a mapping of the same class with other items.
 
-    A ModelOutput of transformers is made by its constructor, BatchEncoding and other mappings by copying.
+    transformers' ModelOutput is created by its constructor, BatchEncoding and other mappings by copying.
     """
     if hasattr(value, "to_tuple"):
         return type(value)(**items)
@@ -48,7 +48,7 @@ def mapping_like(value: Any, items: dict[Any, Any]) -> Any:
 
 
 def sequence_like(value: Any, items: list[Any]) -> Any:
-    """Return a list, tuple or named tuple of the class of another one, with other items."""
+    """Return a list, tuple or named tuple of the same class with other items."""
     if hasattr(value, "_fields"):
         return type(value)(*items)
     return items if type(value) is list else type(value)(items)

@@ -91,7 +91,7 @@ def solve(
     space = candidates(problem)
     if not space.strategies:
         findings = _findings(space.dropped)
-        raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
+        raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
     found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
     tier_of = _tier_of(problem)
     layouts: tuple[Layout, ...] = ()
@@ -129,7 +129,7 @@ def solve(
     notes = (*notes, *problem.notes)
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
-        notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: say --nvme-path")
+        notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path")
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None:
         helps = suggestions(

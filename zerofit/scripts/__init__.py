@@ -1,1 +1,1 @@
-"""Training scripts: what their source says, and what they do up to their first step."""
+"""Training scripts: facts from their source, and from running them up to their first step."""

@@ -1,4 +1,4 @@
-"""A summary of a capture, in a few lines and as a small JSON value."""
+"""A summary of a capture, as a few lines and as a small JSON value."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def capture_lines(capture: Capture, *, is_kept: bool = False) -> tuple[str, ...]:
-    """Return the model in one line, the rest in one line each, and the notes.
+    """Return the model in one line, further facts in one line each, and the notes.
 
     Args:
-        capture: what was seen.
-        is_kept: whether a run of before saw it, and none of now.
+        capture: the capture.
+        is_kept: whether it is from the cache.
     """
     rows = [("", *pair) for pair in (*_pairs(capture), *_taken(capture, is_kept=is_kept))]
     return (_head(capture), *table_lines(rows), *(f"  note: {note}" for note in capture.notes))
 
 
 def capture_summary(capture: Capture) -> dict[str, Any]:
-    """Return what `zerofit plan --json` says of a capture; docs/plan.md describes its fields."""
+    """Return the capture for `zerofit plan --json`; docs/plan.md describes its fields."""
     optimizer, lengths = capture.optimizer, capture.lengths
     return {
         "target": list(capture.target),
@@ -68,7 +68,7 @@ def capture_summary(capture: Capture) -> dict[str, Any]:
 
 
 def class_name(path: str) -> str:
-    """Return the class of a dotted path."""
+    """Return the class name of a dotted path."""
     return path.rpartition(".")[2]
 
 
@@ -95,11 +95,11 @@ def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{shares} ({of})"
     yield "mixed precision", _precision(capture)
     if capture.engine:
-        yield "engine", f"{capture.engine}, in whose place the plan's comes"
+        yield "engine", f"{capture.engine}, replaced by the plan's"
 
 
 def _taken(capture: Capture, *, is_kept: bool) -> Iterator[tuple[str, str]]:
-    """Yield what the capture took."""
+    """Yield the costs of the capture."""
     if not capture.wall_time_s:
         return
     took = f"{capture.wall_time_s:.1f} s"
@@ -155,7 +155,7 @@ def _batch(capture: Capture) -> str:
 
 
 def batch_words(capture: Capture) -> str:
-    """Return the script's batch: "8 x 2", "8 x 1, stepped every 4" where the loop counts passes itself."""
+    """Return the script's batch: "8 x 2", or "8 x 1, stepped every 4" if the loop counts passes itself."""
     words = f"{capture.micro_batch_size} x {capture.gradient_accumulation_steps}"
     by_hand = capture.accumulates_by_hand
     return f"{words}, stepped every {by_hand}" if by_hand else words

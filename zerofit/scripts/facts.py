@@ -1,4 +1,4 @@
-"""ScriptFacts: what a training script's source shows, without running it."""
+"""ScriptFacts: facts from a training script's source, without running it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from zerofit.core.command import Route
 
 Plain: TypeAlias = str | int | float | bool | tuple["Plain", ...] | None
-"""A literal's value; a list is a tuple here."""
+"""A literal's value; lists are tuples here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A piece of the source."""
+    """A piece of source code."""
 
     text: str
-    """The user's words, on one line, long ones cut."""
+    """The source text on one line, truncated if long."""
     place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyword:
-    """A keyword argument with a literal value, or with a name that stands for one."""
+    """A keyword argument with a literal value, or a name with a known literal value."""
 
     name: str
     value: Plain
@@ -35,12 +35,12 @@ class Keyword:
     text: str
     """As written: "gradient_accumulation_steps=4"."""
     confidence: Confidence = Confidence.LIKELY
-    """CERTAIN where the script was run, and it was seen to come out so."""
+    """CERTAIN if the script was run, and the value was confirmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedOptimizer:
-    """An optimizer that the script makes."""
+    """An optimizer created by the script."""
 
     id: str
     """Its id in compat/optimizer_table.py, or "other:" and its dotted name."""
@@ -51,72 +51,72 @@ class UsedOptimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that the script makes."""
+    """A model created by the script."""
 
     made: Sighting
     source: ModelConstructor
     keywords: tuple[Keyword, ...]
     is_trained: bool
-    """True if it comes to prepare(), a Trainer or deepspeed.initialize()."""
+    """True if it is passed to prepare(), a Trainer or deepspeed.initialize()."""
     is_in_zero_init: bool
-    """True if it is made inside `deepspeed.zero.Init()`."""
+    """True if it is created inside `deepspeed.zero.Init()`."""
     before: Sighting | None
-    """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), where that comes afterwards."""
+    """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), if it comes after the model."""
     is_before_all: bool
-    """True if nothing that reads the DeepSpeed configuration was made before the model."""
+    """True if nothing that reads the DeepSpeed configuration was created before the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCall:
-    """A call that rules look at. A function of the script counts where it is called."""
+    """A call that rules check. Calls in a function count where the function is called."""
 
     action: Action
     seen: Sighting
     state: ModelState | None = None
-    """The state of the model that it works on; None where that is not known, or there is none."""
+    """The state of the model; None if unknown, or without a model."""
     one_rank: Sighting | None = None
-    """The condition, such as `accelerator.is_main_process`, by which some ranks alone get here."""
+    """The condition under which only some ranks get here, such as `accelerator.is_main_process`."""
     is_otherwise: bool = False
-    """True if they get here where that condition does not hold: `if not main: return` stands before."""
+    """True if they get here when that condition is false, as after `if not main: return`."""
     is_engine_checked: bool = False
-    """True if it stands under a condition on DeepSpeed, FSDP or the ZeRO stage, so that the author knew."""
+    """True if it is under a condition on DeepSpeed, FSDP or the ZeRO stage, so the author handled these."""
     is_gathered: bool = False
-    """True if it stands inside `GatheredParameters()`."""
+    """True inside `GatheredParameters()`."""
     is_in_inference_mode: bool = False
-    """True if it stands inside `torch.inference_mode()`."""
+    """True inside `torch.inference_mode()`."""
     share: Sighting | None = None
-    """The expressions that decide how often each rank gets here, where ranks may differ: the loop's
+    """The expressions that decide how often each rank gets here, if ranks may differ: the loop's
     `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
     trains_before: bool = False
-    """FORWARD, GENERATE, EVALUATE: True if the script has trained before it; unknown counts as trained, and
-    so does a Trainer that trains in its place, on the other side of a condition."""
+    """FORWARD, GENERATE, EVALUATE: True if the script has trained before it, or may have, including a Trainer
+    that trains in the other branch of a condition."""
     trains_after: bool = False
-    """FORWARD, GENERATE, EVALUATE: True if the script goes on to train after it."""
+    """FORWARD, GENERATE, EVALUATE: True if the script trains after it."""
     is_in_each_training: bool = False
-    """EVALUATE: True if each run of the script that trains makes it too, whatever its conditions are."""
+    """EVALUATE: True if every training run of the script also makes it, whatever its conditions."""
     is_conditional: bool = False
-    """True if it stands under a condition, so that some runs of the script may not make it."""
+    """True if it is under a condition, so some runs of the script may skip it."""
     every_few_steps: Sighting | None = None
-    """The condition on a remainder, such as `step % 4 == 0`, under which it stands inside its loop."""
+    """The modulo condition inside its loop, such as `step % 4 == 0`."""
     loop: int | None = None
     """The line of the innermost loop."""
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
-    """Names of all keyword arguments, literal or not; "**" where some are unpacked."""
+    """Names of all keyword arguments, literal or not; "**" if some are unpacked."""
     options: frozenset[str] = frozenset()
-    """PARSE_STRICTLY: the options that the parser takes; "**" where some are not known."""
+    """PARSE_STRICTLY: the parser's options; "**" if some are unknown."""
     is_compiled: bool = False
-    """PREPARE: True if one of its models went through torch.compile()."""
+    """PREPARE: True if one of its models was compiled by torch.compile()."""
     num_models: int = 0
-    """PREPARE: how many different models it is given."""
+    """PREPARE: number of different models passed."""
     has_optimizer: bool = False
-    """PREPARE, INITIALIZE: True if it is given an optimizer, or something unknown."""
+    """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
     is_model_left_alone: bool = False
-    """FORWARD, GENERATE: True if the model was made by from_pretrained() or from_config() where transformers
-    knows the DeepSpeed configuration already, and has come to no engine so far."""
+    """FORWARD, GENERATE: True if the model was created by from_pretrained() or from_config() when
+    transformers already knew the DeepSpeed configuration, and has not been passed to an engine so far."""
     new_tokens: Confidence | None = None
-    """GATHER: how sure it is that it is given what a model generated, as it came, of a length of its own on
-    each rank; None where it is not."""
+    """GATHER: how certain it is that the argument is generated tokens, unpadded, of a different length on
+    each rank; None if it is not."""
     forwards: tuple[Sighting, ...] = ()
     """BACKWARD: forward passes of one engine, with gradients, since the last backward in the loop."""
 
@@ -127,35 +127,35 @@ class ScriptCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFacts:
-    """One script, read."""
+    """The facts of one script."""
 
     name: str
     """The file, as the user named it."""
     route: Route | None
-    """Who reads the DeepSpeed configuration, as the script's calls show; None where they do not."""
+    """The library that reads the DeepSpeed configuration, judged by the script's calls; None if unknown."""
     optimizers: tuple[UsedOptimizer, ...] = ()
     accelerator_keywords: tuple[Keyword, ...] = ()
     """Literal keyword arguments of Accelerator()."""
     training_arguments: tuple[Keyword, ...] = ()
-    """Literal keyword arguments of TrainingArguments() and of the configs of TRL's trainers."""
+    """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
     calls: tuple[ScriptCall, ...] = ()
-    """In the order in which they run, as far as the source shows it."""
+    """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
-        """Return the calls of these actions."""
+        """Return the calls with these actions."""
         return tuple(call for call in self.calls if call.action in actions)
 
 
 class Action(StrEnum):
-    """The effect of a call in the source, as far as rules need it."""
+    """The effect of a call, as far as rules need it."""
 
     MAKE_ACCELERATOR = "Accelerator()"
     MAKE_ARGUMENTS = "TrainingArguments()"
     PARSE_ARGUMENTS = "HfArgumentParser.parse_args_into_dataclasses()"
-    """Makes TrainingArguments of the command line."""
+    """Creates TrainingArguments from the command line."""
     PARSE_STRICTLY = "ArgumentParser.parse_args()"
-    """Ends the script at an argument that it does not know."""
+    """Exits at unknown arguments."""
     MAKE_HF_CONFIG = "HfDeepSpeedConfig()"
     MAKE_PLUGIN = "DeepSpeedPlugin()"
     MAKE_TRAINER = "Trainer()"
@@ -170,10 +170,10 @@ class Action(StrEnum):
     FORWARD = "model()"
     GENERATE = "generate()"
     GENERATE_TOGETHER = "zerofit.generate()"
-    """Keeps the ranks in step by itself; every rank calls it."""
+    """Keeps the ranks in step itself; every rank calls it."""
     BACKWARD = "backward()"
     BACKWARD_OF_LOSS = "loss.backward()"
-    """Of a tensor, past the Accelerator and the engine."""
+    """Of a tensor, bypassing the Accelerator and the engine."""
     CLIP = "clip_grad_norm_()"
     STEP = "optimizer.step()"
     SAVE_PRETRAINED = "save_pretrained()"
@@ -191,7 +191,7 @@ class Action(StrEnum):
 
 
 class ModelConstructor(StrEnum):
-    """How a model is made."""
+    """How a model is created."""
 
     PRETRAINED = "from_pretrained()"
     CONFIG = "from_config()"
@@ -206,4 +206,4 @@ class ModelState(StrEnum):
     ENGINE = "engine"
     """The return value of prepare() or deepspeed.initialize()."""
     IN_ENGINE = "in engine"
-    """The module within an engine."""
+    """The module inside an engine."""

@@ -1,4 +1,4 @@
-"""Acts on a module right after the script has imported it, so that nobody need import it first."""
+"""Runs a function on a module right after the script has imported it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call ``act`` with the module ``name``: now if it is imported already, else right after it has been."""
+    """Call ``act`` with the module ``name``: now if it is already imported, else right after its import."""
     module = sys.modules.get(name)
     if module is not None:
         act(module)
@@ -24,7 +24,7 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 def around(holder: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator: its function replaces one of a class or module, and gets that as first argument."""
+    """Return a decorator whose function replaces that of a class or module, and gets it as first argument."""
     original = getattr(holder, name)
 
     def put(function: Callable[..., Any]) -> None:
@@ -55,7 +55,7 @@ class _Finder(MetaPathFinder):
     def _next(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """Return what the finders behind this one find: another act may wait for the same module."""
+        """Return what the following finders find: another act may wait for the same module."""
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -64,7 +64,7 @@ class _Finder(MetaPathFinder):
 
 
 class _ActingLoader(Loader):
-    """A module's own loader, with one act behind it."""
+    """A module's own loader, followed by one act."""
 
     def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""ResumeWay: how a script goes on from a checkpoint, as its source and its capture show."""
+"""ResumeWay: how a script resumes from a checkpoint, judged by its source and its capture."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture
 
 _NAMES = ("resume_from_checkpoint", "resume_from", "resume_checkpoint", "resume")
-"""Arguments by which scripts take a checkpoint: accelerate's and transformers' examples have the first."""
+"""Common arguments for a checkpoint: accelerate's and transformers' examples use the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeWay:
-    """How a script goes on from a checkpoint."""
+    """How a script resumes from a checkpoint."""
 
     is_by_trainer: bool = False
-    """True if a Trainer resumes: its train() takes the checkpoint."""
+    """True if a Trainer resumes by train(resume_from_checkpoint=...)."""
     option: str | None = None
-    """The script's own option that names the checkpoint: "--resume_from_checkpoint"."""
+    """The script's own option for the checkpoint: "--resume_from_checkpoint"."""
     is_switch: bool = False
     """True if that option takes no value: the script finds the checkpoint itself."""
     loads_by_itself: bool = False
@@ -34,11 +34,11 @@ class ResumeWay:
 
     @property
     def is_known(self) -> bool:
-        """True if there is any way."""
+        """True if there is any way to resume."""
         return self.is_by_trainer or self.option is not None or self.loads_by_itself
 
     def with_checkpoint(self, target: tuple[str, ...], checkpoint: Path) -> tuple[str, ...]:
-        """Return a script and its arguments so that it resumes; as they are where it needs no argument."""
+        """Return a script and its arguments for resuming; unchanged if no argument is needed."""
         if self.option is None or self.is_by_trainer:
             return target
         name, kept, skips = self.option.replace("_", "-"), [], False
@@ -54,7 +54,7 @@ class ResumeWay:
 
 
 def resume_way(capture: Capture | None) -> ResumeWay:
-    """Return how a captured script resumes; an unknown way where nothing was captured."""
+    """Return how a captured script resumes; an unknown way if nothing was captured."""
     if capture is None:
         return ResumeWay()
     if capture.route is Route.TRAINER:
@@ -73,10 +73,10 @@ def resume_way(capture: Capture | None) -> ResumeWay:
 
 
 def _options(tree: ast.AST) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """Yield the name of each option, as it is written and whether it is a switch.
+    """Yield the name of each option, as written, and whether it is a switch.
 
-    Options are those of argparse and click (`add_argument("--resume")`, `@click.option("--resume")`), and the
-    fields of classes, as HfArgumentParser and others read them.
+    Options are those of argparse and click (`add_argument("--resume")`, `@click.option("--resume")`), and
+    fields of classes, as for HfArgumentParser and others.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) in ("add_argument", "option", "Option"):

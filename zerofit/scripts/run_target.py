@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def run_target(target: Sequence[str]) -> None:
-    """Run a script or `-m module`, with its arguments behind it."""
+    """Run a script or `-m module` with its arguments."""
     if target[0] == "-m":
         sys.argv = list(target[1:])
         runpy.run_module(target[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = list(target)
-    sys.path[0] = str(Path(target[0]).resolve().parent)  # as `python script.py` has it
+    sys.path[0] = str(Path(target[0]).resolve().parent)  # as `python script.py` does
     _run_file(str(Path(target[0]).absolute()))
 
 
 def _run_file(path: str) -> None:
-    """Run a script as Python does: runpy.run_path would make __file__ and sys.argv[0] the same text."""
+    """Run a script as Python does: runpy.run_path would make __file__ equal to sys.argv[0]."""
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     main_module = types.ModuleType("__main__")
@@ -37,7 +37,7 @@ def _run_file(path: str) -> None:
 
 
 def code_of(stop: SystemExit) -> int:
-    """Return the exit code that Python would end with, having printed the text of sys.exit("text")."""
+    """Return Python's exit code for an exception, after printing the text of sys.exit("text")."""
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     print(stop.code, file=sys.stderr)  # as Python itself does
@@ -45,10 +45,10 @@ def code_of(stop: SystemExit) -> int:
 
 
 def script_frames(traceback: TracebackType | None, *, caller: str) -> TracebackType | None:
-    """Return the traceback from the script's first frame on: ours and runpy's say nothing to its author.
+    """Return the traceback from the script's first frame on, without zerofit's and runpy's frames.
 
     Args:
-        traceback: of what the script raised.
+        traceback: of the script's exception.
         caller: the file of zerofit that called run_target.
     """
     own = (caller, __file__, "<frozen runpy>", runpy.__file__)

@@ -1,4 +1,4 @@
-"""Checks that the script or module to launch is there, and whether its arguments hold flags of zerofit's."""
+"""Checks of the script or module to launch, and of zerofit flags among its arguments."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _LAUNCHERS = {
     "python": "python",
     "python3": "python3",
 }
-"""First words of lines that zerofit.launching.other_launchers reads, and how each begins."""
+"""First words of command lines that zerofit.launching.other_launchers parses, and how each begins."""
 
 
 def check_script(script: str, *, module: bool) -> None:
-    """Return when the script or module can be launched.
+    """Check that the script or module can be launched.
 
     Raises:
-        UserError: it is not there, and the message names the nearest file; or it is no Python script.
+        UserError: it does not exist, and the message names the most similar file; or it is no Python script.
     """
     if module:
         _check_module(script)
         return
     path = Path(script)
-    if os.path.isfile(path):  # Path.is_file raises for a name that is too long
+    if os.path.isfile(path):  # Path.is_file raises if a name is too long
         _check_is_python(path)
         return
     if script in _LAUNCHERS:
         raise UserError(
             "launcher-in-place-of-script",
-            "a launcher is no training script",
+            "a launcher is not a training script",
             found=f"{script} ...",
             why="this verb takes the script itself, and zerofit's own flags before it",
-            fix="name the script behind the launcher; `zerofit launch --dry-run --gpus 8xH100 "
-            f"{_LAUNCHERS[script]} ...` shows the plan of its whole line",
+            fix="name the script that the launcher starts; `zerofit launch --dry-run --gpus 8xH100 "
+            f"{_LAUNCHERS[script]} ...` shows the plan for the whole command line",
         )
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
@@ -53,7 +53,7 @@ def check_script(script: str, *, module: bool) -> None:
         "script-missing",
         "there is no such script",
         found=script,
-        why="it is a folder" if os.path.isdir(path) else f"no file of that name stands in {folder.resolve()}",
+        why="it is a folder" if os.path.isdir(path) else f"{folder.resolve()} has no such file",
         fix=f"did you mean {folder / near}?" if near else "name the script's file, or use -m for a module",
     )
 
@@ -62,13 +62,13 @@ _SHELL = re.compile(rb"#!\s*\S*/(env\s+)?(ba|da|k|z)?sh\b")
 
 
 def _check_is_python(path: Path) -> None:
-    """Check that a file is neither a notebook, whose JSON is valid Python, nor a script of a shell."""
+    """Check that a file is neither a notebook, whose JSON is valid Python, nor a shell script."""
     if path.suffix == ".ipynb":
         raise UserError(
             "script-is-a-notebook",
-            "a notebook is no script",
+            "a notebook is not a script",
             found=str(path),
-            why="its file is JSON: Python runs it without an error, and nothing of it trains",
+            why="its file is JSON: Python runs it without an error, and without training",
             fix=f"`jupyter nbconvert --to script {path}` writes {path.with_suffix('.py')}: name that file",
         )
     with path.open("rb") as file:
@@ -76,7 +76,7 @@ def _check_is_python(path: Path) -> None:
     if is_shell or path.suffix in (".sh", ".bash", ".sbatch", ".slurm"):
         raise UserError(
             "script-is-of-a-shell",
-            "a shell script is no Python script",
+            "a shell script is not a Python script",
             found=str(path),
             why="each rank runs the script with Python",
             fix=f"name the Python script that {path.name} starts, and its arguments",
@@ -84,10 +84,10 @@ def _check_is_python(path: Path) -> None:
 
 
 def put_before(flag: str, target: tuple[str, ...] | None) -> str | None:
-    """Return what to do where a flag of zerofit's stands behind a script; None where it does not."""
+    """Return the fix for a zerofit flag after the script; None if there is none."""
     if target is None or not any(word.partition("=")[0] == flag for word in target[1:]):
         return None
-    return f"flags behind {script_of(target)} are the script's: put {flag} before it"
+    return f"flags after {script_of(target)} belong to the script: put {flag} before it"
 
 
 def _check_module(name: str) -> None:
@@ -102,7 +102,7 @@ def _check_module(name: str) -> None:
 
 
 def _can_run(name: str) -> bool:
-    """True if `python -m name` finds something to run; nothing is imported."""
+    """Return True if `python -m name` can run; nothing is imported."""
     top, *parts = name.split(".")
     spec = _find_spec(top)
     if spec is None:
@@ -118,8 +118,8 @@ def _can_run(name: str) -> bool:
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
-    """Return a module's spec as any of Python's finders has it; editable installs bring their own."""
-    spec = PathFinder.find_spec(name, ["", *sys.path])  # python -m looks in the current folder first
+    """Return a module's spec from any of Python's finders, since editable installs add their own."""
+    spec = PathFinder.find_spec(name, ["", *sys.path])  # python -m searches the current folder first
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         # Built-in modules have no code to run.
@@ -129,15 +129,15 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 
 def script_target(script: str, arguments: Sequence[str], *, module: bool) -> tuple[str, ...]:
-    """Return a script, or with `module` a module, and its arguments, as the words behind `python`."""
+    """Return a script, or with `module` a module, and its arguments, as arguments of `python`."""
     return (*(("-m",) if module else ()), script, *arguments)
 
 
 def script_of(target: tuple[str, ...]) -> str:
-    """Return the script or module of a command line as it stands there, without its arguments."""
+    """Return the script or module of a command line without its arguments."""
     return f"-m {target[1]}" if target[0] == "-m" else target[0]
 
 
 def script_words(target: tuple[str, ...]) -> str:
-    """Return the script or module of a command line as a sentence names it: "train.py", "module train"."""
+    """Return the script or module for use in a sentence: "train.py", "module train"."""
     return f"module {target[1]}" if target[0] == "-m" else target[0]

@@ -1,1 +1,1 @@
-"""Code that runs inside the training processes."""
+"""Code that runs inside the training processes: hooks on accelerate, Trainer and DeepSpeed."""

@@ -1,4 +1,4 @@
-"""Hooks into accelerate: process group on the CPU, precision, accumulation, DeepSpeed configuration."""
+"""Hooks on accelerate: process group on the CPU, precision, accumulation, DeepSpeed configuration."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def install_gloo(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Give CPU ranks under DeepSpeed a process group.
+    """Create a process group for CPU ranks with DeepSpeed.
 
-    Without a backend accelerate 1.15 takes each CPU rank for rank 0 of 1, and every rank reads all the data
+    Without a backend accelerate 1.15 treats each CPU rank as rank 0 of 1, and every rank reads all the data
     while DeepSpeed partitions over all of them (accelerate/state.py, PartialState).
     """
 
@@ -40,11 +40,11 @@ def install_gloo(module: ModuleType, settings: AppliedSettings, changes: Changes
 
 
 def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook the constructor: precision, accumulation, DeepSpeed plugin and tf32 as the plan says."""
+    """Hook the constructor: precision, accumulation, DeepSpeed plugin and tf32 as planned."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        # Trainer has its settings from TrainingArguments, and counts accumulation by itself.
+        # Trainer gets its settings from TrainingArguments, and counts accumulation itself.
         self._zerofit_by_script = not _is_called_by_trainer()
         if self._zerofit_by_script:
             _set_precision(arguments, settings, changes)
@@ -65,9 +65,9 @@ def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes
 
 
 def set_number_formats(settings: AppliedSettings, changes: Changes) -> None:
-    """Set tf32 as the plan says.
+    """Set tf32 as planned.
 
-    To be called after accelerate, which allows it beside torch.compile (accelerate/state.py).
+    To be called after accelerate, which enables it with torch.compile (accelerate/state.py).
     """
     if settings.strategy.tf32 is not None:
         for note in set_tf32(settings.strategy.tf32):
@@ -113,12 +113,12 @@ def _set_accumulation(arguments: dict[str, Any], steps: int, changes: Changes) -
 
 
 def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(): check the script's batch, and set DeepSpeed up with what only the script knows."""
+    """Hook prepare(): check the script's batch size and complete the DeepSpeed configuration."""
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         batch_size = _training_batch_size(self, args, settings)
         if self._zerofit_by_script and batch_size is not None and not hasattr(self, "_zerofit_batch_size"):
-            # A later one is of other data, which need not fill the plan's batches.
+            # Later ones use other data, which need not match the plan's batch size.
             self._zerofit_batch_size = batch_size
             check_batch(
                 settings,
@@ -147,22 +147,22 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
 def _fill_auto(
     accelerator: Any, config: dict[str, Any], settings: AppliedSettings, objects: tuple[Any, ...]
 ) -> None:
-    """Fill what accelerate would misjudge; in a Trainer script nothing is "auto" any more at this point."""
+    """Replace "auto" values that accelerate would get wrong; a Trainer script has none left at this point."""
     if config.get("gradient_clipping") == "auto":
-        # accelerate would put 1.0, and clip where nobody asked for it.
+        # accelerate would set 1.0, and clip without being asked to.
         config["gradient_clipping"] = settings.strategy.gradient_clipping or 0.0
     if config.get("train_micro_batch_size_per_gpu") == "auto":
-        # accelerate would take the smallest of all DataLoaders, and fail without one. DeepSpeed only counts
-        # samples with it, so that 1 is no harm where the data comes from elsewhere.
+        # accelerate would use the smallest of all DataLoaders, and fail without one. DeepSpeed only uses it
+        # to count samples, so 1 is harmless if the data comes from elsewhere.
         sizes = [_batch_sizes(accelerator, objects, settings, shuffled=one) for one in (True, False)]
         config["train_micro_batch_size_per_gpu"] = next((some[0] for some in sizes if some), 1)
 
 
 def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings) -> int | None:
-    """Return the samples per rank of the DataLoader that surely trains, the largest; None without.
+    """Return the samples per rank of the largest DataLoader that certainly trains; None if there is none.
 
-    It is one that shuffles, or the only one beside an optimizer. Of several it is the captured one: a script
-    may shuffle what it evaluates on, too.
+    That is one that shuffles, or the only one beside an optimizer. Of several it is the captured one, since
+    a script may also shuffle its evaluation data.
     """
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
@@ -177,7 +177,7 @@ def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: A
 def _batch_sizes(
     accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings, *, shuffled: bool
 ) -> list[int]:
-    """Return the samples per rank of all DataLoaders, or of all that shuffle."""
+    """Return the samples per rank of all DataLoaders, or of those that shuffle."""
     from torch.utils.data import DataLoader, RandomSampler
 
     ranks = _num_readers(accelerator, settings) if accelerator.split_batches else 1
@@ -191,12 +191,12 @@ def _batch_sizes(
 
 
 def _num_readers(accelerator: Any, settings: AppliedSettings) -> int:
-    """Return how many ranks, or groups of ranks, read samples of their own."""
+    """Return how many ranks, or groups of ranks, read different samples."""
     return int(accelerator.num_processes) // settings.sample_group_size
 
 
 def install_required_accumulate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Refuse a script that never accumulates: its global batch would silently be smaller than asked for."""
+    """Refuse a script that never accumulates: its global batch would silently be smaller than requested."""
     steps = settings.forced_accumulation
 
     def accumulate(original: Any, self: Any, *models: Any) -> Any:
@@ -211,7 +211,7 @@ def install_required_accumulate(accelerator_class: Any, settings: AppliedSetting
                 "script-does-not-accumulate",
                 "the script can't accumulate gradients",
                 found=f"accumulation of {steps} steps, and backward() outside accelerator.accumulate()",
-                why="outside it every micro-batch is a step of its own, with gradients divided by the steps",
+                why="outside it every micro-batch is a separate step, with gradients divided by the steps",
                 fix="put the training step into `with accelerator.accumulate(model):`, or leave the flag out",
                 see="https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation",
             )
@@ -223,7 +223,7 @@ def install_required_accumulate(accelerator_class: Any, settings: AppliedSetting
 
 
 def install_window_weights(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let the weights of a window be known before a script clips its gradients or steps."""
+    """Finish the weighting of a window before a script clips its gradients or steps."""
 
     def clip(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if has_weights(self):
@@ -244,7 +244,7 @@ def install_window_weights(accelerator_class: Any, settings: AppliedSettings, ch
 
 
 def install_kept_accumulation(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let a script's later setting of the accumulation give way to the plan's, as that of the start does."""
+    """Make the plan's accumulation override later changes by the script."""
     steps = settings.forced_accumulation
     own = accelerator_class.gradient_accumulation_steps
 
@@ -259,8 +259,10 @@ def install_kept_accumulation(accelerator_class: Any, settings: AppliedSettings,
 
 
 def install_batch_search(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let a run that is out of memory go on under another plan, where find_executable_batch_size would make
-    smaller batches of the same script: another global batch, at the same learning rate.
+    """Leave out of memory to recovery instead of find_executable_batch_size.
+
+    The latter would reduce the batch size of the same script: another global batch, at the same learning
+    rate.
 
     Args:
         module: accelerate.utils.memory.

@@ -1,4 +1,4 @@
-"""Accumulation windows for a loop of one's own: what each batch's loss counts in the step."""
+"""Accumulation windows for a custom loop: the weight of each batch's loss in the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Batch = TypeVar("Batch")
 
 _IGNORED = -100
-"""The label that torch's losses leave out (torch.nn.CrossEntropyLoss, ignore_index)."""
+"""The label that torch's losses ignore (torch.nn.CrossEntropyLoss, ignore_index)."""
 
 
 def accumulation_windows(
@@ -26,10 +26,10 @@ def accumulation_windows(
 ) -> Iterator[tuple[tuple[Batch, float], ...]]:
     """Yield the batches of each optimizer step with their weights; the last window may be shorter.
 
-    The losses of a window, each the mean over its batch and multiplied with its weight, sum to the mean over
-    all its items: the step is that of one batch of all its samples. Where torch.distributed runs, the items
-    are those of all ranks, whose gradients DistributedDataParallel averages; all must have as many windows.
-    The batches of one window are held at a time.
+    The losses of a window, each the mean over its batch multiplied by its weight, sum to the mean over all
+    items: the step equals that of one batch with all its samples. With torch.distributed, items are counted
+    over all ranks, whose gradients DistributedDataParallel averages; all must have the same number of
+    windows. The batches of one window are held in memory.
 
         for window in zerofit.accumulation_windows(loader, 8, shifts_labels=True):
             for batch, weight in window:
@@ -38,16 +38,16 @@ def accumulation_windows(
             optimizer.zero_grad()
 
     Args:
-        batches: what a DataLoader yields.
-        gradient_accumulation_steps: batches of a full window, on each rank.
-        items: how many items a batch's loss is the mean over. None counts the batch's whole-numbered "labels"
-            other than -100, and samples where there are none.
-        shifts_labels: whether the model predicts each row's next label, so that the first counts for nothing:
-            transformers' causal language models do.
+        batches: from a DataLoader.
+        gradient_accumulation_steps: batches per full window, on each rank.
+        items: returns the number of items that a batch's loss is averaged over. None counts the batch's
+            integer "labels" other than -100, or samples if there are none.
+        shifts_labels: whether the model predicts each row's next label, so that the first is not counted, as
+            in transformers' causal language models.
 
     Raises:
-        UserError: gradient_accumulation_steps is below 1, a batch's items can't be counted, or one rank runs
-            out of batches before another.
+        UserError: gradient_accumulation_steps is below 1, a batch's items can't be counted, or ranks have
+            different numbers of batches.
     """
     if gradient_accumulation_steps < 1:
         raise UserError(
@@ -88,7 +88,7 @@ def _windows(
 
 
 def _over_ranks(count: float, num_windows: int) -> tuple[float, int, int]:
-    """Return the sum of a count over all ranks, how many ranks there are, and how many have a window."""
+    """Return the sum of a count over all ranks, the number of ranks, and how many have a window."""
     import torch
 
     group = torch.distributed

@@ -1,4 +1,4 @@
-"""Applies a strategy to the model and the optimizer of a plain training loop, without accelerate."""
+"""Applies a strategy to the model and optimizer of a plain training loop, without accelerate."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _LEFT_TO_THE_LOOP = {
 def apply_strategy(
     strategy: Strategy, model: Module, optimizer: Optimizer | None = None
 ) -> tuple[Module, Optimizer | None]:
-    """Return a model and its optimizer as a strategy has them, for a training loop without accelerate.
+    """Apply a strategy to a model and its optimizer, for a training loop without accelerate.
 
-    The model is frozen, adapted by LoRA, given its attention, Liger's kernels and gradient checkpointing, in
-    place where that can be; then the optimizer's groups hold what trains, and another kind takes its place.
-    What is done is printed to stderr.
+    The model is frozen, adapted by LoRA, and gets its attention, Liger's kernels and gradient checkpointing,
+    in place if possible; then the optimizer's groups are reduced to trained parameters, and another kind of
+    optimizer replaces it if requested. Changes are printed to stderr.
 
     Args:
-        strategy: what to apply.
-        model: on its device, or before it goes there; not yet wrapped for several ranks, nor compiled.
-        optimizer: of the model, before its first step; None where it is made of the returned model later.
+        strategy: the strategy.
+        model: on its device, or before it is moved there; not yet wrapped for several ranks, nor compiled.
+        optimizer: of the model, before its first step; None if it is created from the returned model later.
 
     Returns:
-        The model that trains, and its optimizer. Schedulers of the one given lead the one returned.
+        The model to train, and its optimizer. Schedulers of the given optimizer drive the returned one.
 
     Raises:
-        UserError: the strategy has something that a loop must see to itself, the model can't take it, or the
-            optimizer is of another model, or has made steps already and another is to take its place.
+        UserError: the strategy has settings that a loop must handle itself, the model does not support it, or
+            the optimizer is of another model, or must be replaced but has already made steps.
     """
     _check_possible(strategy, optimizer)
     if optimizer is not None:

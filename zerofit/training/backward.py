@@ -1,4 +1,4 @@
-"""Accelerator.backward under a plan: in pieces, and under DeepSpeed when the script's own step is known."""
+"""Accelerator.backward under a plan: in micro-batches, and under DeepSpeed with the script's own steps."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def _trigger(original: Any) -> Any:
-    """Return what makes the next backward pass exchange gradients, of a model that runs in pieces too.
+    """Return a function that makes the next backward pass exchange gradients, also of a split model.
 
-    accelerate prepares DistributedDataParallel for a backward pass without a forward pass of its own
-    (accelerate/accelerator.py); pieces have one, and the last of them exchanges.
+    accelerate prepares DistributedDataParallel for a backward pass without a forward pass
+    (accelerate/accelerator.py); micro-batches have their own, and the last one exchanges gradients.
     """
 
     @contextlib.contextmanager
@@ -69,7 +69,7 @@ def _trigger(original: Any) -> Any:
 
 
 def _waiting_passes(accelerator: Any) -> Any | None:
-    """Return the passes that were split and whose backward may come, be it again; None without."""
+    """Return the split passes whose backward may come, even again; None if there are none."""
     waiting = getattr(accelerator, "_zerofit_waiting", None)
     return waiting if waiting is not None and waiting.is_any else None
 
@@ -77,7 +77,7 @@ def _waiting_passes(accelerator: Any) -> Any | None:
 def _under_deepspeed(accelerator: Any, window: Window, loss: Any, kwargs: dict[str, Any]) -> None:
     engine = window.engine
     if kwargs.pop("scale_wrt_gas", True):
-        # As in one process, where the number may change while the script runs; DeepSpeed's stays.
+        # As in one process, where the number may change while the script runs; DeepSpeed's is constant.
         loss = loss / accelerator.gradient_accumulation_steps
 
     def run_piece(piece: Any, is_boundary: bool) -> None:

@@ -1,6 +1,6 @@
-"""Changes the model that a script trains, before anything else sees it: frozen, adapted, checkpointed.
+"""Changes the model that a script trains before anything else uses it: frozen, adapted, checkpointed.
 
-It is the one place that does, for scripts with a loop of their own and for Trainer.
+This is the only place that does, for custom loops and Trainer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_ACCELERATE = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() and its parts so that the model trains as the plan says."""
+    """Hook prepare() and its parts so that the model trains as planned."""
     if not changes_model(settings.strategy):
         return
     hook = _ModelChanges(settings.strategy, changes, settings.captured_model)
@@ -47,10 +47,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook Trainer's constructor, so that the model that it is given, or makes, trains as the plan says."""
+    """Hook Trainer's constructor, so that the model passed to it, or created by it, trains as planned."""
     if not changes_model(settings.strategy):
         return
-    # TrainingArguments checkpoint in train() itself.
+    # TrainingArguments enable checkpointing in train() itself.
     own = replace(settings.strategy, gradient_checkpointing=None, checkpoint_every=1)
     hook = _ModelChanges(own, changes, None)
 
@@ -69,7 +69,7 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
 
 
 def _precision_of(args: Any) -> Precision | None:
-    """Return the format of a Trainer's autocast."""
+    """Return the precision of a Trainer's autocast."""
     if getattr(args, "bf16", False):
         return Precision.BF16
     return Precision.FP16 if getattr(args, "fp16", False) else None
@@ -78,7 +78,7 @@ def _precision_of(args: Any) -> Precision | None:
 def _changing(
     model_init: Callable[..., Any], hook: _ModelChanges, precision: Precision | None
 ) -> Callable[..., Any]:
-    """Return a Trainer's model_init, with what it makes changed."""
+    """Return a Trainer's model_init that also applies the changes."""
 
     @functools.wraps(model_init)
     def init(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _changing(
 
 
 def changes_model(strategy: Strategy) -> bool:
-    """True if anything is to be changed in the model itself."""
+    """Return True if the strategy changes the model itself."""
     fields = (
         "freeze",
         "lora",
@@ -105,12 +105,12 @@ def changes_model(strategy: Strategy) -> bool:
 
 
 def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tuple[Any, list[str]]:
-    """Return a model with all changes made to it, and sentences that say what was done.
+    """Return a model with all changes applied, and sentences on the changes.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
-        wanted: what is to be changed.
-        precision: format of autocast, in which weights that adapters freeze then lie too; None leaves them.
+        wanted: the changes.
+        precision: of autocast, in which weights frozen by adapters are then stored; None keeps them.
     """
     from zerofit.models.changes.adapted_saving import lead_to
     from zerofit.models.changes.adapters import adapt, adapted_words
@@ -140,7 +140,7 @@ def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tup
 
 
 class _ModelChanges:
-    """Changes the models of a process that train, each once."""
+    """Changes the trained models of a process, each once."""
 
     def __init__(self, strategy: Strategy, changes: Changes, captured: CapturedModel | None) -> None:
         self._strategy = strategy
@@ -151,7 +151,7 @@ class _ModelChanges:
         self._left: WeakSet[Any] = WeakSet()
 
     def change_given(self, accelerator: Any, given: inspect.BoundArguments) -> None:
-        """Change the models among what a script prepares, and the optimizers of them."""
+        """Change the models among the objects that a script prepares, and their optimizers."""
         from torch.nn import Module
 
         precision = _OF_ACCELERATE.get(accelerator.mixed_precision)
@@ -167,7 +167,7 @@ class _ModelChanges:
         self.hold_what_trains()
 
     def change(self, model: Any, precision: Precision | None, *, trains: bool = False) -> Any:
-        """Return a model as the plan has it; one that was changed before, or does not train, as it is."""
+        """Return a model with the plan's changes; unchanged if it has them already, or does not train."""
         from zerofit.models.changes.adapted_saving import adapted_of
 
         known = adapted_of(model)  # another Trainer or Accelerator may have changed it
@@ -188,12 +188,12 @@ class _ModelChanges:
         return made
 
     def _is_the_one(self, model: Any) -> bool:
-        """True if a model is one that trains, and no teacher that a script leaves unfrozen.
+        """Return True if this is the trained model, rather than a teacher that a script leaves unfrozen.
 
-        It is one that an optimizer holds, of the class that was captured where such a model lives. Where no
-        optimizer lives yet, it is the first one. A model that comes without its own beside those of others
-        is taken for a teacher. Once steps were made, it may as well be the next of a loop over folds: that
-        matters where adapters are put on, or something is frozen, which can't be done later.
+        It is a model that an optimizer contains, of the captured class if such a model exists. Without
+        any optimizer yet, it is the first model. A model without an optimizer beside others with one is a
+        teacher. After the first step it may also be the next model of a loop over folds: that matters for
+        adapters and freezing, which can't be done later.
         """
         name = type(model).__name__
         if self._moves_groups and self._is_beside_captured(model):
@@ -212,7 +212,7 @@ class _ModelChanges:
         return True
 
     def _is_beside_captured(self, model: Any) -> bool:
-        """True if another model lives that is of the captured class, and this one is not."""
+        """Return True if another model is of the captured class, and this one is not."""
         from torch.nn import Module
 
         wanted = self._captured.class_path if self._captured is not None else None
@@ -225,7 +225,7 @@ class _ModelChanges:
         return bool(self._strategy.freeze or self._strategy.lora)
 
     def hold_what_trains(self) -> None:
-        """Look at all optimizers again: a script may have made one since."""
+        """Update all optimizers again, since a script may have created one meanwhile."""
         if not self._moves_groups:
             return
         optimizers = live_optimizers() if self._trained or self._left else []
@@ -249,7 +249,7 @@ def _decided_too_late(model: Any) -> UserError:
 
 
 def _check_no_average(model: Any) -> None:
-    """Check that no moving average was made of a model without its adapters."""
+    """Check that no moving average was created from a model before it got adapters."""
     from torch.optim.swa_utils import AveragedModel
 
     if any(type(one.module) is type(model) for one in live_objects(AveragedModel)):

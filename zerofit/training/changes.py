@@ -1,4 +1,4 @@
-"""The list of what zerofit changed in a script's settings: printed as it happens, kept for the record."""
+"""The list of changes to a script's settings: printed as they happen, and stored in the record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 class Changes:
-    """Sentences, each once."""
+    """Sentences, without duplicates."""
 
     def __init__(self, *, announce: bool) -> None:
         self._announce = announce
@@ -14,11 +14,11 @@ class Changes:
         self._noted: set[str] = set()
 
     def add(self, line: str, *, once: str | None = None) -> None:
-        """Note one change, unless it was noted before.
+        """Add a change, unless already listed.
 
         Args:
             line: the sentence.
-            once: what it is about, where later sentences about the same say no more than the first.
+            once: a topic, if later sentences on the same topic add nothing.
         """
         if (once or line) not in self._noted:
             self._noted.add(once or line)
@@ -27,7 +27,7 @@ class Changes:
                 print(f"zerofit: {line}", file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """Print what is no change, and is to be seen once all the same."""
+        """Print a warning once, which is not a change."""
         if self._announce:
             print(text, file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Saves checkpoints whole or not at all, and lets ranks resume from whole ones alone."""
+"""Saves checkpoints atomically, and lets ranks resume only from complete ones."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def save_whole(
     run_folder: Path | None,
     step: int | None = None,
 ) -> None:
-    """Save a checkpoint under a temporary name, and rename it when all of it is on the disk.
+    """Save a checkpoint under a temporary name, and rename it when it is completely on disk.
 
-    All ranks call it. What is in the folder already is kept until the new files can take its place; files of
-    others that stand there stay.
+    All ranks call it. An existing folder is kept until the new files can replace it; foreign files in it are
+    kept.
 
     Args:
         folder: the checkpoint.
-        write: saves this rank's part into the folder it is given, which has the checkpoint's name.
-        layout: how the state is laid out over the ranks.
-        run_folder: the run's, where the checkpoint is noted.
-        step: optimizer steps that were done, where they are known.
+        write: saves this rank's part into the given folder, which has the checkpoint's name.
+        layout: how the state is distributed over the ranks.
+        run_folder: the run folder, in which the checkpoint is recorded.
+        step: optimizer steps done, if known.
     """
-    folder = Path(os.path.abspath(folder))  # resolve() would follow a link that is to stay
-    if Path.cwd().is_relative_to(folder):  # it can't be exchanged under the processes that work in it
+    folder = Path(os.path.abspath(folder))  # resolve() would follow a link that must be kept
+    if Path.cwd().is_relative_to(folder):  # it can't be exchanged under processes that work in it
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
         return write(folder)
     outer = folder.parent / f"{SAVING}{folder.name}"
@@ -78,7 +78,7 @@ def save_whole(
     gather(None)
     is_shared = all(gather(partial.is_dir()))
     if not is_shared and local_rank == 0 and rank:
-        _make_empty(outer, partial)  # each node has a disk of its own
+        _make_empty(outer, partial)  # each node has its own disk
     gather(None)
     write(partial)
     gather(None)
@@ -100,12 +100,12 @@ def save_whole(
 
 def _note(folder: Path, run_folder: Path | None) -> None:
     if rank_of_process() == 0 and run_folder is not None:
-        with contextlib.suppress(OSError):  # the checkpoint stands, though the run's disk is full
+        with contextlib.suppress(OSError):  # the checkpoint is valid even if the run folder's disk is full
             note_checkpoint(run_folder, folder)
 
 
 def check_resumed(folder: Path, settings: AppliedSettings) -> None:
-    """Check that a checkpoint is complete, its digests too, and of this run's engine; all ranks call it.
+    """Check that a checkpoint is complete, including digests, and of this run's engine; all ranks call it.
 
     Raises:
         UserError: it is not.
@@ -118,12 +118,12 @@ def check_resumed(folder: Path, settings: AppliedSettings) -> None:
 
 
 def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
-    """Return the newest complete checkpoint of a folder, which is resumed from; all ranks call it.
+    """Return the newest complete checkpoint in a folder, to resume from; all ranks call it.
 
-    Those that are passed over are named.
+    Skipped ones are reported.
 
     Raises:
-        UserError: there are checkpoints, and none is complete.
+        UserError: there are checkpoints, but none is complete.
     """
     taken = _newest(folder, find_checkpoints(folder), _problem)
     if taken is not None:
@@ -133,7 +133,7 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
 
 
 def newest_by_sizes(folder: str) -> str | None:
-    """Return what transformers' get_last_checkpoint does, of complete checkpoints; a rank calls it alone."""
+    """Do what transformers' get_last_checkpoint does, for complete checkpoints; a rank calls it alone."""
     candidates = [one for one in find_checkpoints(Path(folder)) if one.path.name.startswith("checkpoint-")]
     problems = {one.path: one.problem for one in candidates}
     taken = _newest(Path(folder), candidates, problems.__getitem__)
@@ -143,7 +143,7 @@ def newest_by_sizes(folder: str) -> str | None:
 def _newest(
     folder: Path, candidates: Iterable[SavedCheckpoint], problem_of: Callable[[Path], str | None]
 ) -> Path | None:
-    """Return the first of the checkpoints that is complete, and say which are passed over."""
+    """Return the first complete checkpoint, and report the skipped ones."""
     passed_over: list[str] = []
     for found in candidates:
         problem = problem_of(found.path)
@@ -159,11 +159,11 @@ def _newest(
 
 
 def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
-    """Return how the state of this run is laid out.
+    """Return how the state of this run is distributed.
 
     Args:
-        settings: what the plan says.
-        optimizer: that which the ranks step, as accelerate or DeepSpeed wraps it; None where there is none.
+        settings: the plan's.
+        optimizer: the one the ranks step, as wrapped by accelerate or DeepSpeed; None if there is none.
     """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper, ZeRO's
         optimizer = optimizer.optimizer
@@ -178,7 +178,7 @@ def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let an Accelerator save its state whole, and load whole states alone."""
+    """Make an Accelerator save its state atomically, and load only complete ones."""
 
     def save_state(original: Any, self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
         project = self.project_configuration
@@ -187,9 +187,9 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         if is_named:
             output_dir = Path(self.project_dir) / "checkpoints" / f"checkpoint_{self.save_iteration}"
         elif output_dir is None:
-            return original(self, output_dir, *args, **kwargs)  # it says what is wrong
+            return original(self, output_dir, *args, **kwargs)  # it has the reason
         folder = Path(output_dir)
-        project.automatic_checkpoint_naming = is_named and folder.exists()  # accelerate refuses that
+        project.automatic_checkpoint_naming = is_named and folder.exists()  # accelerate refuses it
         project.total_limit = None
 
         def write(partial: Path) -> None:
@@ -225,7 +225,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         else:
             folder = None
         if folder is None:
-            return original(self, input_dir, *args, **kwargs)  # it says that there is none
+            return original(self, input_dir, *args, **kwargs)  # it reports that there is none
         _check_expected(self, folder, settings)
         found = original(self, str(folder), *args, **kwargs)
         _take_step_of_other_ranks(self, folder, changes)
@@ -236,18 +236,18 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_last_checkpoint(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let transformers find the last checkpoint among the complete ones.
+    """Make transformers find the last complete checkpoint.
 
     Args:
         module: transformers.trainer_utils.
-        settings: what the plan says.
-        changes: where changes are noted.
+        settings: the plan's.
+        changes: receives changes.
     """
     wrap(module, "get_last_checkpoint", lambda _, folder: newest_by_sizes(folder))
 
 
 def _check_engine(folder: Path, settings: AppliedSettings) -> None:
-    """Check that DeepSpeed is to read what DeepSpeed wrote, and PyTorch what PyTorch wrote."""
+    """Check that a checkpoint was saved by the engine that will load it."""
     is_of_deepspeed = any(folder.glob("*/*_states.pt"))
     is_of_pytorch = not is_of_deepspeed and any(folder.glob("optimizer*"))
     if (settings.uses_deepspeed and not is_of_pytorch) or (
@@ -266,7 +266,7 @@ def _check_engine(folder: Path, settings: AppliedSettings) -> None:
 
 
 def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
-    """Give a rank that did not save the count of micro-batches, which stands by the random states."""
+    """Set the count of micro-batches, saved with the random states, on a rank that did not save it."""
     import torch
 
     if (folder / f"random_states_{accelerator.process_index}.pkl").exists():
@@ -277,7 +277,7 @@ def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) 
 
 
 def _describe_model(model: Any, folder: Path) -> None:
-    """Save what `zerofit export` makes the model from: its configuration, and that of its adapters."""
+    """Save the configurations of the model and its adapters, which `zerofit export` needs."""
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         return
     adapted = adapted_of(model) or model
@@ -292,7 +292,7 @@ def _describe_model(model: Any, folder: Path) -> None:
 
 
 def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -> None:
-    """Refuse a checkpoint without what this script's load_state() is about to read from it."""
+    """Refuse a checkpoint that lacks what this script's load_state() is about to read."""
     names = set(os.listdir(folder))
     schedulers = [one for one in prepared_schedulers(accelerator) if "DeepSpeed" not in type(one).__name__]
     expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
@@ -310,7 +310,7 @@ def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -
 
 
 def _problem(folder: Path) -> str | None:
-    """Return what any rank finds wrong with a checkpoint; each reads a share of its node's files."""
+    """Return the first problem that any rank finds in a checkpoint; each reads a share of the files."""
     checkpoint = inspect_checkpoint(folder)
     problem = checkpoint.problem
     if problem is None and checkpoint.manifest is not None:
@@ -322,13 +322,13 @@ def _problem(folder: Path) -> str | None:
 
 def _make_empty(outer: Path, partial: Path) -> None:
     outer.parent.mkdir(parents=True, exist_ok=True)
-    for left in outer.parent.glob(f"{SAVING}*"):  # of runs that were stopped while they saved
+    for left in outer.parent.glob(f"{SAVING}*"):  # of runs that were stopped while saving
         shutil.rmtree(left)
     partial.mkdir(parents=True)
 
 
 def _take_place(partial: Path, folder: Path) -> None:
-    """Give a complete checkpoint its name; what had it before goes, but for what others put there."""
+    """Rename a complete checkpoint; an existing one is removed, except for foreign files."""
     if folder.is_symlink():
         folder = folder.resolve()
     if not folder.exists():
@@ -348,7 +348,7 @@ def _take_place(partial: Path, folder: Path) -> None:
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # a filesystem without hard links
+    except OSError:  # a file system without hard links
         shutil.copy2(source, target, follow_symlinks=False)
 
 
@@ -359,7 +359,7 @@ _AT_FDCWD = -100
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Exchange two folders' names: in one step where the filesystem can, so that neither is ever missing."""
+    """Swap two folders' names, atomically if the file system supports it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     paths = os.fsencode(one), os.fsencode(other)
     if rename is not None and not rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
@@ -370,7 +370,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _prune(folder: Path, limit: int) -> None:
-    """Delete an Accelerator's oldest checkpoints beyond its total_limit."""
+    """Delete an Accelerator's oldest checkpoints above its total_limit."""
     numbered = [
         (int(number), entry)
         for entry in folder.iterdir()
@@ -381,7 +381,7 @@ def _prune(folder: Path, limit: int) -> None:
 
 
 def rank_of_process() -> int:
-    """Return this process's rank of all."""
+    """Return this process's global rank."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -392,7 +392,7 @@ def _world_size() -> int:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return each rank's value, on every rank, when all have come here."""
+    """Return each rank's value on every rank; a collective call."""
     import torch.distributed
 
     if _world_size() == 1:

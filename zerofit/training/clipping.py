@@ -1,4 +1,4 @@
-"""Hooks into accelerate's and torch's clipping: the script's own under DeepSpeed, the plan's in its place."""
+"""Hooks on accelerate's and torch's clipping: the script's own under DeepSpeed, or the plan's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
-"""All whose parameters torch's clipping may get: it knows no Accelerator."""
+"""All Accelerators, whose parameters may be passed to torch's clipping, which knows no Accelerator."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Make accelerate's clipping count; clip before each step of a script that does not.
+    """Make accelerate's clipping effective; clip before each step of a script that does not.
 
-    DeepSpeed does the latter by its configuration.
+    With DeepSpeed its configuration does the latter.
     """
     forced = settings.strategy.gradient_clipping
 
@@ -60,7 +60,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Note every Accelerator, whose parameters a script may clip by torch."""
+    """Record every Accelerator, whose parameters a script may clip by torch."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -70,7 +70,7 @@ def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Ch
 
 
 def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let torch's clipping count: under ZeRO it finds no gradients, and a plan may clip otherwise."""
+    """Make torch's clipping effective: under ZeRO it finds no gradients, and a plan may set another norm."""
     forced = settings.strategy.gradient_clipping
 
     def clip(
@@ -102,7 +102,7 @@ def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Cha
 
 
 def _norm_instead(max_norm: float, forced: float | None, changes: Changes) -> float:
-    """Return the largest norm to clip to: the plan's, or the script's where the plan has none."""
+    """Return the maximum norm: the plan's, or the script's if the plan has none."""
     if forced is None or forced == max_norm:
         return max_norm
     changes.add(
@@ -113,7 +113,7 @@ def _norm_instead(max_norm: float, forced: float | None, changes: Changes) -> fl
 
 
 def _torch_norm(max_norm: float, forced: float | None) -> float:
-    """Return what torch is told: a plan's 0 turns clipping off, where torch would take it for a norm."""
+    """Return the norm for torch: a plan's 0 disables clipping, which torch would use as norm."""
     return math.inf if forced == 0 else max_norm
 
 
@@ -129,7 +129,7 @@ def _as_list(parameters: Any) -> list[Any]:
 
 
 def _accelerator_of(parameters: list[Any]) -> Any | None:
-    """Return the Accelerator whose model holds the first of the parameters; None without."""
+    """Return the Accelerator whose model has the first of the parameters, or None."""
     for accelerator in tuple(_accelerators):
         for model in prepared_models(accelerator):
             if parameters and any(parameter is parameters[0] for parameter in model.parameters()):

@@ -1,7 +1,7 @@
-"""Lets a model that the plan compiles be saved, loaded and unwrapped as the script's own.
+"""Makes a model compiled by the plan save, load and unwrap like the script's own.
 
-torch.compile wraps a model, whose weights are then called `_orig_mod.` and their name. A script that knows
-nothing of it would save them so, and what loads such a file leaves every weight newly made.
+torch.compile wraps a model, which prefixes weight names by `_orig_mod.`. A script that does not know this
+would save these names, and loading such a file leaves every weight newly initialised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "_orig_mod."
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook what compiles a model, and what takes the wrapper away."""
+    """Hook compilation and unwrapping."""
 
     def prepare_model(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = original(self, model, *args, **kwargs)
@@ -44,7 +44,7 @@ def _is_wrapper(model: Any) -> bool:
 
 
 def _keep_names(wrapper: Any) -> None:
-    """Let a wrapper's state_dict() have the names of what it wraps, and load_state_dict() take them."""
+    """Make a wrapper's state_dict() use the names of the wrapped model, and load_state_dict() accept them."""
 
     def without_prefix(_: Any, state: Any, prefix: str, __: Any) -> None:
         for name in [name for name in state if name.startswith(prefix + _PREFIX)]:

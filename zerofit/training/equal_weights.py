@@ -1,4 +1,4 @@
-"""Equal weights at the start: those of the first rank on all ranks that hold copies or parts of a model."""
+"""Equal weights at the start, on all ranks that hold copies or parts of a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def take_values_of_first_rank(model: Any, changes: Changes) -> None:
-    """Let a whole model have the weights of the first rank on all ranks, as DistributedDataParallel does.
+    """Copy the first rank's weights of a whole model to all ranks, as DistributedDataParallel does.
 
-    Only tensors whose sums differ are sent. What zero.Init has partitioned is alike already.
+    Only tensors whose sums differ are sent. Weights partitioned by zero.Init are already equal.
     """
     import torch
     from accelerate.state import PartialState

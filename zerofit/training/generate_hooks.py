@@ -1,4 +1,4 @@
-"""Keeps model.generate from leaving ranks waiting under ZeRO-3: calls go in step, or end with an error."""
+"""Keeps model.generate from blocking ranks under ZeRO-3: calls run in step, or raise an error."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SEE = "https://huggingface.co/docs/transformers/generation_strategies"
 
 
 def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
-    """Hook model.generate of all of transformers' models.
+    """Hook model.generate of all transformers models.
 
     Args:
         module: transformers.generation.utils.
-        changes: where to note which calls were corrected.
+        changes: receives corrected calls.
         limit_s: how long a rank waits for the others before a call; 0 does not wait.
     """
     original = module.GenerationMixin.generate
@@ -52,17 +52,19 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
                 changes.add(_note(line, said))
             call.arguments["synced_gpus"] = True
         meet(_NAME, line=line, limit_s=limit_s)
-        with arranged():  # for what the call itself generates with: a draft, a retriever's generator
+        with (
+            arranged()
+        ):  # for models that the call itself generates with: a draft model, a retriever's generator
             return original(*call.args, **call.kwargs)
 
     module.GenerationMixin.generate = generate
 
 
 def needs_all_ranks(model: Any) -> bool:
-    """Return True if a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are on.
+    """Return True if a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are active.
 
-    Weights that the script has gathered itself are released by the hooks in the first pass, unless it has
-    taken them off. A group of fewer ranks (MiCS, say) is not meant: synced_gpus asks all ranks.
+    Weights gathered by the script are released by the hooks in the first pass, unless it has removed them.
+    Groups of fewer ranks (such as MiCS) are not covered: synced_gpus asks all ranks.
     """
     from torch.distributed import get_world_size
 
@@ -73,7 +75,7 @@ def needs_all_ranks(model: Any) -> bool:
 
 
 def _belongs_to_hybrid_engine(model: Any) -> bool:
-    """Return True if DeepSpeed's engine for RLHF has put its own generate in front (hybrid_engine.py)."""
+    """Return True if DeepSpeed's RLHF engine has replaced generate (hybrid_engine.py)."""
     owner = getattr(vars(model).get("generate"), "__self__", None)
     return type(owner).__name__ == "DeepSpeedHybridEngine"
 
@@ -84,7 +86,7 @@ def _note(line: str, said: bool | None) -> str:
 
 
 def _check_even(call: BoundArguments, line: str) -> None:
-    """Refuse settings under which the ranks fall out of step."""
+    """Refuse settings with which ranks get out of step."""
     for name, why in OUT_OF_STEP.items():
         value = _setting(call, name)
         if not goes_out_of_step(name, value):
@@ -101,7 +103,7 @@ def _check_even(call: BoundArguments, line: str) -> None:
 
 
 def _setting(call: BoundArguments, name: str) -> Any:
-    """Return a setting of the call, where it is None that of its generation_config, then of the model's."""
+    """Return a setting of the call, else of its generation_config, else of the model's."""
     arguments = call.arguments
     direct = arguments.get(name, arguments.get("kwargs", {}).get(name))
     configs = (arguments.get("generation_config"), getattr(arguments["self"], "generation_config", None))

@@ -1,4 +1,4 @@
-"""Batches of samples of like length in a script's own training DataLoader."""
+"""Batches of samples with similar length in a script's own training DataLoader."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _GROUPED = "_zerofit_grouped"
-"""Field of an Accelerator: whether batches of a DataLoader of its were ever grouped."""
+"""Field of an Accelerator: whether batches of any of its DataLoaders were grouped."""
 _WHY_NOT = "_zerofit_why_not_grouped"
-"""Field of an Accelerator: why DataLoaders keep their batches; emptied when it was said."""
+"""Field of an Accelerator: why DataLoaders keep their batches; cleared once reported."""
 _STATE_FILE = "zerofit_batches.json"
-"""Beside what accelerator.save_state() writes: seed and epoch of each batch sampler."""
+"""Written beside accelerator.save_state()'s files: seed and epoch of each batch sampler."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare_data_loader(), which prepare() and Trainer call, too; say at the first step why not."""
+    """Hook prepare_data_loader(); report at the first step if nothing is grouped."""
 
     def prepare_data_loader(original: Any, self: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
         batches = None if is_prepared(data_loader) else _batches_for(self, data_loader)
         if batches is None:
             return original(self, data_loader, *args, **kwargs)
-        # DataLoader refuses to set the field once it is made, as its iterators might be under way; accelerate
-        # makes a new one of its fields.
+        # DataLoader refuses to set the field after construction, since its iterators might be running;
+        # accelerate creates a new one from its fields.
         changed = copy.copy(data_loader)
         changed.__dict__["batch_sampler"] = batches
         prepared = original(self, changed, *args, **kwargs)
         if prepared.batch_sampler is not batches:
-            # accelerate, and Trainer as it resumes, tell the epoch to the sampler that they find here.
+            # accelerate, and Trainer when it resumes, set the epoch on the sampler that they find here.
             prepared.batch_sampler.sampler = batches
         _keep(self, changes)
         changes.add("batches are made of samples of like length, in a new order in each epoch")
@@ -59,15 +59,15 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 class _ScriptBatches(LengthGroupedBatches):
-    """Batches that come in a new order each time they are read, as those of a script that shuffles.
+    """Batches in a new order each time they are read, as in a script that shuffles.
 
-    Their epoch only goes up. accelerate counts a DataLoader's epochs from 0 in each process, and not those
-    that end after skip_first_batches() or by a break (accelerate/data_loader.py): by its count a script would
-    read the same order again.
+    Their epoch only increases. accelerate counts a DataLoader's epochs from 0 in each process, and does not
+    count those after skip_first_batches() or ended by a break (accelerate/data_loader.py): by its count a
+    script would read the same order again.
     """
 
     begun = -1
-    """The epoch that was begun last."""
+    """The last started epoch."""
 
     def __iter__(self) -> Iterator[list[int]]:
         if self.begun == self.epoch:
@@ -79,13 +79,13 @@ class _ScriptBatches(LengthGroupedBatches):
         super().set_epoch(max(epoch, self.epoch))
 
     def go_on(self, *, seed: int, epoch: int) -> None:
-        """Go on in the order of another process, with this epoch."""
+        """Continue in the order of another process, with this epoch."""
         self._seed, self.begun = seed, -1
         super().set_epoch(epoch)
 
 
 def _batches_for(accelerator: Any, loader: Any) -> _ScriptBatches | None:
-    """Return the batches that take the place of a DataLoader's own; None where they stay."""
+    """Return the batches that replace a DataLoader's own; None to keep them."""
     num_ranks = _num_ranks(accelerator)
     why = _why_not(loader, num_ranks=num_ranks)
     lengths, seed = None, 0
@@ -109,8 +109,10 @@ def _batches_for(accelerator: Any, loader: Any) -> _ScriptBatches | None:
 
 
 def _num_ranks(accelerator: Any) -> int:
-    """Return the ranks that read batches of their own: those that share the parts of one tensor, or of one
-    sequence, read the same (accelerate/data_loader.py, prepare_data_loader)."""
+    """Return the number of ranks with different batches: tensor- and sequence-parallel ranks read the same.
+
+    Source: accelerate/data_loader.py, prepare_data_loader.
+    """
     mesh: Any = getattr(accelerator, "torch_device_mesh", None)
     names = () if mesh is None else mesh.mesh_dim_names or ()
     num_alike = math.prod(int(mesh[name].size()) for name in ("tp", "cp") if name in names)
@@ -122,7 +124,7 @@ def _num_ranks(accelerator: Any) -> int:
 
 
 def _why_not(loader: Any, *, num_ranks: int) -> str | None:
-    """Return why a DataLoader's batches are not to be touched; None where they may be."""
+    """Return why a DataLoader's batches can't be replaced; None if they can."""
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
     sampler = loader.sampler
@@ -142,9 +144,9 @@ def _why_not(loader: Any, *, num_ranks: int) -> str | None:
 
 
 def _agreed(accelerator: Any, loader: Any) -> tuple[Lengths | None, int]:
-    """Return the lengths and the seed that all ranks go by: those that the first one found.
+    """Return the lengths and the seed found by the first rank, for all ranks.
 
-    The lengths are None where they are not known, or where ranks have other data than the first one.
+    The lengths are None if unknown, or if ranks have different data.
     """
     from accelerate.utils import broadcast_object_list, gather_object
 
@@ -164,22 +166,22 @@ def _lengths(dataset: Any) -> Lengths | None:
     try:
         return sample_lengths(dataset)
     except Exception:
-        return None  # a column of another kind: its samples have no length
+        return None  # a column with other content: samples have no length
 
 
 def _seed(accelerator: Any, loader: Any) -> int:
-    """Return the seed that the script's own order comes from."""
+    """Return the seed of the script's own order."""
     import torch
 
     generator = loader.sampler.generator
     if generator is not None:
         return int(generator.initial_seed())
     own = accelerator.dataloader_config.data_seed
-    return int(torch.initial_seed() if own is None else own) % 2**64  # torch takes a negative one for this
+    return int(torch.initial_seed() if own is None else own) % 2**64  # torch accepts a negative one here
 
 
 def _keep(accelerator: Any, changes: Changes) -> None:
-    """Let save_state() and load_state() know of the batches of the DataLoaders that it has then."""
+    """Make save_state() and load_state() include the batches of the DataLoaders prepared at that time."""
     if accelerator.__dict__.get(_GROUPED):
         return
     accelerator.__dict__[_GROUPED] = True
@@ -210,14 +212,14 @@ def _keep(accelerator: Any, changes: Changes) -> None:
 
 
 def _kept(accelerator: Any) -> list[_ScriptBatches]:
-    """Return the batches of the DataLoaders that are prepared now: free_memory() drops those of before."""
+    """Return the batches of the currently prepared DataLoaders: free_memory() drops earlier ones."""
     found = (_sampler_in(loader) for loader in prepared_data_loaders(accelerator))
-    # One that accelerate prepared twice, after skip_first_batches() say, has its batches still.
+    # One prepared twice, such as after skip_first_batches(), keeps its batches.
     return list({id(one): one for one in found if isinstance(one, _ScriptBatches)}.values())
 
 
 def _epoch_under_way(accelerator: Any, batches: _ScriptBatches) -> int:
-    """Return the epoch that the script is in: workers read ahead, and may have read all of it."""
+    """Return the script's current epoch: workers prefetch, and may have read all of it."""
     loader: Any
     for loader in accelerator.gradient_state.dataloader_references:
         if loader is not None and not loader.end_of_dataloader and _sampler_in(loader) is batches:

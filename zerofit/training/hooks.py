@@ -1,4 +1,4 @@
-"""All hooks of the training process, in their order: what makes an unmodified script train as a plan says."""
+"""All hooks of the training process, in order: they make an unmodified script train as planned."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One thing that is done to a class or a module of another library."""
+    """One change to a class or module of another library."""
 
     name: str
     install: Callable[[Any, AppliedSettings, Changes], None]
-    """Takes the class or the module, what to set, and where to note it; does nothing where the plan needs
-    nothing."""
+    """Its arguments are the class or module, the settings, and the list of changes; does nothing if the plan
+    does not need it."""
     why_here: str
-    """The reason for its place in the list."""
+    """The reason for its position in the list."""
 
 
 ACCELERATOR_HOOKS = (
@@ -93,8 +93,8 @@ ACCELERATOR_HOOKS = (
     Hook("pipeline stages", pipeline.install, "right around accelerate, which must not wrap a stage"),
     Hook("arguments", accelerate_hooks.install_arguments, "right around accelerate's constructor"),
 )
-"""Hooks of Accelerator. Of a method that several wrap, the first in the list is the outermost: it is called
-first, and sees what the script gave."""
+"""Hooks on Accelerator. If several wrap the same method, the first in the list is the outermost: it is called
+first, with the script's arguments."""
 
 TRAINER_HOOKS = (
     Hook("observation", observe.install_in_trainer, "first: all that evaluating and saving do is a part"),
@@ -107,7 +107,7 @@ TRAINER_HOOKS = (
     Hook("sample groups", sample_groups.install_in_trainer, "on get_tp_size() alone"),
     Hook("pipeline stages", pipeline.install_in_trainer, "before Trainer puts the model on its device"),
 )
-"""Hooks of transformers' Trainer, the outermost first."""
+"""Hooks on transformers' Trainer, outermost first."""
 
 
 def _install_waiting_gathers(module: Any, settings: AppliedSettings, changes: Changes) -> None:
@@ -126,7 +126,7 @@ def _install_accelerator(module: Any, settings: AppliedSettings, changes: Change
 
 def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -> None:
     if settings.on_cpu:
-        # `use_cpu`, which the check for a GPU asks for beside bf16, would switch DeepSpeed off.
+        # `use_cpu`, which the GPU check requires with bf16, would disable DeepSpeed.
         module.is_torch_bf16_gpu_available = lambda: True
     trainer_arguments.install_arguments(module.TrainingArguments, settings, changes)
 
@@ -189,7 +189,7 @@ MODULE_HOOKS = (
 
 
 def install(plan: Plan, changes: Changes, *, run_folder: Path | None = None) -> None:
-    """Set the hooks that make the script train as the plan says."""
+    """Install the hooks that make the script train as planned."""
     settings = settings_of(plan, run_folder=run_folder)
     if plan.topology.world_size > 1 and plan.generate_limit_s:
         watch()

@@ -1,7 +1,7 @@
-"""How many items a loss is the mean over, read from the graph that autograd made of it.
+"""The number of items that a loss is averaged over, read from its autograd graph.
 
-The mean over the labels of a batch tells nothing of their number, and models and scripts take it in many
-ways; the backward pass has to know the number, so that autograd keeps what it follows from.
+The mean over a batch's labels does not show their number, and models and scripts compute it in many ways; but
+the backward pass needs the number, so the graph contains it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NONE, _MEAN = 0, 1
-"""Reductions of torch's losses: one number for each item, or their mean (ATen/core/Reduction.h)."""
+"""Reductions of torch's losses: one number per item, or their mean (ATen/core/Reduction.h)."""
 _BY_LABEL = ("NllLoss",)
 _BY_ELEMENT = ("MseLoss", "BinaryCrossEntropy", "SmoothL1Loss", "HuberLoss", "SoftMarginLoss")
 _KEEPS_THE_MEAN = (
@@ -21,7 +21,7 @@ _KEEPS_THE_MEAN = (
 )
 _SUMS = ("Add", "Sub")
 _DATA_PARALLEL = "_DDPSink"
-"""DistributedDataParallel's, around all outputs at once where it looks for unused parameters."""
+"""DistributedDataParallel's, around all outputs if it looks for unused parameters."""
 _BY_ENTRY = frozenset(
     (
         *_KEEPS_THE_MEAN,
@@ -33,11 +33,11 @@ _BY_ENTRY = frozenset(
         *("Stack", "Cat", "Split"),
     )
 )
-"""Operators whose every number follows from one of each input, so that a batch's numbers stay its own."""
+"""Elementwise operators, which keep a batch's values separate."""
 _OF_A_ROW = frozenset(
     ("Mean", "Sum", "Logsumexp", "Amax", "Amin", "Max", "Min", "LinalgVectorNorm", "Norm", "Std", "Var")
 )
-"""Operators that put dimensions together: of each sample by itself unless the first is among them."""
+"""Reductions, which keep samples separate unless the first dimension is reduced."""
 _MOVES = frozenset(("Permute", "Transpose", "T"))
 _WHOLE_ROWS = frozenset(
     (
@@ -47,15 +47,15 @@ _WHOLE_ROWS = frozenset(
         *("NativeLayerNorm", "FusedRmsNorm", "LogSoftmax", "Softmax"),
     )
 )
-"""Operators below which a model computes its outputs, a row or more for each sample."""
+"""Operators by which a model computes its outputs, one or more rows per sample."""
 
 
 def items_of(loss: Any) -> Any:
-    """Return the number of items that a loss is the mean over.
+    """Return the number of items that a loss is averaged over.
 
     Returns:
-        A scalar tensor in fp32 on the loss's device: labels without those that are ignored, elements, or the
-        sum of their classes' weights. None where the graph does not tell.
+        A scalar fp32 tensor on the loss's device: labels without ignored ones, elements, or the sum of their
+        classes' weights. None if the graph does not tell.
     """
     import torch
 
@@ -64,7 +64,7 @@ def items_of(loss: Any) -> Any:
 
 
 def _common(node: Any, place: int) -> Any:
-    """Return the number of items of each term of a loss; None where they differ or one does not tell."""
+    """Return the number of items of each term of a loss; None if they differ or one is unknown."""
     found = [_items(term) for term in _terms(node, place)]
     if not found or any(items is None for items in found):
         return None
@@ -72,7 +72,7 @@ def _common(node: Any, place: int) -> Any:
 
 
 def _terms(node: Any, place: int) -> Iterator[Any]:
-    """Yield the nodes whose sum a loss is, but for factors; constants are left out."""
+    """Yield the nodes whose sum is a loss, up to factors; constants are left out."""
     waiting = [(node, place)]
     while waiting:
         node, place = waiting.pop()
@@ -97,7 +97,7 @@ def _items(node: Any) -> Any:
     if kind.startswith(_BY_LABEL):
         if node._saved_weight is not None:
             return node._saved_total_weight
-        # Not the total weight, which is rounded where the logits are of 16 bits.
+        # Not the total weight, which is rounded if the logits have 16 bits.
         return (node._saved_target != _signed(node._saved_ignore_index)).sum()
     if kind.startswith(_BY_ELEMENT):
         return node._saved_self.numel()
@@ -105,12 +105,12 @@ def _items(node: Any) -> Any:
 
 
 def _is_mean_of_one(node: Any) -> bool:
-    """True if a node takes the mean of a single number without dimensions: loss.mean()."""
+    """Return True if a node takes the mean of a scalar: loss.mean()."""
     return _kind(node) == "Mean" and not node._saved_self_sym_sizes
 
 
 def _items_of_mean(node: Any) -> Any:
-    """Return the number of items of a mean over all that is below it; None where they are no batch's."""
+    """Return the number of items of a mean over everything below it; None if they are not a batch's."""
     count = node._saved_self_sym_numel
     ((below, _),) = node.next_functions
     if below is None:
@@ -124,14 +124,14 @@ def _items_of_mean(node: Any) -> Any:
             return each[0] if all(float(items) == float(each[0]) for items in each) else None
     if count == 1 and getattr(below, "_saved_reduction", None) == _MEAN:  # loss[None].mean()
         return _items(below)
-    if kind == "Mean" and _reduces_the_batch(below):  # the same as one mean over both
+    if kind == "Mean" and _reduces_the_batch(below):  # equal to one mean over both
         ((inner, _),) = below.next_functions
         return below._saved_self_sym_numel if _has_rows(inner, may_move=True) else None
     return count if _has_rows(below, may_move=True) else None
 
 
 def _has_rows(node: Any, *, may_move: bool) -> bool:
-    """True if there are as many numbers as the batch is large, times something."""
+    """Return True if the number of values is a multiple of the batch size."""
     waiting, seen = [(node, may_move)], set()
     while waiting:
         node, may_move = waiting.pop()
@@ -155,19 +155,19 @@ def _has_rows(node: Any, *, may_move: bool) -> bool:
 
 
 def _reduces_the_batch(node: Any) -> bool:
-    """True if the first dimension is among those that a node puts together, or it does not tell."""
+    """Return True if a node reduces the first dimension, or does not tell."""
     dims = getattr(node, "_saved_dim", None)
     if dims is None:
         return True
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     num_dims = None if sizes is None else len(sizes)
     found = [_signed(dim) for dim in (dims if isinstance(dims, tuple) else (dims,))]
-    # Where the sizes are not kept, only the last dimension of several is sure to be another than the first.
+    # Where sizes are not saved, only the last of several dimensions certainly differs from the first.
     return not found or any(dim == 0 or (num_dims is not None and dim + num_dims == 0) for dim in found)
 
 
 def _held(node: Any) -> list[tuple[Any, int]]:
-    """Return what a node was computed from, without constants."""
+    """Return the inputs of a node, without constants."""
     return [(one, at) for one, at in node.next_functions if one is not None]
 
 
@@ -177,5 +177,5 @@ def _kind(node: Any) -> str:
 
 
 def _signed(number: int) -> int:
-    """Return a number that autograd shows as one without a sign."""
+    """Return a number that autograd shows as unsigned."""
     return number - 2**64 if number >= 2**63 else number

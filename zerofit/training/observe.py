@@ -1,6 +1,6 @@
-"""Says in this rank's live file what it does: phase, step, memory, last checkpoint.
+"""Writes this rank's state into its live file: phase, step, memory, last checkpoint.
 
-zerofit/launching/hang.py reads it meanwhile, and zerofit/launching/diagnose.py once the rank has gone.
+zerofit/launching/hang.py reads it meanwhile, and zerofit/launching/diagnose.py once the rank is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _DUMP_SIGNAL = signal.SIGRTMAX - 3
-"""Has the rank write its stacks. ASSUMPTION: no script takes this one, as Slurm's users take SIGUSR1 and
+"""Makes the rank write its stacks. ASSUMPTION: no script uses this one, since Slurm's users use SIGUSR1 and
 SIGUSR2."""
 _MEMORY_EVERY_S = 1.0
 """Reading the resident memory takes as long as ten updates of the live file (measured: 41 and 2 us)."""
@@ -35,7 +35,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Observed:
-    """This rank's phase, step and memory; the main thread of its own process alone calls the methods."""
+    """This rank's phase, step and memory; only the main thread of its own process calls the methods."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._live = LiveFile(folder, rank)
@@ -43,7 +43,7 @@ class Observed:
         self._is_here = True
         self.phase = Phase.LOADING
         self.is_held = False
-        """True inside of saving and evaluating, whose parts are no phases of their own."""
+        """True inside saving and evaluating, whose parts are no separate phases."""
         self._depth = 0
         self.step = 0
         self.num_steps = 0
@@ -54,7 +54,7 @@ class Observed:
         self._peaks = {phase: PhasePeak(allocated_bytes=0, reserved_bytes=0) for phase in Phase}
         self._highest = (0, 0)
         self.engine: Any = None
-        """The DeepSpeed engine that counts the steps; None without."""
+        """The DeepSpeed engine that counts the steps; None without it."""
         self.optimizer: Any = None
         """The optimizer whose steps are counted: the first that steps."""
         self.data: int | None = None
@@ -62,9 +62,9 @@ class Observed:
         self.training_data: int | None = None
         """id() of the one whose batch led to the last backward pass."""
         self.fetched: Any = None
-        """The iterator of a batch that came since the last backward pass."""
+        """The iterator of a batch received since the last backward pass."""
         self.on_step: Callable[[], None] | None = None
-        """Called once each time that a step is done."""
+        """Called after each step."""
         self._step_before = 0
         stacks = os.open(folder / f"rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         faulthandler.register(_DUMP_SIGNAL, file=stacks, all_threads=True)
@@ -72,10 +72,10 @@ class Observed:
         self._write()
 
     def _leave(self) -> None:
-        self._is_here = False  # a DataLoader's worker, say
+        self._is_here = False  # a DataLoader's worker, for example
 
     def move(self, phase: Phase) -> None:
-        """Say that the rank has come to a phase, or within a held one that it moves."""
+        """Record that the rank has entered a phase, or has made progress within a held one."""
         if not self._is_here or threading.get_ident() != self._thread:
             return
         now = time.time()
@@ -84,7 +84,7 @@ class Observed:
         self._note_peak()
         if not self.is_held:
             self.phase = phase
-        if self.engine is not None:  # which takes its step in step(), or where the script asks the optimizer
+        if self.engine is not None:  # which steps in step(), or where the script calls the optimizer
             self.step = self.engine.global_steps
         if now - self._host_at > _MEMORY_EVERY_S:
             self._host_at, self._host_bytes = now, _resident_bytes()
@@ -95,7 +95,7 @@ class Observed:
             self.on_step()
 
     def during(self, phase: Phase, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function that is a phase; of one that fails the phase stays, for who asks where."""
+        """Call a function that is a phase; if it fails the phase is kept, to show where."""
         before, was_held = self.phase, self.is_held
         self.move(phase)
         self.is_held = was_held or phase in (Phase.SAVING, Phase.EVALUATING)
@@ -113,22 +113,22 @@ class Observed:
         self.step += 1
 
     def resume(self) -> None:
-        """Count the steps since the last checkpoint from here on."""
+        """Reset the steps since the last checkpoint."""
         if self.engine is not None:
             self.step = self.engine.global_steps
         self._checkpoint_step = self.step
 
     def finish_checkpoint(self, path: Any) -> None:
-        """Note a checkpoint that is written."""
+        """Record a written checkpoint."""
         if self._is_here:
             self._checkpoint_step = self.step
             self._live.write_checkpoint(os.path.abspath(path))
             self._write()
 
     def _note_peak(self) -> None:
-        """Note the process's peak for the phase that ends, where this phase has raised it.
+        """Record the process's peak for the phase that ends, if this phase has raised it.
 
-        The counters are not reset: they are the script's, too.
+        The counters are not reset, since the script may use them, too.
         """
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
@@ -143,7 +143,7 @@ class Observed:
         numbers = (self.step, self.num_steps, _DUMP_SIGNAL, self._host_bytes, self._checkpoint_step)
         try:
             self._live.write(self.phase, (os.getpid(), *numbers), (self._changed_at, self._longest_s))
-        except OSError:  # the disk is full, or has gone: that is no reason to end a training
+        except OSError:  # the disk is full or gone: no reason to end a training
             self._is_here = False
 
 
@@ -153,11 +153,11 @@ def _resident_bytes() -> int:
 
 
 _observed: Observed | None = None
-"""This rank; None where nobody looks on, as without `zerofit launch`."""
+"""This rank; None if it is not observed, as without `zerofit launch`."""
 
 
 def start(folder: Path, rank: int) -> None:
-    """Begin to say what this rank does; a folder that can't be written is no reason not to train."""
+    """Start recording this rank's state; an unwritable folder does not stop training."""
     global _observed
     try:
         _observed = Observed(folder, rank)
@@ -166,25 +166,25 @@ def start(folder: Path, rank: int) -> None:
 
 
 def call_after_steps(function: Callable[[], None]) -> None:
-    """Have a function called on each rank right after each optimizer step."""
+    """Call a function on each rank right after each optimizer step."""
     if _observed is not None:
         _observed.on_step = function
 
 
 def steps_done() -> int | None:
-    """Return the optimizer steps that this rank has done; None where nobody looks on."""
+    """Return the optimizer steps done by this rank; None if it is not observed."""
     return None if _observed is None else _observed.step
 
 
 def end() -> None:
-    """Say that the script has ended well."""
+    """Record that the script has ended successfully."""
     if _observed is not None:
         _observed.is_held = False
         _observed.move(Phase.ENDED)
 
 
 def _of_observed(install: Callable[[Any, Observed], None]) -> Callable[[Any, AppliedSettings, Changes], None]:
-    """Return a hook's install() that does something on a rank that somebody watches, and nothing else."""
+    """Return a hook's install() that only acts on observed ranks."""
 
     @functools.wraps(install)
     def install_where_observed(target: Any, settings: AppliedSettings, changes: Changes) -> None:
@@ -195,7 +195,7 @@ def _of_observed(install: Callable[[Any, Observed], None]) -> Callable[[Any, App
 
 
 def _hook(owner: Any, name: str, rank: Observed, phase: Phase) -> None:
-    """Put a phase around a method or a function."""
+    """Record a phase around a method or function."""
     wrap(owner, name, functools.partial(rank.during, phase))
 
 
@@ -221,7 +221,7 @@ def install_saving(module: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_steps(module: Any, rank: Observed) -> None:
-    """Count the steps of torch's optimizers, and see them begin and end.
+    """Count the steps of torch's optimizers, and record their start and end.
 
     Args:
         module: torch.optim.optimizer.
@@ -231,7 +231,7 @@ def install_steps(module: Any, rank: Observed) -> None:
         rank.move(Phase.OPTIMIZER_STEP)
 
     def after(optimizer: Any, *_: Any) -> None:
-        if rank.engine is not None:  # its own step() counts: it may step parts of the parameters in turn
+        if rank.engine is not None:  # its own step() counts: it may step groups of parameters in turn
             return
         rank.optimizer = rank.optimizer or optimizer
         if optimizer is rank.optimizer:
@@ -244,7 +244,7 @@ def install_steps(module: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_data(module: Any, rank: Observed) -> None:
-    """See batches come: of data that has led to a backward pass for training, of other for evaluation.
+    """Record batches: of data that led to a backward pass as training, of other data as evaluation.
 
     Args:
         module: torch.utils.data.dataloader.
@@ -256,7 +256,7 @@ def install_data(module: Any, rank: Observed) -> None:
             batch = original(self)
         except StopIteration:
             if rank.training_data == self._zerofit_data and self._zerofit_untrained > 0:
-                come(self)  # accelerate, which reads one batch ahead, gives the last one only now
+                come(self)  # accelerate, which prefetches one batch, only now returns the last one
             else:
                 rank.move(Phase.BETWEEN_STEPS)
             raise
@@ -273,7 +273,7 @@ def install_data(module: Any, rank: Observed) -> None:
     def iterate(original: Any, self: Any) -> Any:
         iterator = original(self)
         iterator._zerofit_data = id(self)
-        iterator._zerofit_untrained = 0  # batches less the backward passes that came right after one
+        iterator._zerofit_untrained = 0  # batches minus the backward passes that followed one directly
         owner: Any = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
         if not hasattr(owner.__next__, "__wrapped__"):
             wrap(owner, "__next__", fetch)
@@ -284,7 +284,7 @@ def install_data(module: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
-    """See prepare() and the methods that save and load."""
+    """Record prepare(), saving and loading."""
 
     def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         folder = rank.during(Phase.SAVING, original, self, *args, **kwargs)
@@ -305,7 +305,7 @@ def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_in_trainer(trainer_class: Any, rank: Observed) -> None:
-    """See a Trainer evaluate and save."""
+    """Record a Trainer's evaluation and saving."""
     _hook(trainer_class, "evaluate", rank, Phase.EVALUATING)
     _hook(trainer_class, "predict", rank, Phase.EVALUATING)
     _hook(trainer_class, "save_model", rank, Phase.SAVING)
@@ -313,7 +313,7 @@ def install_in_trainer(trainer_class: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_in_callbacks(module: Any, rank: Observed) -> None:
-    """Hear from Trainer how many steps there are, and of its checkpoints.
+    """Record the number of steps and the checkpoints of a Trainer.
 
     Args:
         module: transformers.trainer_callback.
@@ -334,7 +334,7 @@ def install_in_callbacks(module: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_in_engine(module: Any, rank: Observed) -> None:
-    """See a DeepSpeed engine work.
+    """Record the phases of a DeepSpeed engine.
 
     Args:
         module: deepspeed.runtime.engine.

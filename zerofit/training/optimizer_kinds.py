@@ -1,4 +1,4 @@
-"""The optimizers that zerofit can put in: what each stands for, what it takes over, and how it is made."""
+"""The optimizers that zerofit can use: what each replaces, takes over, and how it is created."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _EMBEDDING_BITS = 32
-"""Embeddings keep whole states: with 8 bits they are unstable, says bitsandbytes
-(https://huggingface.co/docs/bitsandbytes/main/en/optimizers), and Trainer keeps them so too
+"""Embeddings keep 32-bit states: 8 bits are unstable for them according to bitsandbytes
+(https://huggingface.co/docs/bitsandbytes/main/en/optimizers), and Trainer does the same
 (transformers/trainer.py, create_optimizer)."""
 _FUSED_ON = frozenset({"cuda", "cpu"})
-"""Devices with a fused AdamW among those that DeepSpeed and bitsandbytes know (torch/utils/_foreach_utils.py,
-_get_fused_kernels_supported_devices)."""
+"""Devices with a fused AdamW among those supported by DeepSpeed and bitsandbytes
+(torch/utils/_foreach_utils.py, _get_fused_kernels_supported_devices)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +26,17 @@ class OptimizerKind:
     """An optimizer by name: its class and defaults."""
 
     module: str
-    """That of the class, and of those that compute the same."""
+    """Of the class, and of equivalent ones."""
     class_name: str
     keeps: frozenset[str] = frozenset()
     """Options that it takes over from an optimizer of the same kind."""
     bits: int | None = None
-    """Of a state; None for optimizers of other libraries than bitsandbytes."""
+    """Per state; None for optimizers outside bitsandbytes."""
     is_paged: bool = False
-    """True if the driver may move its states to the host."""
+    """True if the driver may page its states to the host."""
 
     def is_alike(self, optimizer: Any) -> bool:
-        """True if an optimizer computes the same, with states no larger on the GPU."""
+        """Return True if an optimizer computes the same, with states no larger on the GPU."""
         own = type(optimizer)
         if self.bits is None:
             return (own.__module__, own.__name__) == (self.module, self.class_name)
@@ -65,7 +65,7 @@ KINDS = {
     OptimizerName.ADAMW: OptimizerKind(
         module="torch.optim.adamw", class_name="AdamW", keeps=frozenset({"betas", "eps"})
     ),
-    # AdamW(is_paged=True), as Trainer makes it: accelerate does not take PagedAdamW for an AdamW.
+    # AdamW(is_paged=True), as in Trainer: accelerate does not treat PagedAdamW as AdamW.
     OptimizerName.PAGED_ADAMW: _ADAMW("AdamW", bits=32, is_paged=True),
     OptimizerName.ADAMW_8BIT: _ADAMW("AdamW8bit", bits=8),
     OptimizerName.PAGED_ADAMW_8BIT: _ADAMW("PagedAdamW8bit", bits=8, is_paged=True),
@@ -84,8 +84,8 @@ def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
 
     Args:
         name: its kind.
-        groups: the very dicts that it will hold.
-        modules: those of the model: with 8 bits, embeddings among them keep whole states.
+        groups: the dicts that it will use.
+        modules: the model's: with 8 bits, embeddings among them keep 32-bit states.
     """
     import torch
 
@@ -98,9 +98,9 @@ def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
     if name is OptimizerName.ADAFACTOR:
         from transformers.optimization import Adafactor
 
-        # As Trainer makes it: the learning rate is the script's, not Adafactor's own.
+        # As in Trainer: the learning rate is the script's, not Adafactor's own.
         return Adafactor(groups, lr=groups[0]["lr"], scale_parameter=False, relative_step=False)
-    optimizers: Any = importlib.import_module("bitsandbytes.optim")  # it comes without types
+    optimizers: Any = importlib.import_module("bitsandbytes.optim")  # it has no type annotations
     if kind.bits == 8:
         manager = optimizers.GlobalOptimManager.get_instance()
         for module in modules:
@@ -111,15 +111,15 @@ def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
 
 
 def is_lion(item: Any) -> bool:
-    """True if an optimizer, or what stands for one, is a Lion: its betas and steps are its own."""
+    """Return True for a Lion, or its placeholder, whose betas and steps are specific."""
     return "lion" in (item if isinstance(item, str) else type(item).__name__).lower()
 
 
 def rate_advice(own: str, new: str, learning_rate: float) -> str | None:
-    """Return what to think of where an optimizer steps at a learning rate that was another one's.
+    """Return advice if an optimizer uses a learning rate meant for another one.
 
     Returns:
-        One sentence; None where the rate means about the same to both.
+        One sentence; None if the rate means about the same to both.
     """
     if is_lion(new) == is_lion(own) and _is_sgd(new) == _is_sgd(own):
         return None

@@ -1,4 +1,4 @@
-"""Puts the plan's optimizer in the place of the script's, and refuses one that offload would break."""
+"""Replaces the script's optimizer by the plan's, and refuses one that offload would break."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
 """Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
 _OTHER_MATHEMATICS = ("amsgrad", "maximize")
-"""Switches of torch's optimizers that no other takes over, and without which the script trains otherwise."""
+"""Options of torch's optimizers that change the result, and that no other supports."""
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Switches that say how an optimizer computes, not what."""
+"""Options that select an implementation, without effect on the result."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
@@ -51,9 +51,9 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), which Trainer calls too, so that an optimizer that offload would break is refused.
+    """Hook prepare(), which Trainer calls too, to refuse an optimizer that offload would break.
 
-    Before the launch the source alone is known, and what it shows is never certain.
+    Before the launch only the source is known, which is never certain.
     """
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Ch
 def _check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
     name = type(optimizer).__name__
     if getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8 and not name.endswith("8bit"):
-        name += "8bit"  # bitsandbytes' AdamW(optim_bits=8), as Trainer makes it
+        name += "8bit"  # bitsandbytes' AdamW(optim_bits=8), as in Trainer
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, typed=plan.typed_fields
     )
@@ -87,13 +87,13 @@ def _check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
 def _with_swapped(
     accelerator: Any, objects: tuple[Any, ...], name: OptimizerName, changes: Changes
 ) -> tuple[Any, ...]:
-    """Return what a script prepares, with its one optimizer swapped."""
+    """Return the objects that a script prepares, with its only optimizer replaced."""
     import torch
 
     own = [item for item in objects if is_plain_optimizer(item) and not hasattr(item, "_zerofit_swapped")]
     if not own:
         return objects
-    gc.collect()  # what a first attempt of the script left behind is not counted
+    gc.collect()  # leftovers of a script's first attempt don't count
     num_optimizers = sum(not hasattr(item, "_zerofit_swapped") for item in live_optimizers())
     why_not = None
     if num_optimizers + len(prepared_optimizers(accelerator)) > 1:
@@ -111,7 +111,7 @@ def _with_swapped(
 def swap_and_note(
     optimizer: Any, name: OptimizerName, changes: Changes, *, modules: Iterable[Any], said: str
 ) -> Any:
-    """Swap an optimizer, and note it; `said` stands before the old one's name: "the script says"."""
+    """Replace an optimizer, and report it; `said` precedes the old one's name: "the script says"."""
     lost = dropped(optimizer, name)
     new = swap(optimizer, name, modules=modules)
     if new is not optimizer:
@@ -124,15 +124,15 @@ def swap_and_note(
 
 
 def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) -> Any:
-    """Return a new optimizer on the parameter groups of another, and lead its schedulers to the new one.
+    """Return a new optimizer on the parameter groups of another, and move its schedulers to the new one.
 
-    The groups are the same dicts, as schedulers and scripts hold them, with the learning rate, the weight
-    decay and what else means the same to both.
+    The groups are the same dicts, which schedulers and scripts reference, with the learning rate, the weight
+    decay and other settings that both share.
 
     Args:
-        optimizer: a torch.optim.Optimizer that has made no step.
-        name: the kind of the new one; one that is of that kind already is returned as it is.
-        modules: those of the model: with 8 bits, embeddings among them keep whole states.
+        optimizer: a torch.optim.Optimizer without steps so far.
+        name: the kind of the new one; an optimizer of that kind is returned unchanged.
+        modules: the model's: with 8 bits, embeddings among them keep 32-bit states.
     """
     if is_alike(optimizer, name):
         return optimizer
@@ -156,12 +156,12 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
 
 
 def is_alike(optimizer: Any, name: OptimizerName) -> bool:
-    """True if an optimizer is of a kind already, and stays."""
+    """Return True if an optimizer already is of a kind, and can stay."""
     return KINDS[name].is_alike(optimizer)
 
 
 def dropped(optimizer: Any, name: OptimizerName) -> str:
-    """Return what a script set of its optimizer that another kind has no place for: "momentum=0.9"."""
+    """Return the script's settings of its optimizer that another kind does not support: "momentum=0.9"."""
     defaults = inspect.signature(type(optimizer)).parameters
     kept = _KEPT | _kept_by(optimizer, name) | _IMPLEMENTATION
     said = {
@@ -174,7 +174,7 @@ def dropped(optimizer: Any, name: OptimizerName) -> str:
 
 
 def _kept_by(optimizer: Any, name: OptimizerName) -> frozenset[str]:
-    """Return what means the same to the new one: Lion's betas are no AdamW's, nor AdamW's Lion's."""
+    """Return the settings that mean the same to the new one: betas are not shared between Lion and AdamW."""
     keeps = KINDS[name].keeps
     return keeps if is_lion(optimizer) == is_lion(name.value) else keeps - {"betas"}
 
@@ -206,14 +206,14 @@ def _fits_adam(key: str, value: Any) -> bool:
 
 
 def is_plain_optimizer(item: Any) -> bool:
-    """True if an object is an optimizer as scripts make it, wrapped by nobody."""
+    """Return True for an optimizer as created by scripts, without wrappers."""
     from torch.optim import Optimizer
 
     return issubclass(type(item), Optimizer) and type(item).__module__.split(".")[0] != "accelerate"
 
 
 def live_optimizers() -> list[Any]:
-    """Return all optimizers that the process holds, as scripts made them."""
+    """Return all optimizers in the process, as created by scripts."""
     from torch.optim import Optimizer
 
     return [item for item in live_objects(Optimizer) if is_plain_optimizer(item)]

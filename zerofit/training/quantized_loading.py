@@ -1,4 +1,4 @@
-"""Lets transformers quantize the base of QLoRA as a script loads it; other models stay whole."""
+"""Makes transformers quantize the base of QLoRA while a script loads it; other models are not quantized."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _making_again = False
-"""True if a Trainer makes its model, which it does more than once."""
+"""True while a Trainer creates its model, which it does more than once."""
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -57,7 +57,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
 @contextmanager
 def for_trainer() -> Iterator[None]:
-    """Quantize what is loaded here though another such model lives: a Trainer lets go of it afterwards."""
+    """Quantize models loaded here even if another such model exists, which a Trainer then drops."""
     global _making_again
     _making_again = True
     try:
@@ -67,16 +67,16 @@ def for_trainer() -> Iterator[None]:
 
 
 class _Choice:
-    """Which of the models that a script loads is the one that trains: the captured one, else the first."""
+    """Decides which of the models that a script loads is trained: the captured one, else the first."""
 
     def __init__(self, captured: CapturedModel | None) -> None:
         self._wanted = None if captured is None else (captured.class_path, captured.name)
         self.quantized: WeakSet[Any] = WeakSet()
 
     def is_the_one(self, model_class: Any, name: Any) -> bool:
-        """True if a model about to be loaded is; a second one of the kind is its teacher.
+        """Return True if a model about to be loaded is the trained one, not a teacher of the same class.
 
-        Once an optimizer has made a step, it is no teacher but the next of a loop over folds or seeds.
+        After an optimizer step, it is no teacher but the next model of a loop over folds or seeds.
         """
         own = (class_path(model_class), str(name))
         if self._wanted is None:

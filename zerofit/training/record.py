@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MESSAGE_CHARACTERS = 2000
-"""An error's text is kept up to here: some carry whole tensors. ASSUMPTION: what matters stands in front."""
+"""Maximum length of an error's text: some contain whole tensors. ASSUMPTION: the start matters."""
 
 
 def write_record(
@@ -30,7 +30,7 @@ def write_record(
     saved_to: str | None = None,
     step_time_s: float | None = None,
 ) -> None:
-    """Write this rank's record, whole or not at all."""
+    """Write this rank's record atomically."""
     allocated, reserved = gpu_peaks()
     steps = of_this_process()
     is_scaled = steps.num_steps > 0
@@ -50,11 +50,11 @@ def write_record(
         step_time_s=step_time_s,
     )
     text = json.dumps(asdict(record), indent=2) + "\n"
-    write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held
+    write_whole(record_file(folder, rank), text, mode=0o600)  # an error may contain values of arguments
 
 
 def gpu_peaks() -> tuple[int | None, int | None]:
-    """Return the most bytes that torch has allocated and reserved on this rank's GPU; None without one."""
+    """Return the maximum bytes that torch has allocated and reserved on this rank's GPU; None without one."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None, None

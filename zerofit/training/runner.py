@@ -1,7 +1,7 @@
 """Runs the user's script in a rank, with the plan applied: python -m zerofit.training.runner PLAN TARGET...
 
-TARGET is a script or `-m module`, then its arguments. The plan file stands in the run folder, where this
-rank's log and record go too.
+TARGET is a script or `-m module`, followed by its arguments. The plan file is in the run folder, where this
+rank's log and record are written, too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 _NOISY = "bitsandbytes.backends.cpu.ops"
-"""Warns "Failed to load CPU gemm_4bit" where bitsandbytes is imported on a CPU with AVX512.
+"""Warns "Failed to load CPU gemm_4bit" when bitsandbytes is imported on a CPU with AVX512.
 
-peft and accelerate import it for runs that use none of it (bitsandbytes 0.50).
+peft and accelerate import it for runs that don't use it (bitsandbytes 0.50).
 """
 
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     changes = Changes(announce=rank == 0)
 
     def end(exit_code: int, error: BaseException | None) -> None:
-        last_exit.exit_code = exit_code  # before the record: no trouble with that may change how it ended
+        last_exit.exit_code = exit_code  # before the record: errors in it must not change how the rank ended
         try:
             write_record(
                 folder / "ranks",
@@ -106,16 +106,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _memory_error_of(stop: SystemExit) -> BaseException | None:
-    """Return the want of memory that a script answered with sys.exit(); None where it met none."""
+    """Return the out-of-memory error that a script answered with sys.exit(); None if there was none."""
     met = stop.__context__
     return met if isinstance(met, MemoryError) or type(met).__name__ == "OutOfMemoryError" else None
 
 
 class LastExit:
-    """Leaves the process once every exit handler that was registered after this one has run.
+    """Exits the process once every exit handler registered after this one has run.
 
-    Python runs them in reverse order: made before the script starts, this comes after all of the script's.
-    Those of what Python loaded even earlier (a sitecustomize, say) do not run.
+    Python runs them in reverse order: created before the script starts, this comes after all of the script's.
+    Handlers of modules loaded even earlier (such as sitecustomize) do not run.
     """
 
     exit_code = 1
@@ -126,13 +126,13 @@ class LastExit:
         atexit.register(self.leave)
 
     def leave(self) -> None:
-        """End the process now, with what it has printed."""
-        if os.getpid() != self._pid:  # a child that the script forked ends in its own way
+        """End the process now, after flushing its output."""
+        if os.getpid() != self._pid:  # a forked child of the script ends in its own way
             return
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        ctypes.CDLL(None).fflush(None)  # what C libraries have printed and not yet written
+        ctypes.CDLL(None).fflush(None)  # buffered output of C libraries
         os._exit(self.exit_code)
 
 

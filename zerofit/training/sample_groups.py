@@ -2,9 +2,9 @@
 
 Ranks of a tensor-parallel group share the layers of a copy of the model, those of a sequence-parallel group
 the tokens of a sample, those of a pipeline the blocks of a model. accelerate gives them the same batches
-(accelerate 1.15, data_loader.py, prepare_data_loader; to pipelines with zerofit's help), and everywhere else
-takes each rank for one with samples of its own: the scheduler steps once per rank, gather_for_metrics()
-returns each sample once per rank, and a script that multiplies by num_processes counts too many samples.
+(accelerate 1.15, data_loader.py, prepare_data_loader; to pipelines with zerofit's help), but otherwise
+assumes different samples on each rank: the scheduler steps once per rank, gather_for_metrics() returns each
+sample once per rank, and a script that multiplies by num_processes counts too many samples.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _LIBRARIES = (
     "trl",
     "zerofit",
 )
-"""Packages that mean ranks where they read num_processes, and divide by the group's size themselves."""
+"""Packages that mean ranks by num_processes, and divide by the group size themselves."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook what an Accelerator says to a script of its ranks, and the weights that it hands out."""
+    """Hook what an Accelerator tells a script about its ranks, and the weights that it returns."""
     size = settings.sample_group_size
     if size == 1:
         return
@@ -81,10 +81,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let gathered objects hold each group's once.
+    """Make gathered objects contain each group's once.
 
     Args:
-        module: accelerate.accelerator, whose gather_for_metrics() gathers what is no tensor.
+        module: accelerate.accelerator, whose gather_for_metrics() gathers other objects than tensors.
     """
     size = settings.sample_group_size
 
@@ -96,10 +96,10 @@ def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes
 
 
 def install_in_scheduler(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let a prepared scheduler step once per group of ranks, which is once per batch of an optimizer step.
+    """Make a prepared scheduler step once per group of ranks, which is once per batch of an optimizer step.
 
     Args:
-        module: accelerate.scheduler, which asks AcceleratorState for nothing but the number of ranks.
+        module: accelerate.scheduler, which asks AcceleratorState only for the number of ranks.
     """
     if settings.sample_group_size > 1:
         groups = SimpleNamespace(num_processes=settings.plan.topology.data_parallel_size)
@@ -107,17 +107,17 @@ def install_in_scheduler(module: ModuleType, settings: AppliedSettings, changes:
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let a Trainer know how many ranks share its samples, as TrainingArguments.deepspeed tells it."""
+    """Tell a Trainer how many ranks share its samples, as TrainingArguments.deepspeed would."""
     size = settings.sample_group_size
     if size > 1 and hasattr(trainer_class, "get_tp_size"):
         wrap(trainer_class, "get_tp_size", lambda original, self: size)
 
 
 def _check_stream(loader: Any, accelerator: Any, settings: AppliedSettings) -> None:
-    """Check that accelerate does not hand one rank's batch of a stream to all groups.
+    """Check that accelerate does not give one rank's batch of a stream to all groups.
 
-    Its dispatcher takes one batch for all ranks where such groups are, and its guard asks for a dimension of
-    data parallelism that the mesh under DeepSpeed never has (accelerate 1.15, data_loader.py,
+    Its dispatcher uses one batch for all ranks if there are such groups, and its guard asks for a
+    data-parallel dimension that the mesh under DeepSpeed never has (accelerate 1.15, data_loader.py,
     DataLoaderDispatcher).
 
     Raises:
@@ -158,7 +158,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _one_of_each_group(gathered: Any, accelerator: Any, size: int) -> Any:
-    """Return values gathered over all ranks, in the order of ranks, with one rank of each group."""
+    """Return values gathered over all ranks, in rank order, from one rank of each group."""
     from accelerate.utils.operations import recursively_apply
 
     ranks = accelerator.state.num_processes
@@ -178,9 +178,9 @@ def _divided(summed: Any, size: int) -> Any:
 
 
 def _tie(state_dict: Any, model: Any) -> None:
-    """Let tied weights be one tensor again, which save_pretrained() writes once.
+    """Make tied weights a single tensor again, which save_pretrained() writes once.
 
-    DeepSpeed gathers each of their names into a tensor of its own (runtime/engine.py,
+    DeepSpeed gathers each of their names into a separate tensor (runtime/engine.py,
     _replace_module_consolidated_state_dict, 0.19.8).
     """
     if not state_dict:

@@ -1,6 +1,6 @@
-"""Keeps learning-rate schedulers in step with the optimizer where another takes its place, or its groups go.
+"""Keeps learning-rate schedulers in step with the optimizer when it is replaced, or its groups change.
 
-They are looked for in the whole process: a script need not prepare its scheduler, or prepares it later.
+They are looked up in the whole process: a script need not prepare its scheduler, or prepares it later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PER_GROUP = (
     "base_momentums",
     "max_momentums",
 )
-"""Lists in which torch's schedulers hold one entry a parameter group (torch/optim/lr_scheduler.py)."""
+"""Lists in which torch's schedulers have one entry per parameter group (torch/optim/lr_scheduler.py)."""
 
 
 def live_objects(kind: type) -> list[Any]:
@@ -31,14 +31,14 @@ def live_objects(kind: type) -> list[Any]:
 
 
 def schedulers_of(optimizer: Any) -> list[Any]:
-    """Return all schedulers made for an optimizer, and the parts that they are made of."""
+    """Return all schedulers created for an optimizer, and their parts."""
     from torch.optim.lr_scheduler import LRScheduler
 
     return [item for item in live_objects(LRScheduler) if getattr(item, "optimizer", None) is optimizer]
 
 
 def lead_schedulers(stale: Any, live: Any) -> None:
-    """Let the schedulers of one optimizer set the learning rate of another."""
+    """Make the schedulers of one optimizer set the learning rate of another."""
     schedulers = schedulers_of(stale) if live is not stale else []
     for scheduler in schedulers:
         scheduler.optimizer = live
@@ -47,7 +47,7 @@ def lead_schedulers(stale: Any, live: Any) -> None:
 
 
 def _count_steps(optimizer: Any) -> None:
-    """Let schedulers see that the optimizer steps, as they see it where they are made of it.
+    """Make schedulers see the optimizer's steps, as if they were created from it.
 
     Without it they warn (torch/optim/lr_scheduler.py, patch_track_step_called).
     """
@@ -65,11 +65,11 @@ def _count_steps(optimizer: Any) -> None:
 
 
 def lead_to_live_optimizers(optimizers: Iterable[Any]) -> None:
-    """Let schedulers set the learning rate of the optimizers that step under DeepSpeed.
+    """Make schedulers set the learning rate of the optimizers that step under DeepSpeed.
 
     With optimizer offload accelerate replaces AdamW by DeepSpeed's CPU Adam, and schedulers keep the old one.
     Both share their parameter groups only until a checkpoint is loaded; from then on the learning rate would
-    stand still (https://github.com/deepspeedai/DeepSpeed/issues/4344).
+    be constant (https://github.com/deepspeedai/DeepSpeed/issues/4344).
     """
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -77,18 +77,18 @@ def lead_to_live_optimizers(optimizers: Iterable[Any]) -> None:
     live = {id(optimizer.param_groups[0]): optimizer for optimizer in inner if optimizer is not None}
     led: list[Any] = [getattr(scheduler, "optimizer", None) for scheduler in live_objects(LRScheduler)]
     for optimizer in {id(one): one for one in led if getattr(one, "param_groups", None)}.values():
-        # A scheduler made of a prepared optimizer already leads whatever steps inside.
+        # A scheduler created from a prepared optimizer already drives the inner one.
         is_own = type(optimizer).__module__.split(".")[0] not in ("accelerate", "deepspeed")
         if is_own and id(optimizer.param_groups[0]) in live:
             lead_schedulers(optimizer, live[id(optimizer.param_groups[0])])
 
 
 def drop_empty_groups(objects: Iterable[Any]) -> None:
-    """Take parameter groups without parameters out of optimizers and of their schedulers alike.
+    """Remove parameter groups without parameters from optimizers and their schedulers.
 
-    DeepSpeed takes them out of the optimizer alone (deepspeed/runtime/engine.py, _configure_optimizer), and
-    the scheduler's next step fails: "zip() argument 2 is longer than argument 1". A model without biases and
-    with a "no decay" group, as many scripts make it, is enough.
+    DeepSpeed only removes them from the optimizer (deepspeed/runtime/engine.py, _configure_optimizer), and
+    the scheduler's next step fails: "zip() argument 2 is longer than argument 1". A "no decay" group, as in
+    many scripts, is empty for a model without biases.
     """
     from torch.optim import Optimizer
 
@@ -105,7 +105,7 @@ def drop_empty_groups(objects: Iterable[Any]) -> None:
 
 
 def repeat_entry(optimizer: Any, index: int) -> None:
-    """Give the schedulers of an optimizer one more entry for a group that was split off another."""
+    """Add an entry to an optimizer's schedulers for a group that was split off another."""
     num_before = len(optimizer.param_groups) - 1
     for scheduler in schedulers_of(optimizer):
         for name in _PER_GROUP:

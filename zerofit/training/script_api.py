@@ -1,4 +1,4 @@
-"""The explicit route: a plan applied by the script itself, in classes of its own that patch nobody else's."""
+"""The explicit API: a plan applied by the script itself, in subclasses that patch no one else's classes."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _HOOKED_BY = ("zerofit.training.runner", "zerofit.scripts.capture.child")
-"""Modules that run a script with hooks of their own: a plan is there already, or made from what they see."""
+"""Modules that run a script with their own hooks: a plan already exists, or is made from what they
+observe."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _OF_THE_MODEL = ("freeze", "lora", "quantization", "attention", "liger")
-"""Fields of Strategy that TrainingArguments can't say: a Trainer class has to apply them."""
+"""Fields of Strategy without TrainingArguments: a Trainer class has to apply them."""
 
 
 def accelerator(
     *, plan: Plan | Strategy | str | os.PathLike[str] | None = None, **arguments: Any
 ) -> Accelerator:
-    """Return an Accelerator under a plan.
+    """Return an Accelerator for a plan.
 
     Args:
-        plan: a plan, the path of a plan file, or a strategy for the ranks that there are; None takes the
-            plan of `zerofit launch`.
+        plan: a plan, the path of a plan file, or a strategy for the current ranks; None uses the plan of
+            `zerofit launch`.
         arguments: those of Accelerator.
 
     Raises:
@@ -80,14 +81,14 @@ def training_arguments(
     cls: type[TrainingArguments] | None = None,
     **fields: Any,
 ) -> TrainingArguments:
-    """Return TrainingArguments under a plan; make them before the model, which ZeRO-3 partitions as it loads.
+    """Return TrainingArguments for a plan; create them before the model, which ZeRO-3 partitions.
 
-    A plain Trainer makes the plan's micro-batches by its own accumulation; `zerofit.trainer` gives the
-    script's batches back and splits its forward pass, unless both are known to be the same.
+    A plain Trainer makes the plan's micro-batches by its own accumulation; `zerofit.trainer` restores the
+    script's batches and splits its forward pass, unless both are known to be equivalent.
 
     Args:
-        plan: a plan, the path of a plan file, or a strategy for the ranks that there are; None takes the
-            plan of `zerofit launch`.
+        plan: a plan, the path of a plan file, or a strategy for the current ranks; None uses the plan of
+            `zerofit launch`.
         cls: TrainingArguments or a subclass.
         fields: those of the class.
 
@@ -119,18 +120,18 @@ def training_arguments(
 
 
 def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **arguments: Any) -> Trainer:
-    """Return a Trainer that trains under a plan as it does without it.
+    """Return a Trainer that trains under a plan with unchanged results.
 
     It runs the script's own batches in micro-batches inside the forward pass, weights the loss of accumulated
-    batches where the model does not, and keeps an optimizer that it is given under DeepSpeed.
+    batches if the model does not, and keeps a given optimizer under DeepSpeed.
 
     Args:
-        args: what zerofit.training_arguments() returned.
+        args: from zerofit.training_arguments().
         cls: Trainer or a subclass.
         arguments: the others of the class.
 
     Raises:
-        UserError: the arguments were made in another way.
+        UserError: the arguments were created in another way.
     """
     import transformers
 
@@ -155,12 +156,12 @@ def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **argu
 def planned_arguments(
     base: Any, settings: AppliedSettings, changes: Changes, *, config: dict[str, Any] | None = None
 ) -> Any:
-    """Return a subclass of TrainingArguments whose objects are made as a plan says.
+    """Return a subclass of TrainingArguments that applies a plan.
 
     Args:
         base: TrainingArguments or a subclass.
-        settings: what to set.
-        changes: where to note what was changed.
+        settings: the plan's.
+        changes: receives changes.
         config: DeepSpeed's configuration; None without DeepSpeed.
     """
 
@@ -171,7 +172,7 @@ def planned_arguments(
             super().__post_init__()
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            # Trainer pickles its arguments into each checkpoint: they are read without this class.
+            # Trainer pickles its arguments into each checkpoint, which must be readable without this class.
             return copyreg._reconstructor, (base, object, None), self.__dict__  # type: ignore[attr-defined]
 
     install_arguments(PlannedArguments, settings, changes)
@@ -179,12 +180,12 @@ def planned_arguments(
 
 
 def planned_trainer(base: Any, settings: AppliedSettings, changes: Changes) -> Any:
-    """Return a subclass of Trainer that trains as a plan says.
+    """Return a subclass of Trainer that trains as planned.
 
     Args:
         base: Trainer or a subclass.
-        settings: what of the plan reaches the Trainer.
-        changes: where to note what was changed.
+        settings: the plan's.
+        changes: receives changes.
     """
     planned = _accelerator_class(settings, changes)
 
@@ -214,17 +215,17 @@ def _accelerator_class(settings: AppliedSettings, changes: Changes) -> Any:
 
 
 def _named_as(base: Any, planned: Any) -> Any:
-    """Give a class the name that its base has in messages."""
+    """Give a class the name of its base, for messages."""
     planned.__name__ = base.__name__
     planned.__qualname__ = base.__qualname__
     return planned
 
 
 def _trainer_settings(plan: Plan, base: Any, arguments: dict[str, Any]) -> AppliedSettings:
-    """Return settings with which Trainer makes its micro-batches itself only where that changes nothing.
+    """Return settings in which Trainer makes its micro-batches itself only if that changes nothing.
 
-    The plan knows it of the script that was captured; a loss of the script's own, which may be a mean over
-    each batch, is looked for again.
+    The plan knows it for the captured script; a custom loss, which may be a mean over each batch, is checked
+    again.
     """
     settings = settings_of(plan)
     is_own = bool(overridden(base)) or arguments.get("compute_loss_func") is not None
@@ -232,7 +233,7 @@ def _trainer_settings(plan: Plan, base: Any, arguments: dict[str, Any]) -> Appli
 
 
 def _deepspeed_config(plan: Plan) -> dict[str, Any] | None:
-    """Return the plan's DeepSpeed configuration, with what the script decides left "auto"."""
+    """Return the plan's DeepSpeed configuration, with "auto" for the script's own settings."""
     if plan.strategy.engine is not Engine.DEEPSPEED:
         return None
     open_fields = ("precision", "micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
@@ -248,13 +249,13 @@ def _plugin(config: dict[str, Any]) -> Any:
 
 
 def _is_hooked() -> bool:
-    """True if zerofit runs this script, and has set its hooks."""
+    """Return True if zerofit runs this script with its hooks."""
     return any(name in sys.orig_argv for name in _HOOKED_BY)
 
 
 @cache
 def _changes() -> Changes:
-    """Return the one list of this process: what is changed twice is said once."""
+    """Return the only list of this process: repeated changes are reported once."""
     return Changes(announce=os.environ.get("RANK", "0") == "0")
 
 
@@ -309,7 +310,7 @@ def _read(path: Path) -> Plan:
 
 
 def _prepare_process(plan: Plan) -> None:
-    """Set up what DeepSpeed looks for in the environment, and a launcher may not have set."""
+    """Set environment variables that DeepSpeed needs, and that a launcher may not have set."""
     if plan.strategy.engine is not Engine.DEEPSPEED:
         return
     if not any(name in os.environ for name in _RANK_VARIABLES):  # python train.py: one rank
@@ -320,18 +321,18 @@ def _prepare_process(plan: Plan) -> None:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         from accelerate import PartialState
 
-        # Without a backend accelerate takes each CPU rank for rank 0 of 1 (accelerate/state.py).
+        # Without a backend accelerate treats each CPU rank as rank 0 of 1 (accelerate/state.py).
         PartialState(backend="gloo")
 
 
 def plan_of_strategy(strategy: Strategy) -> Plan:
-    """Return a plan that runs a strategy on the ranks and the machine that this process is part of.
+    """Return a plan that runs a strategy on the current ranks and machine.
 
-    The ranks are those of the launcher's WORLD_SIZE, on the CPU where torch sees no GPU or accelerate was
-    told to leave it alone.
+    The ranks are the launcher's WORLD_SIZE, on the CPU if torch sees no GPU or accelerate was told to ignore
+    it.
 
     Raises:
-        UserError: a rule says that the strategy can't work.
+        UserError: a rule forbids the strategy.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The parts of a plan that reach an unmodified script, and batches on which plan and script must agree."""
+"""The parts of a plan that affect an unmodified script, and batch sizes that both must agree on."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class AppliedSettings:
     plan: Plan
     """The effective value."""
     strategy: Strategy
-    """The plan's; a field of None leaves the script's own. Its accumulation is what the script is told,
-    without the passes that a loop counts itself."""
+    """The plan's; None keeps the script's own value. Its accumulation is the value for the script, without
+    the passes that a loop counts itself."""
     global_batch_size: int | None
-    """Samples of one optimizer step over all ranks, where they were asked for."""
+    """Samples per optimizer step over all ranks, if requested."""
     trainer_accumulates: bool
-    """True if a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
-    forward pass is split, as that of other scripts is."""
+    """True if a Trainer makes its micro-batches itself, by its DataLoader and accumulation; else its forward
+    pass is split, as for other scripts."""
     run_folder: Path | None = None
-    """The run's folder; None where zerofit is called from a script."""
+    """The run folder; None if zerofit is called from a script."""
 
     @property
     def uses_deepspeed(self) -> bool:
-        """True if the plan brings a DeepSpeed configuration."""
+        """True if the plan has a DeepSpeed configuration."""
         return self.strategy.engine is Engine.DEEPSPEED
 
     @property
@@ -50,7 +50,7 @@ class AppliedSettings:
 
     @property
     def sample_group_size(self) -> int:
-        """Ranks that take the same samples."""
+        """Ranks that get the same samples."""
         return self.plan.topology.sample_group_size if self.uses_deepspeed else self.pipeline_parallel_size
 
     @property
@@ -65,12 +65,12 @@ class AppliedSettings:
 
     @property
     def precision_is_default(self) -> bool:
-        """True if the precision gives way to one that the script names itself."""
+        """True if the script's own precision takes precedence."""
         return self.plan.is_default("precision")
 
     @property
     def most_rows(self) -> int | None:
-        """Rows of a model's batch in one forward pass at most; None leaves the script's batches whole."""
+        """Maximum rows of a model's batch in one forward pass; None keeps the script's batches whole."""
         size, capture = self.strategy.micro_batch_size, self.plan.capture
         if size is None or capture is None:
             return size
@@ -82,20 +82,21 @@ class AppliedSettings:
 
     @property
     def captured_model(self) -> CapturedModel | None:
-        """The model that the script was about to train; None where it was not captured."""
+        """The model that the script was about to train; None if it was not captured."""
         return self.plan.capture.model if self.plan.capture is not None else None
 
     @property
     def forced_accumulation(self) -> int | None:
-        """The accumulation that takes the place of an accelerate script's own.
+        """The accumulation that replaces an accelerate script's own.
 
-        Beside a micro-batch the number counts pieces of the script's batches, and its own loop stays.
+        With a micro-batch size the number counts pieces of the script's batches, and its own loop is
+        kept.
         """
         return self.strategy.gradient_accumulation_steps if self.strategy.micro_batch_size is None else None
 
 
 def settings_of(plan: Plan, *, run_folder: Path | None = None) -> AppliedSettings:
-    """Return what of the plan reaches the script."""
+    """Return the parts of the plan that affect the script."""
     capture = plan.capture
     ranks = plan.topology.data_parallel_size
     asked_for = plan.workload.global_batch_size
@@ -105,7 +106,7 @@ def settings_of(plan: Plan, *, run_folder: Path | None = None) -> AppliedSetting
     return AppliedSettings(
         plan=plan,
         strategy=replace(plan.strategy, gradient_accumulation_steps=steps and steps // in_loop),
-        # What the script itself makes is not asked for: it may make another number from the number of ranks.
+        # Not checked if the script derives it itself, possibly from the number of ranks.
         global_batch_size=None if asked_for == own else asked_for,
         trainer_accumulates=capture is not None and capture.trainer_accumulates(ranks),
         run_folder=run_folder,
@@ -115,13 +116,13 @@ def settings_of(plan: Plan, *, run_folder: Path | None = None) -> AppliedSetting
 def check_batch(
     settings: AppliedSettings, *, batch_size: int | None, accumulation: int, num_ranks: int
 ) -> None:
-    """Check that the script's own numbers make the batches that the plan counts on.
+    """Check that the script's own numbers give the batch size of the plan.
 
     Args:
-        settings: what the plan says.
-        batch_size: samples per rank in one forward pass of the script; None where it does not tell.
+        settings: the plan's.
+        batch_size: samples per rank in one forward pass of the script; None if unknown.
         accumulation: the script's forward passes per rank in one optimizer step.
-        num_ranks: ranks that each take their own samples.
+        num_ranks: ranks with different samples.
     """
     if batch_size is None:
         return
@@ -168,7 +169,7 @@ def _check_global_batch(
 
 
 def _batch_fix(asked: int | None, *, batch_size: int, accumulation: int, num_ranks: int) -> str:
-    """Return which of the script's numbers makes the global batch that was asked for."""
+    """Return which of the script's numbers would give the requested global batch."""
     ways = [f"a global batch of {batch_size * accumulation * num_ranks}"]
     size, rest = divmod(asked or 0, accumulation * num_ranks)
     if size and not rest:
@@ -184,7 +185,7 @@ def _times(batch_size: int, accumulation: int) -> str:
 
 
 def micro_batch_too_large(settings: AppliedSettings, batch_size: int, *, why: str) -> UserError:
-    """Return the refusal of a micro-batch that is larger than the script's batch."""
+    """Return the error for a micro-batch that is larger than the script's batch."""
     micro_batch_size = settings.strategy.micro_batch_size
     if settings.plan.is_from_flag("micro_batch_size"):
         found = f"--micro-batch-size {micro_batch_size}"

@@ -1,6 +1,6 @@
-"""Finds out from its source if the code that trains steps its optimizer itself.
+"""Determines from its source whether the training code steps its optimizer itself.
 
-Under DeepSpeed some scripts leave the step to accelerate, which takes it inside backward().
+Under DeepSpeed some scripts leave the step to accelerate, which runs it inside backward().
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers", "zerofit")
-"""Packages that stand between a training loop and its backward pass, wherever they come from."""
+"""Packages between a training loop and its backward pass, wherever they come from."""
 
 
 def script_steps() -> bool:
-    """True if any code of the script, or the code that calls this, steps an optimizer.
+    """Return True if any code of the script, or the calling code, steps an optimizer.
 
-    It is taken to do so where some of the code that runs can't be read.
+    Assumed True if some of the running code can't be read.
     """
     sources, is_all = _sources()
     return not is_all or any(steps_optimizer(source) for source in sources if ".step(" in source)
 
 
 def script_clips() -> bool:
-    """True if any code of the script, or the code that calls this, may clip gradients by norm."""
+    """Return True if any code of the script, or the calling code, may clip gradients by norm."""
     sources, is_all = _sources()
     return not is_all or any("clip_grad_norm_" in source for source in sources)
 
 
 def steps_optimizer(source: str) -> bool:
-    """True if a source steps an optimizer under DeepSpeed too."""
+    """Return True if a source steps an optimizer under DeepSpeed too."""
     try:
         seen = read_script(source, name="").find(Action.STEP)
     except Unreadable:
@@ -58,9 +58,9 @@ def steps_optimizer(source: str) -> bool:
 
 
 def _sources() -> tuple[tuple[str, ...], bool]:
-    """Return the sources of the script's modules and of the code that runs, and whether that is all of it.
+    """Return the sources of the script's modules and of the running code, and whether they are complete.
 
-    What runs counts wherever it is: a training loop may be installed as a package.
+    Running code counts wherever it is: a training loop may be installed as a package.
     """
     texts = {_text_of(file) for file in _script_files()}
     running = {
@@ -102,5 +102,5 @@ def _script_files() -> set[str]:
 
 
 def _text_of(file: str) -> str:
-    """Return the text of a file, or of a notebook's cell; "" where there is none."""
+    """Return the text of a file, or of a notebook's cell; "" if there is none."""
     return "".join(linecache.getlines(file))

@@ -1,4 +1,4 @@
-"""Copies everything a rank prints, by whatever library, into its log while it streams on."""
+"""Copies all output of a rank, by whatever library, into its log while passing it on."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK_BYTES = 65536
-"""As much as a pipe holds on Linux (man 7 pipe, "Pipe capacity")."""
+"""The capacity of a pipe on Linux (man 7 pipe, "Pipe capacity")."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def tee_output(log: Path) -> None:
-    """Send this process's standard output and error on as before, and into a log as well.
+    """Pass on this process's standard output and error as before, and also write them to a log.
 
-    Works on file descriptors, so that what C++ libraries and child processes print is in the log too. A
-    process of its own does the copying: it outlives a rank that is killed, and writes its last words. A
-    terminal stays a terminal for the script.
+    Works on file descriptors, so that output of C++ libraries and child processes is included. A separate
+    process
+    copies: it outlives a killed rank, and writes its last output. A terminal stays a terminal for the script.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -30,7 +30,7 @@ def tee_output(log: Path) -> None:
     for target in (1, 2):
         reader, writer = _channel(target)
         sources[reader] = (os.dup(target), writer, target)
-    # A signal to the process group must not end the copying before it ignores them.
+    # A signal to the process group must not end the copying process before it ignores them.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     if os.fork() == 0:
         try:
@@ -39,7 +39,7 @@ def tee_output(log: Path) -> None:
                 os.close(target)
             _copy({reader: sink for reader, (sink, _, _) in sources.items()}, log_fd)
         finally:
-            os._exit(0)  # whatever happens, the script runs in one process only
+            os._exit(0)  # in any case, the script runs in one process only
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     for reader, (sink, writer, target) in sources.items():
         os.dup2(writer, target)
@@ -49,7 +49,7 @@ def tee_output(log: Path) -> None:
 
 
 def _channel(target: int) -> tuple[int, int]:
-    """Return (reader, writer): a pseudo-terminal where the target is a terminal, else a pipe."""
+    """Return (reader, writer): a pseudo-terminal if the target is a terminal, else a pipe."""
     if not os.isatty(target):
         return os.pipe()
     reader, writer = os.openpty()
@@ -64,8 +64,8 @@ def _channel(target: int) -> tuple[int, int]:
 
 
 def _copy(sinks: dict[int, int], log_fd: int) -> None:
-    """Copy each reader to its sink and to the log until all writers have gone."""
-    # A session of its own: what is sent to the rank's process group must not end the copying.
+    """Copy each reader to its sink and to the log until all writers are gone."""
+    # A separate session: signals to the rank's process group must not end the copying.
     os.setsid()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -85,6 +85,6 @@ def _copy(sinks: dict[int, int], log_fd: int) -> None:
 
 
 def _write_all(fd: int, chunk: bytes) -> None:
-    with contextlib.suppress(OSError):  # the reader has gone, or the disk is full: training goes on
+    with contextlib.suppress(OSError):  # the reader is gone, or the disk is full: training continues
         while chunk:
             chunk = chunk[os.write(fd, chunk) :]

@@ -1,4 +1,4 @@
-"""On SIGUSR1 all ranks save one checkpoint together and end: a scheduler is about to take the nodes back."""
+"""On SIGUSR1, sent before a scheduler reclaims the nodes, all ranks save one checkpoint and exit."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _ASK_EVERY_S = 1.0
-"""The ranks ask each other about once a second, at a step that all of them have worked out alike: a reduction
-at each step would have the host wait for the GPU."""
+"""Ranks synchronize about once a second, at steps that all of them derive equally: a reduction at each step
+would make the host wait for the GPU."""
 
 
 class _Stop:
-    """The request to stop, and how far this rank is."""
+    """The request to stop, and this rank's state."""
 
     def __init__(self, run_folder: Path) -> None:
         self.run_folder = run_folder
         self.is_asked = False
-        """True if this rank was told."""
+        """True if this rank received the signal."""
         self.saved_to: str | None = None
         self.is_agreed = False
         """True once all ranks know."""
         self.next_step = 1
-        """The step of this process after which the ranks ask each other again."""
+        """The step of this process after which the ranks synchronize again."""
         self.asked_step: int | None = None
         self.asked_at = time.monotonic()
         self.first_step = 0
-        """Steps that were done before this process began."""
+        """Steps done before this process began."""
         self.loader: Any = None
         """The DataLoader of the last batch."""
         self.accelerator: Any = None
@@ -46,14 +46,14 @@ class _Stop:
         """True if a Trainer trains, which saves in its own way."""
 
     def receive(self, *_: Any) -> None:
-        """Take the signal."""
+        """Handle the signal."""
         self.is_asked = True
 
     def agrees(self, step: int) -> bool:
-        """Return True if any rank was told; all ranks call it after the same steps.
+        """Return True if any rank received the signal; all ranks call it after the same steps.
 
         Args:
-            step: optimizer steps that this process has done.
+            step: optimizer steps done by this process.
         """
         if step < self.next_step:
             return False
@@ -73,30 +73,30 @@ class _Stop:
         return self.is_agreed
 
     def leave(self, folder: Path) -> NoReturn:
-        """End this rank, whose state is saved."""
+        """End this rank after its state is saved."""
         self.saved_to = str(folder)
         print(f"zerofit: told to stop: saved in {folder}, and ends", file=sys.stderr, flush=True)
         raise SystemExit(0)
 
 
 _stop: _Stop | None = None
-"""None where nobody may tell the ranks to stop."""
+"""None if nothing may stop the ranks."""
 
 
 def start(run_folder: Path) -> None:
-    """Take SIGUSR1; a script that handles it itself has it."""
+    """Handle SIGUSR1; a script's own handler takes precedence."""
     global _stop
     _stop = _Stop(run_folder)
     signal.signal(signal.SIGUSR1, _stop.receive)
 
 
 def saved_to() -> str | None:
-    """Return the checkpoint with which this rank has left its training; None where it has not."""
+    """Return the checkpoint with which this rank has ended its training; None if it has not."""
     return None if _stop is None else _stop.saved_to
 
 
 def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Have a Trainer save and end, as its own callbacks may.
+    """Make a Trainer save and end, as its own callbacks may.
 
     Args:
         module: transformers.trainer_callback.
@@ -132,7 +132,7 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
 
 
 def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Have a loop save before it takes its next batch, when all that belongs to a step is done.
+    """Make a loop save before its next batch, when all work of a step is done.
 
     Args:
         module: accelerate.data_loader.
@@ -157,7 +157,7 @@ def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Know the Accelerator that saves, and the step with which it resumed."""
+    """Record the Accelerator that saves, and the step at which it resumed."""
     if (stop := _stop) is None:
         return
 
@@ -169,7 +169,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         loaded = original(self, input_dir, *args, **kwargs)
         manifest = inspect_checkpoint(Path(input_dir)).manifest if input_dir else None
         if manifest is not None and manifest.step is not None and not settings.uses_deepspeed:
-            stop.first_step = manifest.step  # DeepSpeed's engine goes on counting
+            stop.first_step = manifest.step  # DeepSpeed's engine continues its count
         return loaded
 
     wrap(accelerator_class, "prepare", prepare)
@@ -177,7 +177,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def steps_done() -> int | None:
-    """Return the optimizer steps of the whole training; None where nobody counts them."""
+    """Return the optimizer steps of the whole training; None if they are not counted."""
     done = observe.steps_done()
     return None if done is None or _stop is None else _stop.first_step + done
 
@@ -188,7 +188,7 @@ def _save_if_told(stop: _Stop) -> None:
         return
     if accelerator.project_configuration.automatic_checkpoint_naming:
         stop.leave(Path(accelerator.save_state()).absolute())
-    # accelerate's examples read the step to go on from off this name
+    # accelerate's examples parse the step to resume from this name
     folder = stop.run_folder / "checkpoints" / f"step_{steps_done()}"
     accelerator.save_state(str(folder))
     stop.leave(folder)

@@ -1,4 +1,4 @@
-"""Gives the run's trackers the measured peaks of memory beside the predicted one."""
+"""Logs the measured memory peaks beside the predicted one to the run's trackers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def memory_metrics(plan: Plan) -> dict[str, float]:
-    """Return this rank's peaks since it started, in GiB, under the names that trackers show.
+    """Return this rank's peaks since its start, in GiB, under the names for trackers.
 
     Args:
-        plan: the run's; without an estimate, or with ranks on the CPU, there is no predicted peak.
+        plan: the run's; without an estimate, or on the CPU, there is no predicted peak.
     """
     allocated, reserved = gpu_peaks()
     estimate = None if plan.topology.on_cpu else plan.estimate
     found = {
-        "peak_allocated": allocated,  # live tensors, as the prediction is
+        "peak_allocated": allocated,  # live tensors, as predicted
         "peak_reserved": reserved,
         "predicted_peak_allocated": None if estimate is None else estimate.device.most_tensors,
         "peak_host": process_bytes("VmHWM"),
@@ -34,7 +34,7 @@ def memory_metrics(plan: Plan) -> dict[str, float]:
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Add the peaks to what Accelerator.log() gives the trackers."""
+    """Add the peaks to Accelerator.log()."""
 
     def log(original: Any, self: Any, values: Any, *args: Any, **named: Any) -> Any:
         if self.trackers:
@@ -45,12 +45,14 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Add the peaks to what transformers' callbacks for trackers log; what is printed stays as it is."""
+    """Add the peaks to the logs of transformers' tracker callbacks; printed output is unchanged."""
 
     def train(original: Any, self: Any, *args: Any, **named: Any) -> Any:
         trackers = tracker_callbacks()
         for callback in self.callback_handler.callbacks:
-            if isinstance(callback, trackers) and "on_log" not in vars(callback):  # train() may come twice
+            if isinstance(callback, trackers) and "on_log" not in vars(
+                callback
+            ):  # train() may be called twice
                 wrap(callback, "on_log", on_log)
         return original(self, *args, **named)
 

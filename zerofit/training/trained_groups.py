@@ -1,7 +1,7 @@
-"""Lets an optimizer's groups hold what trains after a model was frozen or adapted.
+"""Updates an optimizer's groups after a model was frozen or adapted.
 
-Under accelerate a script makes its optimizer of the model as it is. The groups stay the same dicts in the
-same order, so that schedulers and the script see no difference.
+With accelerate a script creates its optimizer from the original model. The groups stay the same dicts in the
+same order, so schedulers and the script see no difference.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
-    """Take frozen parameters out of optimizers, and put each adapter beside the weight that it adapts.
+    """Remove frozen parameters from optimizers, and add each adapter beside the weight that it adapts.
 
-    An adapter joins the group of that weight, with its learning rate and its weight decay. One whose weight
-    is in no group joins the largest group of the optimizer that holds others of the model.
+    An adapter joins the group of that weight, with its learning rate and weight decay. If the weight is in no
+    group, it joins the largest group of the optimizer that has other parameters of the model.
     """
     ids = {id(one) for one in model.parameters()}
     replaced = _replacements(model)
@@ -34,18 +34,18 @@ def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
 
 
 def holds(optimizer: Any, model: Any) -> bool:
-    """True if an optimizer holds any parameter of a model."""
+    """Return True if an optimizer has any parameter of a model."""
     ids = {id(one) for one in model.parameters()}
     return any(id(one) in ids for one in parameters_of(optimizer))
 
 
 def trains(model: Any) -> bool:
-    """True if any parameter of a model is trained."""
+    """Return True if any parameter of a model is trained."""
     return any(one.requires_grad for one in model.parameters())
 
 
 def parameters_of(optimizer: Any) -> Iterator[Any]:
-    """Yield all parameters that an optimizer holds."""
+    """Yield all parameters of an optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -69,7 +69,7 @@ def _update(optimizer: Any, ids: set[int], replaced: dict[int, list[Any]], orpha
 
 
 def _replacements(model: Any) -> dict[int, list[Any]]:
-    """Return what trains in the place of each weight, by the weight's id: adapters, and copies of heads."""
+    """Return the parameters that train instead of each weight, by its id: adapters, and copies of heads."""
     found: dict[int, list[Any]] = {}
     if not hasattr(model, "peft_config"):
         return found

@@ -1,4 +1,4 @@
-"""A trial of `zerofit tune` in a rank: its steps are timed, nothing of the user's changes, all ranks end."""
+"""A trial of `zerofit tune` in a rank: steps are timed, the user's files don't change, all ranks end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Clock:
-    """When each step was done."""
+    """The times of steps."""
 
     def __init__(self, steps: TrialSteps, leave: Callable[[], None]) -> None:
         self._steps = steps
@@ -32,39 +32,39 @@ class _Clock:
         self._done_at: list[float] = []
 
     def note_step(self) -> None:
-        """Note that a step is done; after the last, end this rank together with all others."""
+        """Record a step; after the last, end this rank together with all others."""
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._done_at.append(time.perf_counter())
         if len(self._done_at) == self._steps.num_warm_up + self._steps.num_timed:
             if torch.distributed.is_initialized():
-                torch.distributed.barrier()  # no rank goes while another still talks to it
+                torch.distributed.barrier()  # no rank exits while another still communicates with it
             for worker in multiprocessing.active_children():  # a DataLoader's
                 worker.terminate()
             self._leave()
 
     def has_not_begun(self) -> bool:
-        """True before the first step."""
+        """Return True before the first step."""
         return not self._done_at
 
     @property
     def step_time_s(self) -> float | None:
-        """The median of the timed steps; None before the first."""
+        """Return the median of the timed steps; None before the first."""
         timed = self._done_at[self._steps.num_warm_up - 1 :]
         times = [end - begin for begin, end in itertools.pairwise(timed)]
         return statistics.median(times) if times else None
 
 
 _clock: _Clock | None = None
-"""None where the run is no trial."""
+"""None if the run is no trial."""
 
 
 def start(steps: TrialSteps, leave: Callable[[], None]) -> None:
-    """Keep what the script does to itself, and time its steps; after all hooks of the plan are set.
+    """Suppress the script's side effects, and time its steps; to be called after installing all hooks.
 
-    From its first step on it saves no weights, it resumes from no checkpoint, trackers and the hub hear
-    nothing, and what the script is about to change on disk is noted first, so that it can be put back.
+    From its first step on it saves no weights, resumes from no checkpoint, trackers and the hub receive
+    nothing, and changes on disk are recorded first, so that they can be undone.
 
     Args:
         steps: how many.
@@ -73,19 +73,19 @@ def start(steps: TrialSteps, leave: Callable[[], None]) -> None:
     global _clock
     _clock = _Clock(steps, leave)
     observe.call_after_steps(_clock.note_step)
-    quiet_saving.install(lambda: None, may_save=_clock.has_not_begun)  # it may read back what it prepares
+    quiet_saving.install(lambda: None, may_save=_clock.has_not_begun)  # it may read back prepared data
     quiet_hub.install()
     quiet_trackers.install()
     guard(Path(steps.guard))
 
 
 def step_time_s() -> float | None:
-    """Return the median time of a step of this trial; None where none was timed."""
+    """Return the median step time of this trial; None if no step was timed."""
     return None if _clock is None else _clock.step_time_s
 
 
 def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Have a Trainer neither save nor evaluate in a trial.
+    """Keep a Trainer from saving and evaluating in a trial.
 
     Args:
         module: transformers.trainer_callback.

@@ -1,4 +1,4 @@
-"""Puts functions around the methods of other libraries' classes."""
+"""Wraps methods of other libraries' classes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Replace a class's method, or a module's function.
 
     Args:
-        owner: a class or a module.
-        name: of the method or the function.
-        around: takes the original, then what it was called with (of a method: the object first).
+        owner: a class or module.
+        name: of the method or function.
+        around: called with the original, followed by its arguments (for a method: the object first).
     """
     original = getattr(owner, name)
 
@@ -38,9 +38,9 @@ def wrap_steps(
 
     Args:
         accelerator_class: accelerate's Accelerator, or a subclass.
-        mark: a field of the prepared optimizer that says that it was done.
-        around: takes the Accelerator, the prepared optimizer, its step() so far, and that one's arguments.
-        only: takes the Accelerator and the prepared optimizer, and says whether that one is meant.
+        mark: a field of the prepared optimizer that marks it as done.
+        around: called with the Accelerator, the prepared optimizer, its original step(), and the arguments.
+        only: called with the Accelerator and the prepared optimizer; returns whether to replace its step().
     """
 
     def prepare_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,8 @@ def wrap_steps(
             def step(prepared: Any, *args: Any, **kwargs: Any) -> Any:
                 return around(self, prepared, before, *args, **kwargs)
 
-            # A bound method: a scheduler made of the optimizer later reads the function behind its step().
+            # A bound method: a scheduler created from the optimizer later reads the function behind its
+            # step().
             prepared.step = MethodType(step, prepared)
         return prepared
 

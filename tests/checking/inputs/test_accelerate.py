@@ -90,7 +90,7 @@ def test_without_a_stage_it_is_2() -> None:
     settings = settings_of_accelerate(_document(_FILE), None)
     assert settings is not None
     assert settings.zero_stage is not None
-    assert (settings.zero_stage.value, settings.zero_stage.text) == (2, "no zero_stage, which makes it 2")
+    assert (settings.zero_stage.value, settings.zero_stage.text) == (2, "no zero_stage, so it is 2")
 
 
 def test_other_launchers_have_other_settings() -> None:

@@ -11,7 +11,7 @@ from zerofit.configs.text.read import read_document
 
 _SCHEMAS = load_schemas()
 _ARGUMENTS = "arguments of Trainer, or a training recipe"
-_ELSE = "something else: none of its keys is one of DeepSpeed's or accelerate's, or near to one"
+_ELSE = "something else: none of its keys is DeepSpeed's or accelerate's, or similar"
 
 
 @pytest.mark.parametrize(

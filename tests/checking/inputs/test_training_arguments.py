@@ -69,7 +69,7 @@ def test_keywords_of_the_source_are_likely() -> None:
     assert [said.value for said in settings.surplus] == ["evaluation_strategy"]
     steps = settings.find_or_default("gradient_accumulation_steps")
     assert steps is not None
-    assert (steps.value, steps.text) == (1, "no gradient_accumulation_steps, which makes it 1")
+    assert (steps.value, steps.text) == (1, "no gradient_accumulation_steps, so it is 1")
 
 
 @pytest.mark.parametrize(

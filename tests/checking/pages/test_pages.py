@@ -58,9 +58,9 @@ def test_every_page_is_whole(rule: Rule) -> None:
     assert page.startswith(f"# {rule.id}\n\n**{rule.severity}**: {rule.summary}.\n")
     assert page.endswith("\n")
     assert not page.endswith("\n\n")
-    assert re.search(r"\{\w+\}", page.partition("Breaks the rule:")[0]) is None
+    assert re.search(r"\{\w+\}", page.partition("Violates the rule:")[0]) is None
     assert page.count("```") % 2 == 0
-    assert ("Breaks the rule:\n\n" in page, "Keeps it:\n\n" in page) == (True, True)
+    assert ("Violates the rule:\n\n" in page, "Keeps it:\n\n" in page) == (True, True)
 
 
 @_EVERY_RULE

@@ -162,9 +162,9 @@ def test_a_finding_stands_where_the_optimizer_is_named_or_else_where_it_is_put()
 
 def test_an_unknown_optimizer_or_route_is_said_where_it_matters() -> None:
     offloaded = _situation("torch.SGD", offload=_CPU, route=None)
-    assert _facts(offloaded) == {"who hands the optimizer to DeepSpeed"}
+    assert _facts(offloaded) == {"which library passes the optimizer to DeepSpeed"}
     unknown = replace(offloaded, settings=replace(offloaded.settings, optimizer=None))
-    assert _facts(unknown) == {"the optimizer, which the script makes"}
+    assert _facts(unknown) == {"the optimizer, which the script creates"}
     assert _facts(_situation("config.AdamW", offload=_CPU, route=None)) == set()
 
 

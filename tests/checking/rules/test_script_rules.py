@@ -108,7 +108,7 @@ for batch in loader:
         (
             ending(LANGUAGE, "def f():\n    if not is_main_process():\n        return\n    model(1)\nf()"),
             3,
-            [(_AT_ZERO3, "model(1) where `not is_main_process()` does not hold")],
+            [(_AT_ZERO3, "model(1) if `not is_main_process()` is false")],
         ),
         (_main("teacher(batch)"), 3, []),
         (_main("tokenizer.save_pretrained('out')"), 3, []),
@@ -277,9 +277,7 @@ def test_clipping(script: str, clipping: object, found: list[str]) -> None:
 def test_what_is_unknown_without_settings() -> None:
     verdict = check(situation_of_script(_main("model(**batch)"), None), rules=_RULES)
     assert verdict.findings == ()
-    assert [(item.rule, item.fact) for item in verdict.unknown] == [
-        (_AT_ZERO3, "what runs the training step")
-    ]
+    assert [(item.rule, item.fact) for item in verdict.unknown] == [(_AT_ZERO3, "the engine")]
     assert check(situation_of_script(LANGUAGE, None), rules=_RULES).unknown == ()
 
 

@@ -25,21 +25,21 @@ def test_json(golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize(
     ("verdict", "files", "expected"),
     [
-        (Verdict(), FILES[:1], "ok: acc.yaml: 40 rules hold"),
+        (Verdict(), FILES[:1], "ok: acc.yaml: 40 rules passed"),
         (
             Verdict(),
             FILES[:2],
-            "ok: acc.yaml, conf/my ds.json (named by acc.yaml:2): 40 rules hold",
+            "ok: acc.yaml, conf/my ds.json (named by acc.yaml:2): 40 rules passed",
         ),
-        (Verdict(), FILES[:1] * 6, "ok: 6 files: 40 rules hold"),
-        (Verdict(), (), "ok: the command line: 40 rules hold"),
+        (Verdict(), FILES[:1] * 6, "ok: 6 files: 40 rules passed"),
+        (Verdict(), (), "ok: the command line: 40 rules passed"),
         (
             replace(VERDICT, findings=()),
             FILES[:1],
-            "not checked, as it is not known: the optimizer, which the script makes "
+            "not checked, because unknown: the optimizer, which the script creates "
             "(offload-needs-adam, muon-needs-matrices)\n"
-            "not checked, as it is not known: the GPUs that will run it (bf16-needs-ampere)\n\n"
-            "ok: acc.yaml: 37 rules hold, 3 not checked",
+            "not checked, because unknown: the GPUs that will run it (bf16-needs-ampere)\n\n"
+            "ok: acc.yaml: 37 rules passed, 3 not checked",
         ),
     ],
 )

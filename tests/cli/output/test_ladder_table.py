@@ -48,8 +48,8 @@ def test_a_picture_has_the_figures_of_the_ladder(ladder: Ladder, tmp_path: Path)
 
 _NOTES = {
     "CPU": [
-        " can't run here: tf32 needs a GPU that has it: there is none",
-        " killed: ended by SIGKILL, while taking step 1 of 2; the kernel ended ...",
+        " can't run here: tf32 needs a GPU that supports it: there is none",
+        " killed: ended by SIGKILL, while taking step 1 of 2; the kernel's OOM ...",
     ],
     "NVIDIA H200": [" out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocat..."],
 }
@@ -64,6 +64,6 @@ def test_a_picture_in_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -
     assert str(raised.value) == (
         "error[not-writable]: a file can't be written\n"
         f"  found: File exists: {path}\n"
-        "  why:   the folder or the file does not allow it\n"
-        "  fix:   name a folder that can be written: --plot FILE"
+        "  why:   the folder or file is not writable\n"
+        "  fix:   name a writable folder: --plot FILE"
     )

@@ -104,9 +104,9 @@ def _place(document: Document) -> Place:
 
 
 _BYTES = [
-    (b"x" * (MAX_BYTES + 1), f"the file is too long: {MAX_BYTES + 1} bytes", 1, 1),
-    (b'{"a": 1,\n "\xe9"}', "the file holds the byte 0xe9, which is not UTF-8", 2, 3),
-    (b"\xff\xfe{\x00}\x00", "the file holds the byte 0xff, which is not UTF-8", 1, 1),
+    (b"x" * (MAX_BYTES + 1), f"the file is too large: {MAX_BYTES + 1} bytes", 1, 1),
+    (b'{"a": 1,\n "\xe9"}', "the file contains the byte 0xe9, which is not UTF-8", 2, 3),
+    (b"\xff\xfe{\x00}\x00", "the file contains the byte 0xff, which is not UTF-8", 1, 1),
 ]
 
 
@@ -118,10 +118,10 @@ def test_bytes_that_are_no_text_are_refused(data: bytes, problem: str, line: int
 
 
 _RUBBISH = [
-    ("\x00\x01", "the file holds the character U+0000", 1, 1),
-    ('{"a":\n "\x1b"}', "the file holds the character U+001B", 2, 3),
-    ('{"a": "\ud800"}', "the file holds the character U+D800", 1, 8),
-    (" " * (MAX_BYTES + 1), f"the file is too long: {MAX_BYTES + 1} characters", 1, 1),
+    ("\x00\x01", "the file contains the character U+0000", 1, 1),
+    ('{"a":\n "\x1b"}', "the file contains the character U+001B", 2, 3),
+    ('{"a": "\ud800"}', "the file contains the character U+D800", 1, 8),
+    (" " * (MAX_BYTES + 1), f"the file is too large: {MAX_BYTES + 1} characters", 1, 1),
     ("\ufeff \n", "the file is empty", 1, 1),
 ]
 
@@ -154,7 +154,7 @@ _BOMBS = {
 def test_a_yaml_bomb_is_refused(text: str) -> None:
     with pytest.raises(Unreadable) as caught:
         read_document(text, name="a.yaml")
-    assert caught.value.problem == "the file comes to more than 20000 values"
+    assert caught.value.problem == "the file has more than 20000 values"
 
 
 def test_a_chain_of_aliases_is_as_deep_as_what_it_stands_for() -> None:

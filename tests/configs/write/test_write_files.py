@@ -19,8 +19,8 @@ def test_a_failure_at_the_last_file_leaves_every_file_as_it_was(tmp_path: Path) 
     assert str(error.value) == (
         "error[not-writable]: a file can't be written\n"
         f"  found: Is a directory: {tmp_path}/.c.sh.partial\n"
-        "  why:   the folder or the file does not allow it\n"
-        "  fix:   name a folder that can be written: --output-dir DIR"
+        "  why:   the folder or file is not writable\n"
+        "  fix:   name a writable folder: --output-dir DIR"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == [".c.sh.partial", "a.json"]
     assert first.read_text() == "mine\n"

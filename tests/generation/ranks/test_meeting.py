@@ -122,14 +122,14 @@ def error(found: str, *, waited: str = "", name: str = "model.generate") -> str:
         return (
             f"{headline}"
             f"  why:   all ranks share the work and the results{waited}\n"
-            "  fix:   call it equally often on all ranks, with per_rank=True and no prompts where one has "
-            "none; ranks that are only slow get longer by limit_s="
+            "  fix:   call it equally often on all ranks, with per_rank=True and an empty list on ranks "
+            "without prompts; if ranks are only slow, raise limit_s="
         )
     return (
         f"{headline}"
         f"  why:   each rank holds a part of the weights and must take part in every forward pass{waited}\n"
         "  fix:   call it equally often on all ranks, or zerofit.generate(), which takes any number of "
-        "prompts on each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch\n"
+        "prompts on each; if ranks are only slow, raise --generate-limit SECONDS of zerofit launch\n"
         "  see:   https://huggingface.co/docs/transformers/main_classes/deepspeed"
     )
 
@@ -258,9 +258,9 @@ def test_a_store_that_has_gone_is_said(ranks: Callable[..., Ranks]) -> None:
     del here._server
     assert here.run([call(limit_s=0.3), nothing])[0] == (
         "error[generate-not-on-all-ranks]: the other ranks have gone before model.generate()\n"
-        "  found: train.py:83, where the ranks' store (TCPStore) does not answer\n"
+        "  found: train.py:83, where the ranks' store (TCPStore) does not respond\n"
         "  why:   rank 0 or the launcher on the first node keeps the store, and has ended\n"
-        "  fix:   look for the error of the rank that ended first: its log says more"
+        "  fix:   look for the error of the rank that ended first in its log"
     )
 
 

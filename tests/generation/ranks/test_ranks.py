@@ -35,7 +35,7 @@ def test_a_failure_is_heard_while_another_rank_is_at_work(store: HashStore) -> N
     with pytest.raises(UserError) as error:
         _progress(2, 60).wait_for_all()
     assert (error.value.summary, error.value.found) == (
-        "rank 1 failed, so that the results are not complete",
+        "rank 1 failed, so the results are incomplete",
         "RuntimeError: of the script",
     )
 
@@ -49,7 +49,7 @@ def test_what_one_rank_decides_counts_for_all(store: HashStore) -> None:
     for rank in (0, 1):
         with pytest.raises(UserError) as error:
             _progress(rank, 60).wait_for_all()
-        assert error.value.summary == "rank 2 failed, so that the results are not complete"
+        assert error.value.summary == "rank 2 failed, so the results are incomplete"
 
 
 def test_a_rank_is_given_up_when_none_makes_a_token_any_more(store: HashStore) -> None:

@@ -194,7 +194,7 @@ def test_a_file_that_appears_at_out_in_the_meantime_stays_and_so_do_the_parts(tm
     with begin(out) as parts:
         parts.write([document(0)])
         out.write_text("mine")
-        with pytest.raises(UserError, match="the file for the results is there already"):
+        with pytest.raises(UserError, match="the file for the results already exists"):
             parts.assemble(1)
     assert out.read_text() == "mine"
     out.unlink()
@@ -211,10 +211,10 @@ def test_a_missing_result_is_named_and_the_others_stay(tmp_path: Path) -> None:
             parts.assemble(9)
     assert (str(raised.value), raised.value.exit_code) == (
         "error[generate-out-not-shared]: not every rank sees the folder of the results\n"
-        f"  found: {out}.parts: 8 of 9 results are not there: of prompts 0, 1, 3, 4, 5, ...\n"
-        "  why:   each rank writes its results there, and rank 0 puts them together\n"
-        "  fix:   name a file on a file system that all nodes share; what is there is kept, and the same "
-        "command does the rest",
+        f"  found: {out}.parts: 8 of 9 results are missing: of prompts 0, 1, 3, 4, 5, ...\n"
+        "  why:   each rank writes its results there, and rank 0 merges them\n"
+        "  fix:   name a file on a file system that all nodes share; results so far are kept, and the "
+        "same command resumes",
         1,
     )
     assert not out.exists()
@@ -225,9 +225,9 @@ def test_a_missing_result_is_named_and_the_others_stay(tmp_path: Path) -> None:
 NOT_SHARED = """\
 error[generate-out-not-shared]: not every rank sees the folder of the results
   found: {out}.parts: rank 0 made it, rank 1 does not see it as rank 0 does
-  why:   each rank writes its results there, and rank 0 puts them together
-  fix:   name a file on a file system that all nodes share; what is there is kept, \
-and the same command does the rest"""
+  why:   each rank writes its results there, and rank 0 merges them
+  fix:   name a file on a file system that all nodes share; results so far are kept, \
+and the same command resumes"""
 
 
 def test_a_rank_on_a_node_with_its_own_disk_is_found_before_anything_is_generated(tmp_path: Path) -> None:
@@ -263,9 +263,9 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, place: str, foun
     assert str(raised.value) == (
         "error[generate-out-not-writable]: the results can't be written\n"
         f"  found: {found.format(folder=tmp_path)}\n"
-        "  why:   each result is written as it comes, beside the file that all go into at the end\n"
-        "  fix:   name a file in a folder that is there, can be written and has room; what was written is "
-        "kept, and the same command goes on from it"
+        "  why:   each result is written immediately, beside the file that they are merged into at the end\n"
+        "  fix:   name a file in an existing, writable folder with enough space; results so far are kept, "
+        "and the same command resumes"
     )
     assert tree(tmp_path) == before
 
@@ -363,18 +363,18 @@ def make_folder(out: Path, files: dict[str, str]) -> None:
 
 
 EXISTS = """\
-error[generate-out-exists]: the file for the results is there already
+error[generate-out-exists]: the file for the results already exists
   found: {{out}}: {found}
-  why:   it may hold results of yours, and they are never written over
+  why:   it may contain your results, and is never overwritten
   fix:   write to another file, or move that one away"""
 OTHERS = """\
-error[generate-other-parts]: the unfinished results there are those of another run
+error[generate-other-parts]: the unfinished results are from another run
   found: {{out}}.parts: {found}
-  why:   a file would get results of two kinds
+  why:   the file would mix results of two runs
   fix:   write the results to another file, or, if you don't need the unfinished ones: rm -r {{out}}.parts"""
 NOT_OURS = """\
-error[generate-parts-not-zerofits]: the folder for unfinished results is another's
-  found: {out}.parts: it holds no job.json of `zerofit generate`
+error[generate-parts-not-zerofits]: the folder for unfinished results has other contents
+  found: {out}.parts: it has no job.json of `zerofit generate`
   why:   results are kept there until all are done, and the folder is removed then
   fix:   write the results to another file, or move that folder away"""
 
@@ -392,7 +392,7 @@ REFUSED = {
     ),
     "results of another job": (
         lambda out: leave_result(out, fingerprint="other"),
-        OTHERS.format(found="they were made with another model, other prompts or other settings"),
+        OTHERS.format(found="they are from another model, other prompts or other settings"),
     ),
     "results of another version": (
         lambda out: leave_result(out, job='{"version": 99, "fingerprint": "F", "more": 1}'),
@@ -430,7 +430,7 @@ def test_results_are_continued_only_by_those_who_ask_for_it(tmp_path: Path) -> N
     assert str(raised.value) == (
         "error[generate-parts-exist]: there are unfinished results of an earlier run\n"
         f"  found: {out}.parts\n"
-        "  why:   they would be continued with resume=True only\n"
+        "  why:   they are only continued with resume=True\n"
         f"  fix:   pass resume=True, write to another file, or, if you don't need them: rm -r {out}.parts"
     )
     take(out, resume=True)
@@ -490,7 +490,7 @@ def test_one_run_writes_at_a_time_and_a_killed_one_does_not_block_the_next(tmp_p
             assert str(raised.value) == (
                 "error[generate-out-in-use]: another run is writing these results\n"
                 f"  found: {out}.parts/job.json is locked by a living process\n"
-                "  why:   two runs would do each prompt twice\n"
+                "  why:   two runs would generate each prompt twice\n"
                 "  fix:   wait for it, end it, or write the results to another file"
             )
             assert tree(tmp_path) == before

@@ -56,7 +56,7 @@ def test_what_the_model_has_already_is_no_change() -> None:
 
 def test_a_module_without_transformers_is_noted() -> None:
     assert set_attention(torch.nn.Linear(2, 2), "sdpa") == (
-        "attention is left as it is: Linear has no model of transformers in it",
+        "attention is unchanged: Linear contains no transformers model",
     )
 
 
@@ -67,19 +67,19 @@ def test_a_module_without_transformers_is_noted() -> None:
             llama,
             "flash_attention_2",
             "attention flash_attention_2, and LlamaForCausalLM with sdpa",
-            "give eager or sdpa or flex_attention, or keep the model's own",
+            "use eager or sdpa or flex_attention, or keep the model's own",
         ),
         (
             llama,
             "spda",
             "attention spda, and LlamaForCausalLM with sdpa",
-            "give eager or sdpa or flex_attention, or keep the model's own",
+            "use eager or sdpa or flex_attention, or keep the model's own",
         ),
         (
             xlnet,
             "sdpa",
             "attention sdpa, and XLNetLMHeadModel with eager",
-            "give eager, or keep the model's own",
+            "use eager, or keep the model's own",
         ),
     ],
 )

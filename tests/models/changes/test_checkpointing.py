@@ -148,7 +148,7 @@ def test_what_the_script_switched_on_is_switched_off() -> None:
     enable_checkpointing(model, use_reentrant=False)
     notes = set_checkpointing(model, wanted=False)
     assert not is_checkpointing(model)
-    assert notes == ("gradient checkpointing is off in LlamaForCausalLM; the script switched it on",)
+    assert notes == ("gradient checkpointing is off in LlamaForCausalLM; the script had it on",)
 
 
 def test_the_scripts_own_checkpointing_takes_every_second_block_too() -> None:
@@ -196,7 +196,7 @@ def test_a_model_whose_blocks_have_no_switch_is_refused_some_of_them() -> None:
     with pytest.raises(UserError) as refused:
         set_checkpointing(model, wanted=True, every=2)
     assert str(refused.value).splitlines()[:2] == [
-        "error[checkpointing-all-or-nothing]: this model recomputes all of its blocks or none",
+        "error[checkpointing-all-or-nothing]: this model can only checkpoint all of its blocks",
         "  found: gradient checkpointing of every 2 blocks, and OwnCheckpointing",
     ]
     assert not is_checkpointing(model)

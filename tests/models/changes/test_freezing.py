@@ -92,7 +92,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             "all-but-head",
             "error[freeze-leaves-nothing]: nothing would be left to train\n"
             "  found: freezing of all-but-head, and GPT2LMHeadModel\n"
-            "  why:   its head lm_head.weight is tied to transformer.wte.weight: one parameter, which is a "
+            "  why:   its head lm_head.weight is tied to transformer.wte.weight: one parameter, which is "
             "part of the base model\n"
             "  fix:   freeze less, such as embeddings+1",
         ),
@@ -111,16 +111,16 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             "  found: freezing of 'transformer.h', and GPT2LMHeadModel\n"
             "  why:   its parameters are transformer.wte.*, transformer.wpe.*, transformer.h.*, "
             "transformer.ln_f.*, lm_head.*\n"
-            "  fix:   give 'transformer.h.*', or one of the words embeddings, embeddings+N, blocks, "
+            "  fix:   give 'transformer.h.*', or one of the keywords embeddings, embeddings+N, blocks, "
             "all-but-head",
         ),
         (
             gpt2,
             "embeddings+3",
-            "error[freeze-too-many-blocks]: the model has fewer blocks than are to be frozen\n"
+            "error[freeze-too-many-blocks]: the model has fewer blocks than to freeze\n"
             "  found: freezing of embeddings+3, and GPT2LMHeadModel with 2 blocks\n"
-            "  why:   the number says how many blocks of each stack are frozen, counted from the input\n"
-            "  fix:   give embeddings+2 or less, or all-but-head",
+            "  why:   the number of blocks to freeze is for each stack, from the input\n"
+            "  fix:   use embeddings+2 or less, or all-but-head",
         ),
     ],
 )

@@ -28,7 +28,4 @@ def test_the_setting_is_torchs_own_and_can_be_read_in_each_way(wanted: bool, pre
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a process without a GPU")
 def test_without_a_gpu_the_user_is_told_that_it_changes_nothing() -> None:
     (note,) = set_tf32(True)
-    assert note == (
-        "fp32 matrix products round their inputs to tf32, which changes nothing here: no GPU of this process "
-        "has tf32"
-    )
+    assert note == ("fp32 matrix products use tf32, without effect here: no GPU of this process has tf32")

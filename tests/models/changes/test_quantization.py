@@ -146,7 +146,7 @@ def test_a_quantized_head_is_refused_with_how_to_load_it(tmp_path: Path) -> None
 def test_frozen_weights_lie_in_16_bit_and_packed_ones_stay(tmp_path: Path) -> None:
     model = adapt(llama(tmp_path), Lora(rank=2), quantization=Quantization.NF4)
     assert store_frozen_in(model, Precision.BF16) == (
-        "the frozen weights, embeddings and norms too, lie in bf16",
+        "the frozen weights, including embeddings and norms, are stored in bf16",
     )
     assert {one.dtype for one in model.parameters() if not one.requires_grad} == {torch.bfloat16, torch.uint8}
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}

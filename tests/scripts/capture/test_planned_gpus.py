@@ -63,7 +63,7 @@ def test_it_is_captured_for_each_machine_and_kept_for_each(tmp_path: Path) -> No
             said,
             told,
         )
-        assert f"the script asks for the GPUs of its node, and was told {told}" in capture.notes
+        assert f"the script asks for the GPUs of its node, and was shown {told}" in capture.notes
     assert captured("V100-32G", 4) == capture  # its wall_time_s too: the script is not run again
 
 

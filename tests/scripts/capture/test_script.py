@@ -136,15 +136,15 @@ def test_a_capture_of_before_stays_where_the_script_runs_again_for_its_model(wor
     with workplace.capture(observer=Console()) as script:
         first = script.capture
         assert not script.is_kept
-    assert capsys.readouterr().err == "zerofit: looking at what train.py trains, up to its first step ...\n"
+    assert capsys.readouterr().err == "zerofit: capturing what train.py trains, up to its first step ...\n"
     with workplace.capture(observer=Console()) as script:
         assert (script.capture, script.is_kept) == (first, True)
         assert capsys.readouterr().err == ""
         script.trace(_REQUEST)
         assert script.capture == first
     assert capsys.readouterr().err == (
-        "zerofit: train.py runs again up to its first step: what it trains is known from before, and its "
-        "model is needed once more ...\n"
+        "zerofit: train.py runs again up to its first step: its capture is cached, but its model is "
+        "needed again ...\n"
     )
     with workplace.capture() as script:
         assert script.capture == first
@@ -170,19 +170,19 @@ def test_a_script_that_trains_another_model_the_second_time_is_not_planned_for(w
 _ANSWERS = [
     (
         "dies",
-        "error[capture-trace-ended]: the process that holds the model of train.py ended while its memory was "
-        "worked out\n"
+        "error[capture-trace-ended]: the process with the model of train.py ended while its memory was "
+        "traced\n"
         "  found: at the end it printed\n"
         "         | tracing\n"
-        "  why:   the model's own code runs there on tensors without values, which not all code survives\n"
-        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch-size N`",
+        "  why:   the model's own code runs there on tensors without values, which may crash it\n"
+        "  fix:   describe what it trains: `--model DIR --seq-len N --global-batch-size N`",
     ),
     (
         "hangs",
-        "error[capture-trace-slow]: working out the memory of the model of train.py takes too long\n"
-        "  found: no answer from the process that holds it in 0.3 s\n"
+        "error[capture-trace-slow]: tracing the memory of the model of train.py takes too long\n"
+        "  found: no answer from its process in 0.3 s\n"
         "  why:   the model's own code runs there on tensors without values\n"
-        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch-size N`",
+        "  fix:   describe what it trains: `--model DIR --seq-len N --global-batch-size N`",
     ),
     ("refuses", "error[trace-odd]: it can't\n  found: this\n  why:   that\n  fix:   so"),
 ]
@@ -259,8 +259,8 @@ def test_a_failure_with_weights_says_so(workplace) -> None:
     with pytest.raises(UserError) as caught:
         workplace.capture()
     assert caught.value.why == (
-        "it ran as one process without a GPU, with its weights, after it had failed without, and with "
-        "nothing downloaded"
+        "it ran as one process without a GPU, with its weights, after it had failed without them, and "
+        "without downloads"
     )
 
 
@@ -269,8 +269,7 @@ def test_weights_of_unknown_size_are_not_loaded(workplace) -> None:
     with pytest.raises(UserError) as caught:
         workplace.capture()
     assert caught.value.why == (
-        "zerofit runs it without loading weights; how much memory they take is not known, so that they were "
-        "not loaded"
+        "zerofit runs it without loading weights; their size is unknown, so they were not loaded"
     )
     assert workplace.runs() == 1
 
@@ -281,11 +280,11 @@ def test_weights_that_do_not_fit_are_not_loaded(workplace, monkeypatch) -> None:
     with pytest.raises(UserError) as caught:
         workplace.capture()
     assert str(caught.value) == (
-        "error[capture-needs-weights]: train.py looks at its weights before it trains them\n"
+        "error[capture-needs-weights]: train.py reads its weights before training\n"
         "  found: it failed   (train.py:1)\n"
-        "  why:   zerofit runs it without loading weights; they take 6.0 GiB, and 8.0 GiB of host "
-        "memory are free\n"
-        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch-size N`"
+        "  why:   zerofit runs it without loading weights; they take 6.0 GiB, and 8.0 GiB of host memory "
+        "is free\n"
+        "  fix:   describe what it trains: `--model DIR --seq-len N --global-batch-size N`"
     )
     assert workplace.runs() == 1
 

@@ -161,8 +161,8 @@ def test_what_its_user_wrote_since_is_left_and_told(workplace) -> None:
     (copy,) = (kept / "copies").iterdir()
     assert copy.read_text() == "keep me\n"
     assert script.left == (
-        f"{workplace.cwd}/log.txt (before: copies/{copy.name}) was written on the way and again since, and "
-        f"is left as it is; what was kept of it is in {kept}",
+        f"{workplace.cwd}/log.txt (before: copies/{copy.name}) was written by the capture and again "
+        f"since, and is not restored; its copy is in {kept}",
     )
     assert list((workplace.cache / "capturing").iterdir()) == []
     with workplace.capture() as script:
@@ -210,10 +210,10 @@ def test_a_file_that_can_not_be_put_back_keeps_its_copy(workplace) -> None:
     (copy,) = (folder / "copies").iterdir()
     assert copy.read_text() == "keep me\n"
     assert str(caught.value) == (
-        "error[capture-files-changed]: files that the script overwrote could not be put back\n"
+        "error[capture-files-changed]: files that the script overwrote could not be restored\n"
         f"  found: {workplace.cwd}/logs/log.txt, its copy is {copy}: Not a directory\n"
-        "  why:   zerofit ran the beginning of the script, and kept copies of what it overwrote\n"
-        "  fix:   make them writable, or room on the disk, and copy them back"
+        "  why:   zerofit ran the beginning of the script, and made copies of the files that it overwrote\n"
+        "  fix:   make them writable, or free disk space, and copy them back"
     )
 
 
@@ -225,11 +225,11 @@ def test_a_script_that_fills_host_memory_is_ended_before_the_kernel_does(workpla
     with pytest.raises(UserError) as caught:
         workplace.capture()
     assert str(caught.value) == (
-        "error[capture-out-of-memory]: host memory does not hold train.py up to its training\n"
+        "error[capture-out-of-memory]: train.py ran out of host memory before its training\n"
         "  found: zerofit ended it while memory was short\n"
-        "  why:   8.0 GiB were free when it started; weights of transformers' models take none of it, but "
-        "data and models of other kinds do\n"
-        "  fix:   let it load less data or stream it; or say what it trains: "
-        "`--model DIR --seq-len N --global-batch-size N`"
+        "  why:   8.0 GiB was free when it started; weights of transformers' models were not loaded, but "
+        "data and other models were\n"
+        "  fix:   make it load less data or stream it; or describe what it trains: `--model DIR --seq-len "
+        "N --global-batch-size N`"
     )
     assert workplace.processes() == []

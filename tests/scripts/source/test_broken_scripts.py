@@ -21,9 +21,9 @@ for x in y:
 """
 _DEEP = "the script's expressions or blocks are nested too deep"
 _BROKEN = [
-    ("x = (\n", "the script is no valid Python: '(' was never closed", 1),
-    ("a = 1\n  b = 2\n", "the script is no valid Python: unexpected indent", 2),
-    ("x = 1\ny = '\0'\n", "the script holds a NUL character", 2),
+    ("x = (\n", "the script is not valid Python: '(' was never closed", 1),
+    ("a = 1\n  b = 2\n", "the script is not valid Python: unexpected indent", 2),
+    ("x = 1\ny = '\0'\n", "the script contains a NUL character", 2),
     (f"x = {'(' * 3000}{')' * 3000}\n", _DEEP, 1),
     (f"x = {'-' * 100_000}1\n", _DEEP, 1),
     (f"x = a{'.b' * 50_000}\n", _DEEP, 1),

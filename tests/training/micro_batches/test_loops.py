@@ -109,7 +109,7 @@ def test_a_models_output_as_another_models_input() -> None:
         assert_equal(gradients(first), expected[0])
         assert_equal(gradients(second), expected[1])
     assert other.changes.lines == (
-        "forward passes are not split into micro-batches: an argument has a gradient of its own",
+        "forward passes are not split into micro-batches: an argument requires a gradient",
     )
 
 

@@ -1,1 +1,1 @@
-"""The layers of a run, files, flags and script, to the one Situation that the rules look at."""
+"""Combines the layers of a run, files, flags and script, into the Situation that rules check."""

@@ -1,4 +1,4 @@
-"""The effective settings of `accelerate launch`: a flag wins over the file."""
+"""The effective settings of `accelerate launch`, where flags override the file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ IN_DEEPSPEED_FILE = {
     "gradient_clipping": ("gradient_clipping",),
     "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
 }
-"""Where each setting of accelerate stands in the DeepSpeed file (accelerate/utils/dataclasses.py)."""
+"""Where the DeepSpeed file has each of accelerate's settings (accelerate/utils/dataclasses.py)."""
 DYNAMO_BACKEND = (("dynamo_config", "dynamo_backend"), ("dynamo_config", "backend"), ("dynamo_backend",))
-"""Where the backend of torch.compile may stand in accelerate's file."""
+"""Paths of torch.compile's backend in accelerate's file."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
-"""Flags with which `accelerate launch` does not look at the file's distributed_type."""
+"""Flags with which `accelerate launch` ignores the file's distributed_type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class LaunchLayers:
 
 
 def launch_of(situation: Situation) -> LaunchLayers | None:
-    """Return what goes through `accelerate launch`; None where nothing does."""
+    """Return the layers of `accelerate launch`; None if it is not used."""
     command = situation.command
     if command is not None and command.launcher is not Launcher.ACCELERATE:
         return None
@@ -62,12 +62,12 @@ def is_for_sagemaker(file: Document) -> bool:
 
 
 def is_literal(value: str | None) -> bool:
-    """Return True if a value stands there as it is: no variable of the shell, no blank to be filled in."""
+    """Return True if a value is literal: no shell variable, and no placeholder."""
     return value is not None and not any(sign in value for sign in "$<>{}`")
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a number of the file, or a flag's text, as a whole number; None where it is none."""
+    """Return a number of the file, or a flag's text, as an integer; None if it is none."""
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         return int(value)
     is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
@@ -75,7 +75,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
-    """Return a setting as it counts: of the flag, of the file, or None where neither has it."""
+    """Return a setting's effective value: from the flag, else from the file, else None."""
     flag = launch.command.find(name) if launch.command else None
     if flag is not None:
         return Said(value=flag.value, text=flag.text)
@@ -85,14 +85,14 @@ def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
 
 
 def launch_of_deepspeed(situation: Situation) -> tuple[LaunchLayers, Said[bool]] | None:
-    """Return an `accelerate launch` that runs DeepSpeed, and what says so; None where none is known to."""
+    """Return an `accelerate launch` with DeepSpeed, and the setting that enables it; None if not known."""
     launch = launch_of(situation)
     deepspeed = whether_deepspeed(launch) if launch else None
     return (launch, deepspeed) if launch and deepspeed and deepspeed.value else None
 
 
 def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
-    """Return the DeepSpeed file that the flags or the file name."""
+    """Return the DeepSpeed file named by the flags or the file."""
     said = launch_value(launch, "deepspeed_config_file")
     if said is None or not isinstance(said.value, str) or said.value in ("", "none"):
         return None
@@ -100,10 +100,10 @@ def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
 
 
 def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
-    """Return True where `accelerate launch` runs DeepSpeed, and what says so.
+    """Return True if `accelerate launch` uses DeepSpeed, and the setting that decides it; None if unknown.
 
-    Without a file the launcher reads the one that `accelerate config` wrote into the user's home; that one is
-    taken to be missing, and the answer is then only likely. None where the file does not say it either.
+    Without a file the launcher reads the one that `accelerate config` wrote into the user's home; this one is
+    assumed to be missing, and the answer is then only likely.
     """
     command, file = launch.command, launch.file
     if command is not None:
@@ -124,20 +124,20 @@ def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
 _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
 _NO_FOLDER = "none"
-"""`accelerate launch` passes no folder on, and the plugin then takes this word for one."""
+"""`accelerate launch` passes no folder on, and the plugin then uses this word as one."""
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
 def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
-    """Return the effective settings of the file and the flags alone.
+    """Return the effective settings from the file and the flags alone.
 
     Args:
         file: the file of `accelerate config`.
         command: the command line.
 
     Returns:
-        What they choose; stage and offload stay unknown where a DeepSpeed file is named, which then decides.
-        None where nothing here goes through `accelerate launch`.
+        The settings; stage and offload stay unknown if a DeepSpeed file is named, which decides them. None if
+        `accelerate launch` is not used.
     """
     if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
@@ -170,7 +170,7 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
 
 
 def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> Topology | None:
-    """Return the ranks that a launch starts, where the file and the flags say it; None where they do not."""
+    """Return the ranks of a launch according to file and flags; None if unknown."""
     on_cpu, per_node = False, 1
     if command is not None and command.launcher in (Launcher.TORCHRUN, Launcher.DEEPSPEED):
         if command.launcher is Launcher.DEEPSPEED and command.find("hostfile", "include"):
@@ -196,7 +196,7 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
 def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:
     said = launch_value(launch, "zero_stage")
     if said is None:
-        return Said(value=ZeroStage(_DEFAULT_STAGE), text=f"no zero_stage, which makes it {_DEFAULT_STAGE}")
+        return Said(value=ZeroStage(_DEFAULT_STAGE), text=f"no zero_stage, so it is {_DEFAULT_STAGE}")
     value = whole_number(said.value)
     if value is None or value not in tuple(ZeroStage):
         return None
@@ -225,7 +225,7 @@ def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
 
 
 def _names(launch: LaunchLayers) -> dict[str, str]:
-    """Return how the user spells each setting: as keys of the file where there is one, as flags where not."""
+    """Return the user's spelling of each setting: keys of the file if there is one, else flags."""
     keys = {
         "zero_stage": "zero_stage",
         "optimizer_offload": "offload_optimizer_device",

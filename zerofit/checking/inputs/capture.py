@@ -1,4 +1,4 @@
-"""A capture's facts in place of those read from source and arguments."""
+"""Facts from a capture that replace those from source and arguments."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptFacts
 
 _OF_THE_LAUNCH = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "use_cpu", "no_cuda"})
-"""Fields of TrainingArguments that a capture, one process without a GPU, shows otherwise than the run."""
+"""Fields of TrainingArguments that differ between a capture, one process without a GPU, and the run."""
 
 
 def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = False) -> Situation:
-    """Return a situation in which the capture overrules what the script's source shows, and is certain.
+    """Return the situation with the script's facts replaced by the capture's, which are certain.
 
-    What a DeepSpeed file or a flag of zerofit's says stays.
+    Settings of a DeepSpeed file or zerofit's flags are kept.
 
     Args:
-        situation: of the script's source.
-        capture: what was seen of the script.
-        is_launched: whether zerofit starts it, which keeps models whole that nothing prepares.
+        situation: from the script's source.
+        capture: of the script.
+        is_launched: whether zerofit launches it, and so keeps unprepared models whole.
     """
     trainer, script = situation.trainer, situation.script
     if script is not None and is_launched and capture.models_left_whole:
@@ -99,7 +99,7 @@ def _captured_precision(capture: Capture) -> Said[Precision | None]:
 
 
 def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
-    """Return the source's facts with the keywords of Accelerator() as they came out."""
+    """Return the source's facts with Accelerator()'s keywords as observed."""
     made = script.find(Action.MAKE_ACCELERATOR)
     if capture.route is not Route.ACCELERATE or not made:
         return replace(script, route=capture.route)

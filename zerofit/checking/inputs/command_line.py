@@ -1,4 +1,4 @@
-"""The words of a launch command to its launcher, flags, script and the script's own arguments."""
+"""Parses a launch command into its launcher, flags, script and the script's own arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherFlags:
-    """How a launcher reads its flags; names are without dashes before them, and with underscores."""
+    """How a launcher parses its flags; names are without leading dashes, with underscores."""
 
     switches: frozenset[str]
     """Long names of flags without a value."""
@@ -26,12 +26,12 @@ class LauncherFlags:
     short: Mapping[str, str]
     """Other names, and the long name of each."""
     abbreviates: bool = False
-    """True if the launcher takes the beginning of a long name that fits one flag alone."""
+    """True if the launcher accepts unambiguous prefixes of long names."""
     takes_dashes: bool = True
-    """True if --num-gpus is --num_gpus to it."""
+    """True if it treats --num-gpus as --num_gpus."""
 
     def find(self, name: str) -> str | None:
-        """Return the long name of the flag that the launcher takes a name for; None where it knows none."""
+        """Return the long name that the launcher resolves a name to; None if unknown."""
         name = self.short.get(name, name)
         if name in self.switches or name in self.valued:
             return name
@@ -42,12 +42,12 @@ class LauncherFlags:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that stand behind two dashes, in the order of the alphabet."""
+        """All names after two dashes, in alphabetical order."""
         return tuple(sorted(name for name in {*self.switches, *self.valued, *self.short} if len(name) > 1))
 
 
 def _flags(*, switches: str, valued: str, short: Mapping[str, str], **more: bool) -> LauncherFlags:
-    """Return a launcher's flags; names have blanks between them."""
+    """Return a launcher's flags from space-separated names."""
     return LauncherFlags(
         switches=frozenset(switches.split()), valued=frozenset(valued.split()), short=short, **more
     )
@@ -115,9 +115,9 @@ ZEROFIT = _flags(  # zerofit/cli/launch.py
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
 _WRAPPERS = ("nohup", "time", "exec")
-"""Commands that run the rest of the line as it stands."""
+"""Commands that run the rest of the line unchanged."""
 _RUNNERS = ("srun", "uv", "poetry", "pipenv", "conda", "numactl", "nsys")
-"""Commands with flags of their own before the command that they run."""
+"""Commands that have their own flags before the command to run."""
 PROGRAMS = ("accelerate", "accelerate-launch", "zerofit", "torchrun", "deepspeed", "deepspeed.pt")
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -130,10 +130,10 @@ _MODULES = {
 
 
 def read_command(words: Sequence[str], *, launch_flags: Section) -> LaunchCommand | None:
-    """Return a launch command taken apart; None where it starts no Python script in a way that is known.
+    """Return a parsed launch command; None if it does not start a Python script in a known way.
 
     Args:
-        words: the command, split as a shell does it.
+        words: the command, split as by a shell.
         launch_flags: the flags of `accelerate launch`, as in Schemas.accelerate_launch.
     """
     rest = _without_wrappers(list(words))
@@ -147,7 +147,7 @@ def read_command(words: Sequence[str], *, launch_flags: Section) -> LaunchComman
 
 
 def _from_launcher(rest: list[str], launch_flags: Section) -> LaunchCommand | None:
-    """Return a command that begins with its launcher, taken apart."""
+    """Return the parsed command that starts with its launcher."""
     program = _program(rest[0])
     if program in ("accelerate", "zerofit"):
         launcher = Launcher.ACCELERATE if program == "accelerate" else Launcher.ZEROFIT
@@ -162,7 +162,7 @@ def _from_launcher(rest: list[str], launch_flags: Section) -> LaunchCommand | No
 
 
 def _without_wrappers(words: list[str]) -> list[str]:
-    """Return a command without VAR=value, `env` and the like before it."""
+    """Return a command without leading VAR=value, `env` and similar."""
     while words:
         if _ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS:
             words = words[1:]
@@ -237,7 +237,7 @@ def _of_section(section: Section) -> LauncherFlags:
 
 
 def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
-    """Return the flag at the beginning of the words, and the words behind it and its value."""
+    """Return the flag at the start of the words, and the words after it and its value."""
     word, *rest = words
     written, equals, value = word.partition("=")
     name = written.lstrip("-").replace("-", "_")
@@ -250,7 +250,7 @@ def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
 
 
 def _is_value(word: str, is_valued: bool) -> bool:
-    """Return True if a word belongs to the flag before it; behind an unknown flag, a script does not."""
+    """Return True if a word is the value of the flag before it; after an unknown flag, a script is not."""
     if word.startswith("-"):
         return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
     return is_valued or not word.endswith(".py")

@@ -17,7 +17,7 @@ SCRIPT_FILE = "train.py"
 
 
 def example_files(example: Example) -> dict[str, str]:
-    """Return the text of each file of an example, by its name."""
+    """Return the text of each file of an example, by name."""
     files = {}
     if example.deepspeed is not None:
         files[DEEPSPEED_FILE] = _text(example.deepspeed, Format.JSON)

@@ -1,4 +1,4 @@
-"""The kind of a file by its name and keys: a DeepSpeed or accelerate configuration, or something else."""
+"""Recognizes the kind of a file by its name and keys: a DeepSpeed or accelerate configuration, or another."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from zerofit.configs.schema import Schema, Schemas
 
 _IN_YAML = "a DeepSpeed configuration in YAML, which DeepSpeed does not read"
-_UNKNOWN = "something else: none of its keys is one of DeepSpeed's or accelerate's, or near to one"
+_UNKNOWN = "something else: none of its keys is DeepSpeed's or accelerate's, or similar"
 _LEAST_SHARE = 0.1
-"""ASSUMPTION: of a configuration's keys, at least so many are known. In the real one with the fewest, where
-all settings of a model stand beside DeepSpeed's, it is a fifth."""
+"""ASSUMPTION: the minimum share of known keys in a configuration. In the real file with the lowest share,
+which also has all settings of a model, it is a fifth."""
 _ARGUMENTS = "arguments of Trainer, or a training recipe"
 _RECIPE_KEYS = """
     base_model cutoff_len dataset datasets dataset_name finetuning_type lora_alpha lora_r lora_rank
@@ -33,20 +33,20 @@ _FORMATS = {
 
 
 def format_of(name: str, text: str) -> Format | None:
-    """Return the language of a configuration, by its suffix, or by how it begins; None for another file."""
+    """Return a configuration's syntax, by its extension or first characters; None for other files."""
     is_json = text.lstrip("\ufeff \t\r\n").startswith("{")
     for suffix in reversed(name.rpartition("/")[2].split(".")[1:]):  # ds_config.json.template is JSON
         if suffix.lower() in _FORMATS:
-            # DeepSpeed reads JSON whatever the name says, and some name it .yaml.
+            # DeepSpeed reads JSON whatever the name, and some users name it .yaml.
             return Format.JSON if is_json else _FORMATS[suffix.lower()]
     return Format.JSON if is_json else None
 
 
 def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
-    """Return what a document is, or in a few words what it looks like where it is nothing to check.
+    """Return a document's kind, or a short description if it is nothing to check.
 
-    Keys decide, as a suffix says nothing. A file without any key, or whose every key is misspelt, is taken
-    for what its language is most often used for: JSON for DeepSpeed, YAML for accelerate.
+    Keys decide, since the extension says nothing. A file without keys, or with all keys misspelt, is assumed
+    to be the most frequent kind for its syntax: JSON for DeepSpeed, YAML for accelerate.
     """
     keys = {entry.key for entry in document.root.entries}
     switches = {
@@ -57,7 +57,8 @@ def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
     is_yaml = document.format is Format.YAML
     default = FileKind.ACCELERATE if is_yaml else FileKind.DEEPSPEED
     known: dict[FileKind | str, set[str]] = {
-        FileKind.DEEPSPEED: _names(schemas.deepspeed) - switches,  # sections there, booleans for Trainer
+        FileKind.DEEPSPEED: _names(schemas.deepspeed)
+        - switches,  # sections in DeepSpeed's file, booleans in Trainer's
         FileKind.ACCELERATE: _names(schemas.accelerate),
         _ARGUMENTS: _names(schemas.training_arguments) | set(_RECIPE_KEYS.split()),
     }
@@ -69,7 +70,7 @@ def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
 
 
 def _is_misspelt(keys: set[str], names: set[str]) -> bool:
-    """Return True if half of a few keys are each near to a name."""
+    """Return True if half of a few keys are each similar to a name."""
     if len(keys) > len(names):
         return False
     near = [key for key in keys if get_close_matches(key, names, n=1, cutoff=0.8)]

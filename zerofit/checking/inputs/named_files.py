@@ -1,4 +1,4 @@
-"""The configurations that a launch command, a script's arguments and an accelerate configuration name."""
+"""Configurations named by a launch command, a script's arguments or an accelerate configuration."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from zerofit.core.command import LaunchCommand
 
 _SCRIPT_FLAGS = ("deepspeed", "deepspeed_config")
-"""Trainer's argument, and that of scripts which follow DeepSpeed's own examples."""
+"""Trainer's argument, and the one in DeepSpeed's own examples."""
 
 _KEYWORDS = (
     (Action.INITIALIZE, "config"),
     (Action.INITIALIZE, "config_params"),
     (Action.MAKE_PLUGIN, "hf_ds_config"),
 )
-"""Arguments of calls in a script that take the file, beside TrainingArguments."""
+"""Arguments of calls in a script for the file, beside TrainingArguments."""
 
 
 def named_files(
     command: LaunchCommand | None, arguments: Sequence[str], files: Mapping[str, TargetFile]
 ) -> Iterator[tuple[FileKind, Said[str], TargetFile | None]]:
-    """Yield each configuration that is named, what it is, and the file that names it; None for the user.
+    """Yield each named configuration, its kind, and the file that names it; None for the user.
 
     Args:
         command: the launcher's command line.
         arguments: the script's own.
-        files: what was read, by any name; looked at when all that command and arguments name was asked for.
+        files: the files read, by any name; used after everything named by command and arguments was read.
     """
     for kind, said in named_by_command(command) if command else ():
         yield kind, said, None
@@ -52,7 +52,7 @@ def named_files(
 
 
 def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[str]]]:
-    """Yield each configuration that a launcher's flags name, and what it is."""
+    """Yield each configuration named by a launcher's flags, and its kind."""
     flags = ((FileKind.ACCELERATE, "config_file"), (FileKind.DEEPSPEED, "deepspeed_config_file"))
     if command.launcher is not Launcher.ACCELERATE:
         return
@@ -63,20 +63,20 @@ def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[st
 
 
 def named_by_arguments(arguments: Sequence[str]) -> Iterator[Said[str]]:
-    """Yield the DeepSpeed configuration that a script's arguments name, or hold as JSON text."""
-    # Behind --deepspeed may stand the next flag: in DeepSpeed's own examples it is a switch.
+    """Yield the DeepSpeed configuration that a script's arguments name, or contain as JSON text."""
+    # --deepspeed may be followed by the next flag: in DeepSpeed's own examples it is a switch.
     for said in _values_of(_SCRIPT_FLAGS, arguments):
         if not said.value.startswith("-") or said.text.endswith(f"={said.value}"):
             yield said
 
 
 def resumed_from(arguments: Sequence[str]) -> str | None:
-    """Return the folder that a script's arguments say to resume from, by the name that Trainer gives it."""
+    """Return the checkpoint folder in a script's arguments, under Trainer's name for it."""
     return next((said.value for said in _values_of(("resume_from_checkpoint",), arguments)), None)
 
 
 def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Said[str]]:
-    """Yield the value of each argument of these names, where one stands behind it."""
+    """Yield the value of each argument with these names that has one."""
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, equals, value = argument.partition("=")
         if flag.startswith("--") and flag[2:].replace("-", "_") in names:
@@ -87,11 +87,11 @@ def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Sai
 
 
 def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
-    """Yield the DeepSpeed configurations that a script's source names by literals; none of a broken one."""
+    """Yield the DeepSpeed configurations that literals in a script's source name."""
     if "deepspeed" not in source.lower():
         return
     from zerofit.scripts.source.read_script import (
-        read_script,  # only where it may name one: it takes its time
+        read_script,  # only if it may name one, since parsing takes time
     )
 
     try:
@@ -108,10 +108,10 @@ def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:
-    """Yield the DeepSpeed configuration that an accelerate configuration names."""
+    """Yield the DeepSpeed configuration named by an accelerate configuration."""
     entry = document.at("deepspeed_config", "deepspeed_config_file")
     if entry is None or not isinstance(entry.plain, str):
         return
     name = entry.plain
-    if name not in ("", "none"):  # accelerate's word for no file
+    if name not in ("", "none"):  # accelerate's value for no file
         yield Said(value=name, text=f"{entry.key}: {name}", place=document.place(entry.key_span))

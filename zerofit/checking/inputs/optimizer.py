@@ -29,7 +29,7 @@ TRAINER_OPTIMIZERS = {
     "ademamix_8bit": "bitsandbytes.AdEMAMix8bit",
     "lion_8bit": "bitsandbytes.Lion8bit",
     "lion_32bit": "bitsandbytes.Lion",
-    # bitsandbytes.optim.AdamW(is_paged=True): in 32 bit accelerate takes it for AdamW, unlike PagedAdamW.
+    # bitsandbytes.optim.AdamW(is_paged=True): in 32 bit accelerate treats it as AdamW, unlike PagedAdamW.
     "paged_adamw_32bit": "bitsandbytes.AdamW",
     "paged_adamw_8bit": "bitsandbytes.PagedAdamW8bit",
     "paged_ademamix_32bit": "bitsandbytes.PagedAdEMAMix",
@@ -57,34 +57,34 @@ TRAINER_OPTIMIZERS = {
     "apollo_adamw_layerwise": "other:apollo_torch.APOLLOAdamW",
     "stable_adamw": "other:optimi.StableAdamW",
 }
-"""TrainingArguments.optim: what transformers/trainer_optimizer.py makes of each name."""
+"""The optimizer that transformers/trainer_optimizer.py creates for each TrainingArguments.optim."""
 
-# deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS: these are taken in any case of letters.
+# deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS: these are case-insensitive.
 _OWN_TYPES = {
     name.lower(): name
     for name in ("Adam", "AdamW", "Adagrad", "Lion", "Lamb", "Muon", "MuAdam", "MuAdamW", "MuSGD")
 }
 _LIBRARIES = {"torch.optim": "torch", "bitsandbytes": "bitsandbytes", "deepspeed.ops": "deepspeed"}
-"""The packages under which every class with such a name is an optimizer."""
+"""Packages in which every class with such a name is an optimizer."""
 _SINGLE = {"Adafactor": "transformers", "DummyOptim": "accelerate"}
-"""Optimizers of packages that hold much else."""
+"""Optimizers of packages with many other classes."""
 
 
 def optimizer_of_trainer(optim: str) -> str | None:
-    """Return the id of a value of TrainingArguments.optim; None where transformers has no such name."""
+    """Return the id for a value of TrainingArguments.optim; None if transformers has no such name."""
     return TRAINER_OPTIMIZERS.get(optim)
 
 
 def optimizer_of_deepspeed(optimizer_type: str) -> str:
-    """Return the id of a value of optimizer.type in DeepSpeed's configuration."""
+    """Return the id for a value of optimizer.type in DeepSpeed's configuration."""
     return f"config.{_OWN_TYPES.get(optimizer_type.lower(), optimizer_type)}"
 
 
 def optimizer_of_class(path: str) -> str:
-    """Return the id of an optimizer's class.
+    """Return the id of an optimizer class.
 
     Args:
-        path: dotted, with the names of imports written out: "torch.optim.AdamW".
+        path: dotted, with imports resolved: "torch.optim.AdamW".
     """
     package, _, name = path.rpartition(".")
     for prefix, library in _LIBRARIES.items():
@@ -102,7 +102,7 @@ _TRAINER_DEFAULT = "torch.AdamW"
 def optimizer_of(
     deepspeed: Document | None, trainer: TrainerSettings | None, script: ScriptFacts | None
 ) -> Said[str | None] | None:
-    """Return the id of the run's optimizer in the optimizer table; None where it is not known."""
+    """Return the id of the run's optimizer in the optimizer table; None if unknown."""
     if deepspeed is not None and (said := deepspeed.said("optimizer", "type")) is not None:
         return (
             replace(said, value=optimizer_of_deepspeed(said.value)) if isinstance(said.value, str) else None

@@ -1,4 +1,4 @@
-"""All layers of a run to the Situations that the rules look at: one for each run that they can make."""
+"""Combines all layers of a run into Situations: one for each possible run."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 def precision_of(
     deepspeed: Document, *, launch: Said[Precision | None] | None, trainer: TrainerSettings | None
 ) -> Said[Precision | None] | None:
-    """Return the number format of a run that a DeepSpeed file configures; None where it is not known.
+    """Return the precision of a run configured by a DeepSpeed file; None if unknown.
 
-    accelerate and Trainer fill a section that is missing or "auto", and leave true and false as they are
+    accelerate and Trainer fill in a section that is missing or "auto", and keep true and false
     (accelerate/utils/dataclasses.py, DeepSpeedPlugin.set_mixed_precision).
 
     Args:
         deepspeed: the file.
-        launch: what the launcher's file and flags say.
-        trainer: TrainingArguments, where the script has them.
+        launch: from the launcher's file and flags.
+        trainer: TrainingArguments, if the script has them.
     """
     open_sections = []
     for section, precision in _SECTIONS.items():
@@ -68,23 +68,23 @@ def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Prec
 
 
 def situations(targets: Targets) -> tuple[Situation, ...]:
-    """Return the situation of each run that the targets make.
+    """Return the situation of each run that the targets define.
 
-    Each accelerate file meets the DeepSpeed file that it names, or, where it names none, each of those that
-    no other names; and all meet the script.
+    Each accelerate file is combined with the DeepSpeed file that it names, or, if it names none, with each
+    one not named by another; and all with the script.
     """
     scripts, broken = read_scripts(targets)
     first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
-    # What concerns no run in particular is said with the first.
+    # Findings that concern no particular run are reported with the first.
     first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
     return (first, *others)
 
 
 def read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
-    """Return the facts of the scripts that could be read, and those that could not be."""
+    """Return the facts of scripts that could be read, and the files that could not."""
     if not targets.scripts:
         return (), ()
-    from zerofit.scripts.source.read_script import read_script  # only where there is one: it takes its time
+    from zerofit.scripts.source.read_script import read_script  # imported only if needed, since it takes time
 
     read, broken = [], []
     for name, source in targets.scripts:
@@ -125,9 +125,9 @@ def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[
 def _partners(
     launch: TargetFile, deepspeed: list[TargetFile], script: ScriptFacts | None, targets: Targets
 ) -> list[TargetFile]:
-    """Return the DeepSpeed files that an accelerate file can run with."""
+    """Return the DeepSpeed files that an accelerate file can be used with."""
     if script is not None:
-        # What a script gives to the library itself takes the place of what the launcher hands over.
+        # A file passed by the script to the library replaces the launcher's.
         named = [file for file in deepspeed if _is_named_in(file, script.name)]
         if named:
             return named
@@ -149,7 +149,7 @@ def _situation(
     route = (script.route if script else None) or targets.route
     trainer = None
     if route is Route.TRAINER:
-        from zerofit.checking.inputs.training_arguments import trainer_of  # only where there is one, likewise
+        from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed
 
         trainer = trainer_of(script, route, targets)
     launch = settings_of_accelerate(accelerate, command)
@@ -180,7 +180,7 @@ def _situation(
 
 
 def settings_of_deepspeed(document: Document) -> RunSettings:
-    """Return the settings of a DeepSpeed configuration alone; values of a wrong type are not known."""
+    """Return the settings of a DeepSpeed configuration alone; values of a wrong type are unknown."""
     return RunSettings(
         names=dict(DEEPSPEED_NAMES),
         engine=Said(value=Engine.DEEPSPEED, text=document.name),

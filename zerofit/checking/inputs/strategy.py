@@ -1,4 +1,4 @@
-"""zerofit's own flags, or a plan and its script, to a Situation."""
+"""Converts zerofit's own flags, or a plan and its script, to a Situation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 OPTIMIZER_IDS = {
     OptimizerName.ADAMW: "torch.AdamW",
-    # Made as AdamW(is_paged=True), for which accelerate puts CPU Adam under offload: nothing would be paged.
+    # Created as AdamW(is_paged=True), which accelerate replaces by CPU Adam under offload: nothing would be
+    # paged.
     OptimizerName.PAGED_ADAMW: "bitsandbytes.PagedAdamW",
     OptimizerName.ADAMW_8BIT: "bitsandbytes.AdamW8bit",
     OptimizerName.PAGED_ADAMW_8BIT: "bitsandbytes.PagedAdamW8bit",
@@ -34,7 +35,7 @@ OPTIMIZER_IDS = {
     OptimizerName.ADAFACTOR: "transformers.Adafactor",
     OptimizerName.SGD: "torch.SGD",
 }
-"""The id that checking/rules/optimizer/table.py gives to each optimizer that zerofit can put in."""
+"""The optimizers' ids in checking/rules/optimizer/table.py."""
 
 
 def situation_of_strategy(
@@ -47,17 +48,16 @@ def situation_of_strategy(
     own_optimizer: Said[str | None] | None = None,
     typed: Collection[str] | None = None,
 ) -> Situation:
-    """Return the situation of a strategy that flags, a plan or a script chose.
+    """Return the situation of a strategy from flags, a plan or a script.
 
     Args:
-        strategy: what will run.
+        strategy: the strategy.
         topology: the ranks.
-        machine: the node that runs it; None where it is another one than this.
-        versions: what is installed.
-        launcher: what will start the ranks.
-        own_optimizer: the script's, by its id, which runs where the strategy names none; None where it is
-            not known.
-        typed: fields of the strategy that the user set by flags, which findings then name; None: all of them.
+        machine: the node that runs it; None if it is not this one.
+        versions: the installed versions.
+        launcher: starts the ranks.
+        own_optimizer: the script's, by id, which is used if the strategy names none; None if unknown.
+        typed: fields that the user set by flags, which findings name as flags; None: all of them.
     """
 
     def text(field: str) -> str:
@@ -93,9 +93,9 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
     """Return the situation of a plan that trains a script.
 
     Args:
-        plan: what will run.
+        plan: the plan.
         machine: the node that runs it.
-        targets: the script and its arguments; without a script, what a module does stays unknown.
+        targets: the script and its arguments; for a module instead of a script its facts are unknown.
     """
     situation = situation_of_strategy(
         plan.strategy,
@@ -104,7 +104,7 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         versions=plan.versions,
         typed=plan.typed_fields,
     )
-    scripts, _ = read_scripts(targets)  # of one that is no Python, Python itself will say what is wrong
+    scripts, _ = read_scripts(targets)  # if it is no Python, Python itself will report it
     script = scripts[0] if scripts else None
     route = script.route if script else None
     trainer = trainer_of(script, route, targets)

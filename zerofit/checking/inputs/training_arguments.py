@@ -1,4 +1,4 @@
-"""The script's arguments and its source to fields of TrainingArguments."""
+"""TrainingArguments from the script's arguments and its source."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from zerofit.configs.schema import Key, Section
     from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
 
-# What transformers/hf_argparser.py, string_to_bool, makes of a text.
+# The conversion of transformers/hf_argparser.py, string_to_bool.
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _ARGUMENT = re.compile(r"[a-z_]\w*")
-# Classes whose fields and defaults are those of the catalog; TRL's have others.
+# Classes with the catalog's fields and defaults; TRL's have others.
 _PLAIN_CLASSES = ("TrainingArguments(", "Seq2SeqTrainingArguments(")
 
 
@@ -36,10 +36,10 @@ def read_training_arguments(
     script: str = "",
     made: Sequence[ScriptCall] = (),
 ) -> TrainerSettings:
-    """Return what is known of a run's TrainingArguments.
+    """Return the known TrainingArguments of a run.
 
-    A script that calls TrainingArguments(...) itself gives them there. In any other they are made of the
-    script's arguments, by HfArgumentParser and its kind.
+    A script that calls TrainingArguments(...) itself sets them there. Otherwise they come from the script's
+    arguments, by HfArgumentParser or similar.
 
     Args:
         fields: the fields of TrainingArguments, as in Schemas.training_arguments.
@@ -90,7 +90,7 @@ def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[s
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
-    """Yield (name without dashes, value, text as written) of each argument that begins with two dashes."""
+    """Yield (name without dashes, value, text as written) of each argument that starts with two dashes."""
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -113,9 +113,9 @@ def _is_value(word: str) -> bool:
 
 
 def _key(fields: Section, name: str) -> tuple[Key | None, bool]:
-    """Return the field that argparse finds for a name, and whether the name turns it off.
+    """Return the field that argparse resolves a name to, and whether the name negates it.
 
-    argparse takes any beginning of a name that fits one field alone.
+    argparse accepts unambiguous prefixes.
     """
     key = fields.find(name)
     if key is not None:
@@ -127,7 +127,7 @@ def _key(fields: Section, name: str) -> tuple[Key | None, bool]:
 
 
 def _converted(key: Key, value: str | None, *, is_negated: bool) -> Any:
-    """Return an argument's value as HfArgumentParser converts it; the text itself where it can't."""
+    """Return an argument's value as converted by HfArgumentParser; the text itself if it can't be."""
     if is_negated:
         return False
     if ValueKind.BOOL in key.kinds:
@@ -151,7 +151,7 @@ def _boolean(value: str | None) -> Any:
 
 
 def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets) -> TrainerSettings | None:
-    """Return what is known of TrainingArguments; None where no Trainer runs, or nothing names its fields."""
+    """Return the known TrainingArguments; None if there is no Trainer, or nothing is known of its fields."""
     if route is not Route.TRAINER or targets.schemas is None:
         return None
     return read_training_arguments(

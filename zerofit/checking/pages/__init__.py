@@ -1,1 +1,1 @@
-"""The pages of docs/reference that are rendered from rules and from what was measured."""
+"""Renders the pages of docs/reference from rules and measurements."""

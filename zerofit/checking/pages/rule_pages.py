@@ -1,4 +1,4 @@
-"""A rule as a page in Markdown, from its own declaration."""
+"""A rule as a Markdown page."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CALLS = {
 _SEEN = {
     Effect.FAILS: "the run ends in an error",
     Effect.HANGS: "the run does not end",
-    Effect.DIFFERS: "the run ends well, with other weights than it should have",
-    Effect.IGNORED: "the run ends well, and what was asked for is not what runs",
-    Effect.COSTS: "the run ends well with the right weights, and it is slower or larger than it could be",
+    Effect.DIFFERS: "the run succeeds with wrong weights",
+    Effect.IGNORED: "the run succeeds, but the setting has no effect",
+    Effect.COSTS: "the run succeeds with the right weights, but is slower or larger than necessary",
 }
 
 
@@ -37,7 +37,7 @@ def rule_page(rule: Rule, *, level: int = 1) -> str:
 
     Args:
         rule: the rule.
-        level: how many # stand before its title.
+        level: heading level of its title.
     """
     lines = [
         f"{'#' * level} {rule.id}",
@@ -52,14 +52,14 @@ def rule_page(rule: Rule, *, level: int = 1) -> str:
     if rule.holds_for:
         lines.append(f"- holds for: {', '.join(f'`{versions}`' for versions in rule.holds_for)}")
     if rule.is_put_right_by_launch:
-        lines.append("- `zerofit launch` puts it right inside the run")
-    for title, example in (("Breaks the rule:", rule.bad), ("Keeps it:", rule.good)):
+        lines.append("- `zerofit launch` fixes it inside the run")
+    for title, example in (("Violates the rule:", rule.bad), ("Keeps it:", rule.good)):
         lines += ["", title, "", *_example_lines(example)]
     return "\n".join(lines) + "\n"
 
 
 def rules_table(rules: Sequence[Rule]) -> str:
-    """Return one line a rule, in columns: severity, id and summary."""
+    """Return a table with one rule per line: severity, id and summary."""
     width = max(len(rule.id) for rule in rules)
     return "\n".join(
         f"{rule.severity.value:<7}  {rule.id:<{width}}  {rule.summary}"
@@ -68,7 +68,7 @@ def rules_table(rules: Sequence[Rule]) -> str:
 
 
 def fix_text(rule: Rule) -> str:
-    """Return what to do; settings are spelt as in the rule's bad example, as flags or as DeepSpeed's keys."""
+    """Return the fix; settings are spelt as in the rule's bad example: flags or DeepSpeed's keys."""
     return spell(rule.fix, FLAGS if rule.bad.strategy is not None else {})
 
 
@@ -84,7 +84,7 @@ def _seen(evidence: Reproduction) -> str:
 
 
 def _example_lines(example: Example) -> Iterator[str]:
-    """Yield an example as the files and the command that a user would have."""
+    """Yield an example as files and a command."""
     blocks = [_block(name, _LANGUAGES[name], text) for name, text in example_files(example).items()]
     if command := _command(example):
         blocks.append(("```sh", *command.splitlines(), "```"))
@@ -120,7 +120,7 @@ def _strategy_flags(strategy: Strategy) -> str:
 
 
 def _around(example: Example) -> list[str]:
-    """Return what the files and the command do not show."""
+    """Return the parts of an example outside its files and command."""
     words = []
     if example.route is not None:
         words.append(f"a script that calls {_CALLS[example.route]}")

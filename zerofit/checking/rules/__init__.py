@@ -47,7 +47,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *trainer_arguments.RULES,
     *files.RULES,
 )
-"""Every rule about combinations of settings; limits of one script are in planning/constraints.py."""
+"""All rules about combinations of settings; limits of a single script are in planning/constraints.py."""
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     *deepspeed_section.RULES,
@@ -57,6 +57,6 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     *switches.RULES,
     *offload.RULES,
 )
-"""Those of them that only say something of a run under DeepSpeed."""
+"""Those that only concern runs with DeepSpeed."""
 
 __all__ = ["ALL_RULES", "DEEPSPEED_RULES", "Rule"]

@@ -1,4 +1,4 @@
-"""Files and training scripts of the rules' examples: small, whole, the same on every run."""
+"""Files and scripts of the rules' examples: small, complete, deterministic."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed"
 DEEPSPEED_DOCS = "https://www.deepspeed.ai/docs/config-json/"
-"""Where the rules' sources are."""
+"""Base URL of the rules' sources."""
 
 
 def config(stage: int | str, **zero: Any) -> dict[str, Any]:
-    """Return a DeepSpeed configuration with a batch size and a section of ZeRO, and nothing else."""
+    """Return a DeepSpeed configuration with only a batch size and a ZeRO section."""
     return {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, **zero}}
 
 
 def one_step(stage: int | str, **zero: Any) -> dict[str, Any]:
-    """Return a DeepSpeed configuration of plain steps, without accumulation and clipping."""
+    """Return a DeepSpeed configuration for plain steps, without accumulation and clipping."""
     return {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": 1,
@@ -33,19 +33,19 @@ def one_step(stage: int | str, **zero: Any) -> dict[str, Any]:
 
 
 def zero(stage: int, **more: Any) -> dict[str, Any]:
-    """Return a DeepSpeed configuration in which even these small models are partitioned and gathered anew."""
+    """Return a DeepSpeed configuration that partitions and gathers even these small models."""
     keys = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
     keys |= {"stage3_max_reuse_distance": 0, "stage3_gather_16bit_weights_on_model_save": True}
     return {**one_step(stage, **(keys if stage == 3 else {})), "train_micro_batch_size_per_gpu": 2, **more}
 
 
 def native(deepspeed: Mapping[str, Any] | str) -> Example:
-    """Return the example of a file that DeepSpeed alone reads."""
+    """Return an example with a file that only DeepSpeed reads."""
     return Example(deepspeed=deepspeed, route=Route.NATIVE)
 
 
 def by_accelerate(deepspeed: Mapping[str, Any] | str, **more: Any) -> Example:
-    """Return the example of a file that accelerate reads first."""
+    """Return an example with a file that accelerate reads first."""
     return Example(deepspeed=deepspeed, route=Route.ACCELERATE, **more)
 
 
@@ -55,28 +55,28 @@ LAUNCH_FILE: dict[str, Any] = {
     "num_machines": 1,
     "num_processes": 1,
 }
-"""The file of `accelerate config` for one rank, without the section of DeepSpeed."""
+"""The file of `accelerate config` for one rank, without a DeepSpeed section."""
 ZERO2_LAUNCH = {**LAUNCH_FILE, "deepspeed_config": {"zero_stage": 2}}
 NAMING_LAUNCH = {**LAUNCH_FILE, "deepspeed_config": {"deepspeed_config_file": DEEPSPEED_FILE}}
-"""The same, which names the example's DeepSpeed file."""
+"""The same, with the example's DeepSpeed file."""
 LAUNCH = "accelerate launch --config_file accelerate.yaml"
 
 
 def launching(section: Mapping[str, Any] | None = None, /, **top: Any) -> Example:
-    """Return the example of a file of `accelerate config` alone: keys at its top, and its section."""
+    """Return an example with only a file of `accelerate config`: top-level keys, and its section."""
     return Example(accelerate={**LAUNCH_FILE, **top, "deepspeed_config": section or {"zero_stage": 2}})
 
 
 def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a file that lacks a key."""
+    """Return a copy of a file without a key."""
     return {name: value for name, value in mapping.items() if name != key}
 
 
 def changed(script: str, old: str, new: str) -> str:
-    """Return a script with one piece in place of another.
+    """Return a script with one piece replaced.
 
     Raises:
-        ValueError: the piece is not there exactly once.
+        ValueError: the piece does not occur exactly once.
     """
     if script.count(old) != 1:
         raise ValueError(f"{old!r} stands {script.count(old)} times in the example")
@@ -84,7 +84,7 @@ def changed(script: str, old: str, new: str) -> str:
 
 
 def ending(script: str, lines: str) -> str:
-    """Return a script that does something more between the training and its last lines."""
+    """Return a script with lines inserted between the training and its last lines."""
     return changed(script, "weights = accelerator", f"{lines.strip()}\nweights = accelerator")
 
 
@@ -135,7 +135,7 @@ weights = accelerator.get_state_dict(model)
 if accelerator.is_main_process:
     print("weights", f"{sum(weight.double().abs().sum().item() for weight in weights.values()):.6f}")
 """
-"""A loop with Accelerator around a language model."""
+"""A loop with Accelerator and a language model."""
 
 LOADED = changed(LANGUAGE, "import Accelerator\n", "import Accelerator, PartialState\n")
 LOADED = changed(LOADED, "LlamaConfig, set_seed", "LlamaConfig, LlamaForCausalLM, set_seed")
@@ -150,7 +150,7 @@ accelerator = Accelerator()
 model = AutoModelForCausalLM.from_pretrained("model")
 """,
 )
-"""The same with a model that is loaded."""
+"""The same with a pretrained model."""
 
 INFERENCE = """\
 import torch
@@ -166,7 +166,7 @@ model = accelerator.prepare(AutoModelForCausalLM.from_config(config))
 prompts = torch.randint(0, 64, (3, 8), generator=torch.Generator().manual_seed(0))
 model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)
 """
-"""A language model that generates and does not train."""
+"""A language model that generates without training."""
 
 EVALUATES = """\
 import torch
@@ -192,10 +192,10 @@ trainer.evaluate()
 
 
 def optimizer_script(optimizer: str, *, imports: str = "torch") -> str:
-    """Return a small script with Accelerator that trains with an optimizer, for examples.
+    """Return a small script with Accelerator and an optimizer, for examples.
 
     Args:
-        optimizer: how the script makes it, from `model`.
+        optimizer: the expression that creates it from `model`.
         imports: the module that it comes from, beside torch.
     """
     modules = "\n".join(f"import {name}" for name in sorted({"torch", imports}))

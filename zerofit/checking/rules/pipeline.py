@@ -1,4 +1,4 @@
-"""Rules of pipeline parallelism: what it excludes."""
+"""Rules on pipeline parallelism: exclusions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WITHOUT = Topology(world_size=2)
 
 
 def _stages(situation: Situation) -> str | None:
-    """Return the flag that asks for a pipeline; None without one."""
+    """Return the flag for pipeline parallelism; None without it."""
     topology = situation.topology
     if topology is None or topology.pipeline_parallel_size == 1:
         return None
@@ -32,8 +32,8 @@ def _stages(situation: Situation) -> str | None:
     id="pipeline-needs-pytorch",
     severity=Severity.ERROR,
     summary="DeepSpeed does not run the stages of a pipeline",
-    why="it would average gradients of ranks that hold different parameters",
-    fix="leave out --pipeline-parallel-size, or what asks for DeepSpeed: {engine}, {zero_stage}, offload",
+    why="it would average gradients of ranks with different parameters",
+    fix="leave out --pipeline-parallel-size, or the settings for DeepSpeed: {engine}, {zero_stage}, offload",
     see=_DOCS,
     bad=Example(
         strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS),
@@ -46,7 +46,7 @@ def _stages(situation: Situation) -> str | None:
 def _under_deepspeed(situation: Situation) -> Iterator[Hit]:
     stages = _stages(situation)
     if stages is not None:
-        engine = known(situation.settings.engine, "what runs the training step")
+        engine = known(situation.settings.engine, "the engine")
         if engine.value is Engine.DEEPSPEED:
             stage = stage_of(situation)
             yield Hit(found=f"{stages} with {stage.text}", place=stage.place)
@@ -55,8 +55,8 @@ def _under_deepspeed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="pipeline-with-adapters",
     severity=Severity.ERROR,
-    summary="a model with adapters can't be cut into the stages of a pipeline",
-    why="peft saves and loads adapters of a whole model, and a stage has those of its own blocks alone",
+    summary="a model with adapters can't be split into pipeline stages",
+    why="peft saves and loads adapters of a whole model, but a stage only has those of its own blocks",
     fix="leave out --pipeline-parallel-size or --lora",
     see=_DOCS,
     bad=Example(strategy=Strategy(lora=Lora()), topology=_PIPELINE, script=LANGUAGE),
@@ -72,8 +72,8 @@ def _with_adapters(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="pipeline-in-fp16",
     severity=Severity.ERROR,
-    summary="a pipeline does not train in fp16",
-    why="its backward pass runs before the loss is scaled, so that small gradients are lost",
+    summary="pipeline parallelism does not support fp16",
+    why="its backward pass runs before loss scaling, so small gradients underflow",
     fix="set {precision} to bf16 or no",
     see=_DOCS,
     bad=Example(strategy=Strategy(precision=Precision.FP16), topology=_PIPELINE, script=LANGUAGE),

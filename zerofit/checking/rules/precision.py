@@ -1,4 +1,4 @@
-"""Rules of number formats, quantized weights and kernels: which device trains in which, and who chooses."""
+"""Rules on precision, quantized weights and kernels: which device supports which, and who chooses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _AMPERE = (8, 0)
 
 
 def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that finds a switch which needs a GPU, where the ranks run on the CPU."""
+    """Return a predicate that finds a switch that needs a GPU, if the ranks run on the CPU."""
 
     def find(situation: Situation) -> Iterator[Hit]:
         is_on = situation.strategy is not None and getattr(situation.strategy, field)
@@ -75,7 +75,7 @@ def _sharded(stage: ZeroStage) -> Example:
     id="bf16-needs-ampere",
     severity=Severity.ERROR,
     summary="bf16 training needs a GPU of compute capability 8.0 or later",
-    why="GPUs before Ampere have no bf16 arithmetic: what does not refuse it emulates it, slowly",
+    why="GPUs before Ampere have no bf16 arithmetic: it is refused, or emulated slowly",
     fix="set {precision} to fp16 or no",
     see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
     bad=Example(deepspeed=_BF16, machine=_OLD),
@@ -120,8 +120,8 @@ def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="mixed-precision-turned-off-in-file",
     severity=Severity.ERROR,
-    summary="the DeepSpeed file turns off the number format that was asked for",
-    why="the DeepSpeed file has the last word, and the run trains in fp32 without a message",
+    summary="the DeepSpeed file disables the requested precision",
+    why="the DeepSpeed file takes precedence, and the run silently trains in fp32",
     fix='write "auto" or true for enabled in the DeepSpeed file',
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=_flag_and_file(bf16={"enabled": False}),
@@ -137,7 +137,7 @@ def _turned_off(situation: Situation) -> Iterator[Hit]:
 
 
 def _asked(situation: Situation) -> Said[str] | None:
-    """Return the half precision that a flag or Accelerator(...) asks for; the script wins."""
+    """Return the half precision requested by a flag or Accelerator(...); the script takes precedence."""
     if situation.route is not Route.ACCELERATE:
         return None
     script = situation.script
@@ -172,8 +172,8 @@ def _clash(situation: Situation, asked: Said[str], section: str) -> Hit:
 @Rule(
     id="mixed-precision-against-file",
     severity=Severity.ERROR,
-    summary="accelerate refuses one number format where the DeepSpeed file has the other",
-    why="a run has one format for forward and backward",
+    summary="accelerate refuses a precision that contradicts the DeepSpeed file",
+    why="a run has one precision for forward and backward",
     fix="choose one of bf16 and fp16 in both places",
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=_flag_and_file(fp16={"enabled": True}),
@@ -190,7 +190,7 @@ def _opposite(situation: Situation) -> Iterator[Hit]:
     id="quantization-needs-lora",
     severity=Severity.ERROR,
     summary="quantized weights do not train",
-    why="a step is smaller than what 4 bits can hold, so that adapters train in their place",
+    why="updates are smaller than the resolution of 4 bits, so adapters are trained instead",
     fix="add --lora, or leave out --quantize",
     see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
     bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
@@ -206,9 +206,9 @@ def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="quantized-base-not-partitioned",
     severity=Severity.ERROR,
-    summary="a base that zerofit quantizes is not partitioned by ZeRO-3",
-    why="transformers loads quantized weights onto each rank's device, which it refuses under ZeRO-3 "
-    "(device_map), and whole on every rank",
+    summary="a base quantized by zerofit can't be partitioned by ZeRO-3",
+    why="transformers loads whole quantized weights onto each rank's device, which it refuses under "
+    "ZeRO-3 (device_map)",
     fix="set {zero_stage} to 2 or less, or leave out --quantize",
     see="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/accelerate.py",
     bad=_sharded(ZeroStage.PARAMETERS),
@@ -227,7 +227,7 @@ _LIGER_NEEDS_GPU = Rule(
     id="liger-needs-gpu",
     severity=Severity.ERROR,
     summary="Liger's kernels need a GPU",
-    why="they are written in Triton, which compiles for GPUs alone",
+    why="they are written in Triton, which only compiles for GPUs",
     fix="leave out --liger, or run on a GPU",
     see="https://github.com/linkedin/Liger-Kernel",
     find=_on_cpu("liger"),
@@ -240,8 +240,8 @@ _LIGER_NEEDS_GPU = Rule(
 _TF32_ON_CPU = Rule(
     id="tf32-on-cpu",
     severity=Severity.WARNING,
-    summary="on the CPU --tf32 changes nothing",
-    why="the setting is for products on tensor cores of GPUs; on the CPU fp32 stays fp32",
+    summary="--tf32 has no effect on the CPU",
+    why="the setting is for tensor cores of GPUs; on the CPU fp32 stays fp32",
     fix="leave out --tf32",
     see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     find=_on_cpu("tf32"),
@@ -255,7 +255,7 @@ _TF32_ON_CPU = Rule(
     id="tf32-needs-ampere",
     severity=Severity.WARNING,
     summary="tf32 needs a GPU of compute capability 8.0 or later",
-    why="tensor cores before Ampere have no tf32, and torch goes on in fp32 without a word",
+    why="tensor cores before Ampere have no tf32, and torch silently uses fp32",
     fix="leave out --tf32, or set {precision} to fp16",
     see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),

@@ -1,1 +1,1 @@
-"""Plans as text: one file a format."""
+"""Output formats of the command line: tables, JSON, SARIF, plots."""

@@ -1,4 +1,4 @@
-"""Console: what verbs tell, on stderr; progress only where it is a terminal."""
+"""Console: messages of verbs on stderr; progress only on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _NARROW = 80
-"""Columns of a terminal that does not say how many it has."""
+"""Width of a terminal that does not report it."""
 _COLOURS = (
     (r"^your script as it is:.*does not fit.*$", {"fg": "red", "bold": True}),
     (r"^your script as it is:.*fits closely.*$", {"fg": "yellow", "bold": True}),
@@ -34,18 +34,18 @@ _COLOURS = (
     (r"^warning(?=\[)", {"fg": "yellow", "bold": True}),
     (r"^advice(?=\[)", {"fg": "cyan", "bold": True}),
 )
-"""Colours of zerofit's output: red does not work, yellow may not, green does."""
+"""Colours of zerofit's output: red for what fails, yellow for what may, green for what works."""
 _SENTENCE = re.compile(
     r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
     r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script as it is: "
 )
-"""How lines begin that are prose; tables are made to fit, and commands stay whole, to be pasted."""
+"""Prefixes of prose lines; tables already fit, and commands stay in one piece for copying."""
 _SHOWN = 60
-"""Characters of a task's progress that are shown."""
+"""Maximum characters of a task's progress."""
 
 
 def for_terminal(text: str) -> str:
-    """Return a text with sentences broken at words, and with colours, which click drops where not wanted."""
+    """Return a text with sentences wrapped, and with colours, which click removes if unwanted."""
     width = terminal_width()
     return "\n".join(_coloured(line) for whole in text.split("\n") for line in _broken(whole, width))
 
@@ -67,9 +67,9 @@ def _coloured(line: str) -> str:
 
 
 def wants_colour(environ: Mapping[str, str]) -> bool | None:
-    """Return if colours are to be printed; None where it depends on whether the output is a terminal.
+    """Return True if colours are wanted; None if it depends on whether the output is a terminal.
 
-    By https://no-color.org and https://force-color.org.
+    According to https://no-color.org and https://force-color.org.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -79,19 +79,19 @@ def wants_colour(environ: Mapping[str, str]) -> bool | None:
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal, or those that COLUMNS says; None without both, as in a log."""
+    """Return the width of the terminal, or COLUMNS; None without both, as in a log."""
     if os.environ.get("COLUMNS") or sys.stdout.isatty() or sys.stderr.isatty():
         return shutil.get_terminal_size((_NARROW, 24)).columns
     return None
 
 
 class Console(Observer):
-    """Tells on stderr what a verb does.
+    """Prints messages of verbs on stderr.
 
     Args:
-        is_quiet: True to tell nothing.
-        shows_details: True to tell details too.
-        is_wide: True to let tables be wider than the terminal.
+        is_quiet: True to print nothing.
+        shows_details: True to print details too.
+        is_wide: True to allow tables wider than the terminal.
     """
 
     def __init__(self, *, is_quiet: bool = False, shows_details: bool = True, is_wide: bool = False) -> None:
@@ -102,28 +102,28 @@ class Console(Observer):
         self.show(f"zerofit: {sentence}")
 
     def show(self, text: str) -> None:
-        """Print a text of several lines as it is."""
+        """Print a text of several lines unchanged."""
         if not self._is_quiet:
             click.echo(for_terminal(text), err=True)
 
     def detail(self, text: str) -> None:
-        """Print a text where details are wanted."""
+        """Print a text if details are wanted."""
         if self.shows_details:
             self.show(text)
 
     def progress(self, sentence: str) -> None:
-        """Print a sentence where somebody looks on: a line of its own, as the script prints there, too."""
+        """Print a sentence on a terminal, on its own line, since the script prints there, too."""
         if sys.stderr.isatty() and not self._is_quiet:
-            click.echo("\r\x1b[K", nl=False, err=True)  # over the script's bar, which comes again
+            click.echo("\r\x1b[K", nl=False, err=True)  # over the script's progress bar, which is redrawn
             self.say(sentence)
 
     def ask(self, question: str) -> bool:
-        """Ask on a terminal; no where there is none."""
+        """Ask on a terminal; otherwise the answer is no."""
         return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(f"zerofit: {question}", err=True)
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal, unless tables may be wider."""
+        """Width of the terminal, unless tables may be wider."""
         return None if self._is_wide else terminal_width()
 
     @contextmanager

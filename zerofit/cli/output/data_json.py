@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zerofit.data.lengths.report import LengthReport
 
 DATA_JSON_VERSION = 1
-"""Raised whenever a field changes its meaning or goes."""
+"""Raised whenever a field changes its meaning or is removed."""
 
 
 def data_json(report: LengthReport) -> str:
@@ -77,7 +77,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
 
 
 def _compact_pairs(document: dict[str, Any]) -> str:
-    """Return the document as text, in which the pairs of the histogram share one line."""
+    """Return the document as text, with the pairs of the histogram on one line."""
     pairs = json.dumps(document.pop("histogram"))
     text = json.dumps(document, indent=2)
     return f'{text.removesuffix("}").rstrip()},\n  "histogram": {pairs}\n}}'

@@ -1,4 +1,4 @@
-"""Draws a length report into a file: how long samples are, and what an epoch computes each way."""
+"""Plots a length report: the distribution of lengths, and the tokens computed per epoch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _MOST_BINS = 60
 _SHADES = ("0.65", "0.45", "0.25", "0.0")
-"""Of the lines at percentiles: the higher, the darker."""
+"""Of the percentile lines: the higher, the darker."""
 
 
 def draw_lengths(report: LengthReport, path: Path) -> None:
-    """Draw the histogram beside the bars of padding, and write the file.
+    """Plot the histogram beside the bars of padding, and write the file.
 
     Raises:
         UserError: the file can't be written.
@@ -78,7 +78,7 @@ def _draw_histogram(axes: Any, report: LengthReport) -> None:
 
 
 def _draw_padding(axes: Any, report: LengthReport) -> None:
-    """Draw what an epoch computes each way, as shares of the most."""
+    """Plot the tokens computed per epoch for each batching, as shares of the maximum."""
     most = max(row.cost.tokens for row in report.padding) or 1.0
     names = [row.way.value for row in report.padding]
     real = [row.cost.tokens * (1 - row.waste) / most for row in report.padding]

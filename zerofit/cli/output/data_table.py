@@ -1,4 +1,4 @@
-"""A length report as `zerofit data` prints it: histogram, cost of padding, what a maximum cuts, advice."""
+"""A length report as text: histogram, cost of padding, effects of a maximum length, advice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 _BINS = 16
 _BAR = 40
 _REASON = 76
-"""Characters of a line of a reason, which stands behind two columns."""
+"""Line width of a reason, which follows two columns."""
 _NOTHING = "-"
 
 
 def data_table(report: LengthReport, *, width: int | None = None) -> str:
-    """Return what `zerofit data` prints.
+    """Return the output of `zerofit data`.
 
     Args:
-        width: columns that a line may take; None for any.
+        width: maximum columns of a line; None for unlimited.
     """
     parts = [_head(report), _histogram(report), _percentiles(report), _padding(report), _cuts(report, width)]
     has_tokens = report.measured.unit is LengthUnit.TOKENS
@@ -35,7 +35,7 @@ def data_table(report: LengthReport, *, width: int | None = None) -> str:
 
 
 def _fitting(lines: Iterable[str], width: int | None) -> Iterator[str]:
-    """Yield the lines, those of prose broken at words; cells of a table stand two spaces apart."""
+    """Yield the lines, wrapping prose; cells of a table are two spaces apart."""
     for line in lines:
         yield from [line] if "  " in line.strip() else wrapped([line], width)
 
@@ -44,7 +44,7 @@ def _head(report: LengthReport) -> Iterator[str]:
     measured = report.measured
     histogram = measured.histogram
     yield f"{measured.subject}: {measured.counted}"
-    part = "" if measured.is_whole else ", a part of the data"
+    part = "" if measured.is_whole else ", part of the data"
     samples = "sample" if histogram.num_samples == 1 else "samples"
     yield f"{histogram.num_samples:,} {samples}, {histogram.num_tokens:,} {measured.unit.value}{part}"
     yield from measured.notes
@@ -57,7 +57,7 @@ def _histogram(report: LengthReport) -> list[str]:
     rows = [(report.measured.unit.value, "samples", "", "")]
     for one in found:
         span = f"{one.least:,}" if one.least == one.most else f"{one.least:,}-{one.most:,}"
-        # A bin that holds something shows at least one mark.
+        # A nonempty bin shows at least one mark.
         bar = "#" * max(round(one.num_samples / tallest * _BAR), int(one.num_samples > 0))
         rows.append((span, f"{one.num_samples:,}", percent(one.num_samples / total), bar))
     return _aligned(rows, left={3})
@@ -73,12 +73,12 @@ def _percentiles(report: LengthReport) -> Iterator[str]:
 def _padding(report: LengthReport) -> list[str]:
     longest = report.measured.histogram.longest
     length = report.choice.max_length
-    title = f"Padding, in batches of {report.setup.batch_size}, samples cut at {length:,}"
+    title = f"Padding, in batches of {report.setup.batch_size}, samples truncated to {length:,}"
     if length >= longest:
-        title = f"Padding, in batches of {report.setup.batch_size}, nothing cut"
+        title = f"Padding, in batches of {report.setup.batch_size}, nothing truncated"
     unit = report.measured.unit.value
     rows: list[tuple[str, ...]] = [
-        ("", f"{unit} an epoch", "of it padding", "attention", f"padded to x{MULTIPLE}")
+        ("", f"{unit} per epoch", "of it padding", "attention", f"padded to x{MULTIPLE}")
     ]
     widest = max(row.cost.attention for row in report.padding) or 1.0
     rows += [_padding_row(report, row, widest) for row in report.padding]
@@ -86,13 +86,13 @@ def _padding(report: LengthReport) -> list[str]:
     padded = report.buckets.padded.num_samples
     lines.append(
         "dynamic: expected over all random orders, exact; bucketed: one epoch of "
-        f"{padded:,} samples played through, seed {report.buckets.seed}"
+        f"{padded:,} samples simulated, seed {report.buckets.seed}"
     )
     if report.packed_rows and report.setup.is_causal:
         hold = f"row of {length:,} holds" if report.packed_rows == 1 else f"rows of {length:,} hold"
         lines.append(
-            f"packed: {report.packed_rows:,} {hold} all samples, each in one row where it fits; "
-            f"{report.concatenated_rows:,} if they may be split anywhere; attention as eager and sdpa have it"
+            f"packed: {report.packed_rows:,} {hold} all samples, unsplit if possible; "
+            f"{report.concatenated_rows:,} if they may be split anywhere; attention as in eager and sdpa"
         )
     return lines
 
@@ -114,17 +114,17 @@ def _cuts(report: LengthReport, width: int | None) -> list[str]:
     named = ("samples cut", "", f"{unit} lost", "")
     header = ["max_length", "", *named, "fixed", "dynamic", "bucketed", "attention"]
     rows = [header, *(_cut_row(report, row, whole) for row in report.cuts)]
-    # What is left out first where lines are too wide: attention, counts beside their shares, fixed padding.
+    # Columns to drop first if lines are too wide: attention, counts beside their shares, fixed padding.
     for column, is_count in ((9, False), (4, True), (2, True), (4, False)):
         if width is None or max(map(len, _aligned(rows, left={1}))) <= width:
             break
         left_out = [row.pop(column) for row in rows]
         if is_count:
             header[column] = left_out[0]
-    title = f"A maximum length: what it cuts, and the share of {unit} an epoch that it saves"
+    title = f"A maximum length: what it cuts, and the share of {unit} per epoch that it saves"
     lines = [title, *_aligned(rows, left={1})]
     if header[-1] == "attention":
-        what = "the part of it that grows with the square of the length, under dynamic padding"
+        what = "the part of it that grows with the square of the length, with dynamic padding"
         lines.append(f"attention: {what}")
     return lines
 
@@ -170,13 +170,13 @@ def _advice(report: LengthReport, width: int | None) -> list[str]:
 def _no_advice(report: LengthReport) -> list[str]:
     unit = report.measured.unit.value
     return [
-        f"These are {unit}, not tokens: the shares are near to those of tokens, the lengths are not.",
-        "Give --tokenizer for a maximum length and a recommendation.",
+        f"These are {unit}, not tokens: the shares are close to those of tokens, the lengths are not.",
+        "Use --tokenizer for a maximum length and a recommendation.",
     ]
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, left: set[int], indent: str = "") -> list[str]:
-    """Return rows of cells as lines; numbers stand right, the columns named in left stand left."""
+    """Return rows of cells as lines; right-aligned, except for the columns in `left`."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from zerofit.launching.explain_run import RunExplanation
 
 EXPLAIN_VERSION = 1
-"""Version of the JSON document; raised whenever a field changes its meaning or goes."""
+"""Version of the JSON document; raised whenever a field changes its meaning or is removed."""
 
 _SAID = ("cancelled", "zerofit-refused", "rank-failed", "hang", "killed-by-somebody")
-"""Failures of which the launch itself says all there is."""
+"""Failures that the launch itself explains completely."""
 
 
 def explanation_text(run: RunExplanation) -> str:
-    """Return the explanation as lines: what else failed, then cause, lines that show it, what to type."""
+    """Return the explanation as lines: other failures, then the cause, evidence, and commands to run next."""
     found = run.explanation
     if found.cause is None:
         if run.sentence:
-            return f"no log says why: {run.sentence}"
-        return f"nothing failed, as far as {_of(found.files)} shows"
+            return f"no log has the reason: {run.sentence}"
+        return f"no failure in {_of(found.files)}"
     rows = [f"also:   {one.failure.cause}  ({_place(one.at)})" for one in found.others]
     rows += [f"NCCL:   {one}" for one in run.collectives]
     if run.good_run is not None:
@@ -46,7 +46,7 @@ def explanation_text(run: RunExplanation) -> str:
 
 
 def short_lines(run: RunExplanation) -> str | None:
-    """Return cause, line and fix, below the sentence of a launch that failed; None where they add nothing."""
+    """Return cause, line and fix, for below the message of a failed launch; None if they add nothing."""
     cause = run.explanation.cause
     if cause is None or not cause.failure.signs or cause.failure.id in _SAID:
         return None

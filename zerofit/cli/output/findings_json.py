@@ -1,4 +1,4 @@
-"""A Verdict as a JSON document for programs, with a version."""
+"""A Verdict as a versioned JSON document."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from zerofit.core.setting import Place
 
 FINDINGS_VERSION = 1
-"""Raised whenever a field changes its meaning or goes."""
+"""Raised whenever a field changes its meaning or is removed."""
 
 
 def findings_json(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: int) -> str:
     """Return the document: version, files, number of rules, counts, findings and unknown.
 
     Args:
-        verdict: what the rules say.
+        verdict: the rules' results.
         files: the files that were checked.
-        num_rules: how many rules were asked.
+        num_rules: number of rules applied.
     """
     document = {
         "version": FINDINGS_VERSION,

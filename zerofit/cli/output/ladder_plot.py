@@ -1,4 +1,4 @@
-"""A ladder as a picture: memory on the left, measured, counted and predicted, and time on the right."""
+"""A ladder as plot: memory on the left, measured, counted and predicted; time on the right."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from zerofit.measuring.ladder import Ladder
 
 _PART_COLOURS = ("tab:blue", "tab:red", "tab:purple", "tab:green")
-"""As in zerofit plan's plot: weights, gradients, optimizer, activations."""
+"""As in the plot of zerofit plan: weights, gradients, optimizer, activations."""
 _HEIGHT = 0.36
-"""Of one bar; a rung takes two, of the 1.0 that it has."""
+"""Of one bar; a rung has two, of its total of 1.0."""
 _HOLDS_WORDS = 0.1
-"""Of the longest bar, what a bar needs for its size to stand in its beginning: marks stand near its end."""
+"""Minimum share of the longest bar for a label inside a bar; marks are near its end."""
 _MOST_REASON = 72
-"""Characters of the reason that fit beside a bar."""
+"""Maximum characters of the reason beside a bar."""
 
 
 def draw_ladder(ladder: Ladder, path: Path) -> None:
-    """Draw a ladder, a rung each line, and write the file.
+    """Plot a ladder, one rung per row, and write the file.
 
     Raises:
         UserError: the file can't be written.
@@ -34,7 +34,7 @@ def draw_ladder(ladder: Ladder, path: Path) -> None:
 
 
 def ladder_figure(ladder: Ladder) -> Any:
-    """Return a ladder as a figure of matplotlib."""
+    """Return a ladder as matplotlib figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 1.9 + 0.72 * len(ladder.rungs)), layout="constrained")
@@ -55,7 +55,7 @@ def _draw_memory(axes: Any, ladder: Ladder) -> None:
     rungs = ladder.rungs
     peaks = [peak_of(rung.measured) / num_bytes if rung.measured else 0.0 for rung in rungs]
     upper, lower = ([place + side * _HEIGHT / 2 for place in range(len(rungs))] for side in (-1, 1))
-    label = "measured: process, over imports" if ladder.on_cpu else "measured: torch, allocated"
+    label = "measured: process, above imports" if ladder.on_cpu else "measured: torch, allocated"
     axes.barh(upper, peaks, height=_HEIGHT, color="0.45", label=label)
     begin = [0.0] * len(rungs)
     counted = [part_sizes(rung.measured.counted if rung.measured else None) for rung in rungs]
@@ -96,9 +96,9 @@ def _draw_time(axes: Any, ladder: Ladder) -> None:
         if rung.measured is not None:
             losses = rung.measured.losses
             words = f" {rung.measured.step_time_s:.3g} s, "
-            if ladder.num_ranks == 1:  # ranks that exchange nothing learn nothing
+            if ladder.num_ranks == 1:  # losses of ranks that exchange nothing are meaningless
                 words += f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
             axes.text(rung.measured.step_time_s, place, words, va="center", fontsize=8)
     axes.tick_params(axis="y", left=False)
     axes.set_xlim(0, 1.9 * max(times, default=1.0) or 1.0)
-    axes.set_xlabel("seconds a step, and the loss of the warm-up")
+    axes.set_xlabel("seconds per step, and the loss of the warm-up")

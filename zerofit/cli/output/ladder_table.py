@@ -1,4 +1,4 @@
-"""A ladder as tables and bars of letters: what each rung took, and what its tensors held."""
+"""A ladder as tables and text bars: each rung's memory, time and tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PARTS = (
     ("O", "optimizer states", "optimizer_states"),
     ("A", "activations", "activations"),
 )
-"""Letter, words and field of what is counted, in the order in which it is drawn."""
+"""Letter, label and field of counted tensors, in drawing order."""
 _BAR = 48
 _MOST_IN_MIB = 10 * GIB
-"""ASSUMPTION: five digits of MiB are as much as one reads at a glance."""
+"""ASSUMPTION: five digits of MiB are the maximum that is easy to read."""
 _NOTHING = "-"
 
 
 def ladder_table(ladder: Ladder) -> str:
-    """Return what `zerofit bench ladder` prints."""
+    """Return the output of `zerofit bench ladder`."""
     lines = [*_head(ladder), "", *table_lines([*_rows(ladder)]), *_reasons(ladder)]
     if any(rung.measured for rung in ladder.rungs):
         lines += ["", *table_lines([*_part_rows(ladder)]), "", *_bars(ladder)]
@@ -36,14 +36,14 @@ def ladder_table(ladder: Ladder) -> str:
 
 
 def unit_of(ladder: Ladder) -> tuple[str, int]:
-    """Return the unit that all of a ladder's sizes are told in, and its bytes."""
+    """Return the unit of a ladder's sizes, and its bytes."""
     peaks = [peak_of(rung.measured) for rung in ladder.rungs if rung.measured]
     peaks += [rung.predicted.device_bytes or 0 for rung in ladder.rungs if rung.predicted]
     return ("GiB", GIB) if max(peaks, default=0) > _MOST_IN_MIB else ("MiB", MIB)
 
 
 def head_words(ladder: Ladder) -> str:
-    """Return the model and the sizes in a line."""
+    """Return the model and the sizes in one line."""
     return (
         f"{ladder.model} ({ladder.architecture}, {ladder.num_parameters / 1e6:.1f} M parameters), "
         f"batch {ladder.batch_size}, length {ladder.sequence_length}"
@@ -52,12 +52,12 @@ def head_words(ladder: Ladder) -> str:
 
 
 def first_done(ladder: Ladder) -> TrialMeasurement | None:
-    """Return the rung that the others are compared with: the first one that ran to its end."""
+    """Return the rung that the others are compared with: the first that completed."""
     return next((rung.measured for rung in ladder.rungs if rung.measured), None)
 
 
 def not_done_words(rung: RungResult) -> str:
-    """Return how a rung ended that is not done, and why; empty where it is done."""
+    """Return how and why a rung did not complete; empty if it did."""
     outcome = rung.outcome
     if outcome.state is TrialState.DONE:
         return ""
@@ -68,7 +68,7 @@ def _head(ladder: Ladder) -> Iterator[str]:
     yield head_words(ladder)
     threads = {rung.measured.num_threads for rung in ladder.rungs if rung.measured}
     with_threads = f" ({', '.join(map(str, sorted(threads)))} threads)" if threads else ""
-    stands = "each rung on top of those above it" if ladder.is_cumulative else "each rung alone"
+    stands = "each rung on top of those above" if ladder.is_cumulative else "each rung alone"
     where = ladder.device + (with_threads if ladder.on_cpu else "")
     yield f"on {where}, torch {ladder.versions.torch}; {stands}"
 
@@ -96,17 +96,17 @@ def _rows(ladder: Ladder) -> Iterator[list[str]]:
 
 
 def _reasons(ladder: Ladder) -> Iterator[str]:
-    """Yield why rungs were not done, below the table."""
+    """Yield why rungs did not complete, for below the table."""
     rungs = [rung for rung in ladder.rungs if rung.outcome.reason]
     if rungs:
         yield ""
     for rung in rungs:
         left_out = rung.outcome.state is TrialState.CANNOT_RUN and ladder.is_cumulative
-        yield f"{rung.label}: {not_done_words(rung)}{'; the rungs below do without it' if left_out else ''}"
+        yield f"{rung.label}: {not_done_words(rung)}{'; the rungs below leave it out' if left_out else ''}"
 
 
 def _memory(ladder: Ladder, rung: RungResult, first: TrialMeasurement | None) -> list[str]:
-    """Return the cells of memory; of a rung that was not measured, those that are predicted."""
+    """Return the memory cells; for a rung that was not measured, the predicted ones."""
     _, unit = unit_of(ladder)
     measured, predicted = rung.measured, rung.predicted
     share = _NOTHING
@@ -139,7 +139,7 @@ def _speed(ladder: Ladder, rung: RungResult, first: TrialMeasurement | None) -> 
 
 
 def _losses(ladder: Ladder, measured: TrialMeasurement) -> str:
-    """Return the loss before and after; nothing of many ranks, which learn nothing from each other."""
+    """Return the loss before and after; empty for many ranks, whose losses are meaningless."""
     if ladder.num_ranks > 1:
         return _NOTHING
     return f"{measured.losses[0]:.4f} -> {measured.losses[-1]:.4f}"
@@ -157,7 +157,7 @@ def _part_rows(ladder: Ladder) -> Iterator[list[str]]:
 
 
 def _bars(ladder: Ladder) -> list[str]:
-    """Return a bar of the measured peak for each rung, and one of letters of what its tensors hold below."""
+    """Return a bar of the measured peak for each rung, and below a bar of letters for its tensors."""
     unit, num_bytes = unit_of(ladder)
     done = [(rung, rung.measured) for rung in ladder.rungs if rung.measured]
     longest = max(max(peak_of(measured), _sum(measured.counted)) for _, measured in done)
@@ -172,7 +172,7 @@ def _bars(ladder: Ladder) -> list[str]:
 
 
 def part_sizes(parts: TensorBytes | None) -> tuple[int | None, ...]:
-    """Return the bytes of each of PARTS; None for those that were not counted."""
+    """Return the bytes of each of PARTS; None if not counted."""
     return tuple(None if parts is None else getattr(parts, field) for _, _, field in PARTS)
 
 
@@ -194,25 +194,26 @@ def _sum(parts: TensorBytes | None) -> int:
 
 def _legend(ladder: Ladder) -> Iterator[str]:
     if ladder.on_cpu:
-        yield "process:   peak of the process's resident memory, over what it held once all was imported"
+        yield "process:   peak resident memory of the process, above its level after imports"
     else:
-        yield "allocated: peak of torch's tensors; reserved: of its allocator; device: what the driver says"
-        yield "host:      peak of the process's resident memory, over what it held once all was imported"
+        yield "allocated: peak of torch's tensors; reserved: of its allocator; device: the driver's count"
+        yield "host:      peak resident memory of the process, above its level after imports"
     if ladder.num_ranks > 1:
-        yield "rank 0:    among collectives that exchange nothing: its tensors are a rank's; no step waits"
+        yield "rank 0:    with simulated collectives: its tensors are those of a rank; steps don't wait "
+        "for others"
     else:
         steps = "at the first and the last warm-up step, without dropout"
         yield f"loss:      {steps}, on one batch of random tokens"
     letters = ", ".join(f"{letter} {words}" for letter, words, _ in PARTS)
-    yield f"tensors:   counted; activations as one forward pass leaves them. In bars: {letters}"
+    yield f"tensors:   counted; activations at the end of one forward pass. In bars: {letters}"
     if any(rung.predicted for rung in ladder.rungs):
         kernels = f"for {ladder.predicted_for}" if ladder.predicted_for else "with the kernels of an A100"
         yield f"(...):     predicted {kernels}"
     if ladder.on_cpu:
         what = f"all of the GPU's memory on {ladder.predicted_for}" if ladder.predicted_for else ""
-        yield f"predicted: {what or 'for GPUs alone: --gpus names one'}"
+        yield f"predicted: {what or 'only for GPUs: --gpus names one'}"
     if any(rung.published for rung in ladder.rungs):
-        yield 'published: memory as printed, in "G", and time of an epoch, on a GPU that is not named'
+        yield 'published: memory as printed, in "G", and time per epoch, on an unnamed GPU'
 
 
 def _batch(rung: RungResult) -> str:
@@ -228,7 +229,7 @@ def _published(rung: RungResult, first_s: float) -> str:
 
 
 def _pair(measured: int | None, predicted: int | None, unit: int) -> str:
-    """Return a size, with what was predicted of it in brackets."""
+    """Return a size, with its prediction in brackets."""
     said = _size(measured, unit)
     return said if predicted is None else f"{said} ({_size(predicted, unit)})"
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from zerofit.machine.observations import Observation
 
 OBSERVATIONS_VERSION = 1
-"""Version of the JSON document; raised whenever a field changes its meaning or goes."""
+"""Version of the JSON document; raised whenever a field changes its meaning or is removed."""
 _NO_VALUE = "-"
 
 
 def observations_table(found: tuple[Observation, ...]) -> str:
-    """Return a line for each observation, the newest first."""
+    """Return a line for each observation, newest first."""
     if not found:
         return "no run has been observed on this machine"
     head = (

@@ -1,4 +1,4 @@
-"""Several machines side by side: what each would do with the same model and workload."""
+"""Comparison of machines for the same model and workload."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 _BAR = 20
 _LESS_IMPORTANT = (7, 3, 5, 2, 6)
-"""Columns that are left out where the terminal is narrow: the rate, bar, host, batch, step."""
+"""Columns to drop if the terminal is narrow: the rate, bar, host, batch, step."""
 _HEADER = ("machine", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step")
 
 
 def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> str:
-    """Return one row for each machine, in the order in which they were named.
+    """Return one row for each machine, in the given order.
 
     Args:
-        width: columns that the table may take; None for any.
+        width: maximum columns of the table; None for unlimited.
     """
     problem = answers[0].problem
     title = (

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from zerofit.planning.solve import Answer
 
 PLAN_JSON_VERSION = 1
-"""Raised whenever a field changes its meaning or goes."""
+"""Raised whenever a field changes its meaning or is removed."""
 
 
 def plan_json(answers: Sequence[Answer], capture: Capture | None = None) -> str:
     """Return the document: one entry in "plans" for each machine.
 
     Args:
-        answers: one a machine.
-        capture: what the script was seen to train; None for a model that was named.
+        answers: one per machine.
+        capture: of the script; None for a named model.
     """
     document = {
         "version": PLAN_JSON_VERSION,

@@ -1,4 +1,4 @@
-"""A plan as a plot: a stacked bar for each strategy against the line of what the GPU has."""
+"""A plan as plot: a stacked bar for each strategy, and a line for the GPU's memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from zerofit.planning.solve import Answer
 
 _COLOURS = {"W": "blue", "O": "purple", "G": "red", "A": "green", "B": "orange", "C": "gray"}
-"""matplotlib's names, by the letter of the group."""
+"""matplotlib's colour names, by the letter of the group."""
 _TOO_LARGE = "too large"
 
 
 def draw_plan(answer: Answer, path: Path) -> None:
-    """Draw the choice, the best of every other kind, and what is too large at once; write the file.
+    """Plot the choice, the best of every other kind, and those clearly too large; write the file.
 
     Raises:
         UserError: the file can't be written.
@@ -36,7 +36,7 @@ def draw_plan(answer: Answer, path: Path) -> None:
         _draw_bounds(axes, [one.least_bytes / GIB for one in ruled_out], first=len(estimated))
     _draw_estimates(axes, answer, estimated)
     axes.axhline(problem.card_bytes / GIB, color="black", label="GPU")
-    axes.axhline(problem.device_bytes / GIB, color="black", linestyle="--", label="to be used")
+    axes.axhline(problem.device_bytes / GIB, color="black", linestyle="--", label="available")
     labels = [f"{label(one.strategy, problem.topology)}\n{batch(one.strategy)}" for one in estimated]
     labels += [kind_label(one.strategy, problem.topology) for one in ruled_out]
     axes.set_xticks(range(len(labels)), [one.replace(", ", "\n") for one in labels], fontsize=8)
@@ -49,7 +49,7 @@ def draw_plan(answer: Answer, path: Path) -> None:
 
 
 def _draw_bounds(axes: Any, sizes: list[float], *, first: int) -> None:
-    """Draw what strategies need at least that are too large by that alone."""
+    """Plot the lower bounds of strategies that are too large by their bound alone."""
     places = range(first, first + len(sizes))
     axes.bar(places, sizes, label="at least", color="white", edgecolor="gray", hatch="//")
     for place, size in zip(places, sizes, strict=True):

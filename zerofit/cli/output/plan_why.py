@@ -1,4 +1,4 @@
-"""A plan in full: the reason of each choice, why every other strategy lost, and every term of every phase."""
+"""A plan in full: reasons for each choice, why every other strategy lost, and every term of every phase."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_why(answer: Answer) -> str:
 
 
 def _reasons(answer: Answer) -> Iterator[str]:
-    yield "why this strategy" if answer.fits else "the nearest, as nothing fits"
+    yield "why this strategy" if answer.fits else "the closest, since nothing fits"
     rows = [
         ("", f"{reason.field} = {reason.value}", f"{reason.why} ({reason.origin.value})")
         for reason in answer.plan.reasons
@@ -39,7 +39,7 @@ def _reasons(answer: Answer) -> Iterator[str]:
 
 
 def _losers(answer: Answer) -> Iterator[str]:
-    yield "why the others lose"
+    yield "why others were rejected"
     topology = answer.problem.topology
     rows = [
         ("", label(strategy, topology), batch(strategy), why)
@@ -47,8 +47,8 @@ def _losers(answer: Answer) -> Iterator[str]:
     ]
     for dropped in answer.dropped:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in dropped.findings))
-        rows.append(("", label(dropped.strategy, topology), "-", f"does not work: {rules}"))
-    yield from table_lines(rows) if rows else ("  nothing else was to be considered",)
+        rows.append(("", label(dropped.strategy, topology), "-", f"forbidden: {rules}"))
+    yield from table_lines(rows) if rows else ("  there were no alternatives",)
 
 
 def _memory(title: str, estimate: MemoryEstimate) -> Iterator[str]:
@@ -67,9 +67,9 @@ def _memory(title: str, estimate: MemoryEstimate) -> Iterator[str]:
 def _time(answer: Answer) -> Iterator[str]:
     step_time = answer.head.estimate.step_time
     if step_time is None:
-        yield "time of a step: not known, as the rates of this machine are not"
+        yield "step time: unknown, as are the rates of this machine"
         return
-    yield f"time of a step: {time(step_time)}; ±: {step_time.uncertainty_source}"
+    yield f"step time: {time(step_time)}; ±: {step_time.uncertainty_source}"
     yield from table_lines(
         [
             ("", seconds(term.seconds), term.name, f"{term.formula}; {term.source}")
@@ -82,7 +82,7 @@ def _time(answer: Answer) -> Iterator[str]:
 def _search(answer: Answer) -> Iterator[str]:
     counts = answer.found.counts
     yield (
-        f"looked at {counts.candidates} candidates: {counts.too_large_at_once} too large by weights, "
-        f"gradients and states alone, {counts.too_large_by_bound} by what is alive at least, "
-        f"{counts.estimated} estimated in full"
+        f"{counts.candidates} candidates: {counts.too_large_at_once} too large by weights, gradients and "
+        f"states alone, {counts.too_large_by_bound} by a lower bound of live memory, {counts.estimated} "
+        "estimated in full"
     )

@@ -37,9 +37,9 @@ def sarif(
     """Return the log as JSON text.
 
     Args:
-        verdict: what the rules say.
-        files: the files that were checked; a finding about a flag is shown at the first of them.
-        rules: the rules that were asked.
+        verdict: the rules' results.
+        files: the files that were checked; a finding on a flag is shown at the first of them.
+        rules: the rules applied.
         version: zerofit's own.
     """
     documents = {file.name: file.document for file in files if file.document is not None}
@@ -104,7 +104,7 @@ def _result(finding: Finding, *, fallback: str | None) -> dict[str, Any]:
 
 
 def uri(name: str) -> str:
-    """Return a file's name as a URI reference: relative as it is, an absolute one with its scheme."""
+    """Return a file name as URI reference: a relative one unchanged, an absolute one with its scheme."""
     quoted = "".join(
         letter if re.match(r"[A-Za-z0-9_.~/-]", letter) else "".join(f"%{byte:02X}" for byte in code)
         for letter in name.removeprefix("./")
@@ -121,7 +121,7 @@ def _fixes(finding: Finding, documents: dict[str, Document]) -> list[dict[str, A
     for name, its_edits in edits.items():
         try:
             after = apply_edits(documents[name], its_edits)
-        except (KeyError, Uneditable):  # it stands in no file, or can't be changed safely
+        except (KeyError, Uneditable):  # it is in no file, or can't be changed safely
             return []
         replacement = _replacement(documents[name].text, after)
         changes.append({"artifactLocation": {"uri": uri(name)}, "replacements": [replacement]})
@@ -129,7 +129,7 @@ def _fixes(finding: Finding, documents: dict[str, Document]) -> list[dict[str, A
 
 
 def _replacement(before: str, after: str) -> dict[str, Any]:
-    """Return the one replacement that turns a text into another: all between their common ends."""
+    """Return the one replacement that turns a text into another, between common prefix and suffix."""
     shorter = min(len(before), len(after))
     start = next((i for i in range(shorter) if before[i] != after[i]), shorter)
     tail = next((i for i in range(shorter - start) if before[-1 - i] != after[-1 - i]), shorter - start)

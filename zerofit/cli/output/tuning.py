@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from zerofit.launching.trials import Tried, Tuning
 
 TUNING_VERSION = 1
-"""Version of the JSON document; raised whenever a field changes its meaning or goes."""
+"""Version of the JSON document; raised whenever a field changes its meaning or is removed."""
 _NO_VALUE = "-"
 _HEAD = ("", "strategy", "batch", "step", "predicted", "ratio", "GPU", "predicted", "host")
 _LEFT_OUT = (5, 8, 7, 4, 6)
-"""Columns that go where the table is too wide, the first one first."""
+"""Columns to drop if the table is too wide, the first one first."""
 
 
 def tuning_table(tuning: Tuning, *, width: int | None) -> str:
-    """Return a line for each trial, the fastest first; where there was none, for what could be tried."""
+    """Return a line for each trial, fastest first; without trials, for the candidates."""
     best = tuning.best
     ran = sorted(
         tuning.tried,
@@ -68,7 +68,7 @@ def _sentences(tuning: Tuning) -> list[str]:
         time_of_choice = None if chosen is None else chosen.result.step_time_s
         said.append(f"fastest: {strategy_words(best.plan)}, {seconds(best.result.step_time_s or 0.0)} a step")
         if chosen is best:
-            said[0] += "; it is the planner's choice too"
+            said[0] += "; it is also the planner's choice"
         elif time_of_choice is not None:
             said[0] += f"; the planner's choice takes {seconds(time_of_choice)}"
     said += [
@@ -77,17 +77,17 @@ def _sentences(tuning: Tuning) -> list[str]:
         if one.result.end is not TrialEnd.MEASURED
     ]
     if first.topology.on_cpu:
-        said.append("measured on CPU ranks; what is predicted is of the GPUs that they rehearse")
+        said.append("measured on CPU ranks; predictions are for the GPUs planned for")
     if tuning.is_out_of_time:
-        said.append("the budget is used up: the same command with a larger one goes on from here")
+        said.append("the time budget is used up: the same command with a larger one continues")
     return said
 
 
 def tuning_json(tuning: Tuning) -> str:
     """Return the trials as a JSON document.
 
-    Its fields: version, folder, on_cpu, is_out_of_time, stopped_by, best (the place of the fastest among the
-    trials), trials (in their order) and candidates (in the order of their predictions).
+    Its fields: version, folder, on_cpu, is_out_of_time, stopped_by, best (the index of the fastest trial),
+    trials (in their order) and candidates (in the order of their predictions).
     """
     best = tuning.best
     return json.dumps(

@@ -1,10 +1,10 @@
-"""The schemas in zerofit/catalog: what the supported libraries read, without importing them.
+"""The schemas in zerofit/catalog: the keys that the supported libraries read, without importing them.
 
-A file holds {"package": ..., "version": ..., "on_unknown": ..., "keys": {NAME: KEY, ...}, "removed": {PATH:
-WHAT TO DO NOW, ...}}. A KEY has the fields of schema.Key under the same names, without those that have their
-default; a section has the fields of schema.Section right beside them. A key that was another one in former
-releases is a list of them, each with the releases for which it holds. One line is one key, so that a new
-version's changes read as a diff.
+A file contains {"package": ..., "version": ..., "on_unknown": ..., "keys": {NAME: KEY, ...}, "removed":
+{PATH: FIX, ...}}. A KEY has the fields of schema.Key under the same names, except those with their default
+value; a section has the fields of schema.Section beside them. A key that changed between releases is a
+list of them, each with the releases for which it holds. Each key is one line, so that a new version's
+changes read as a diff.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Versions
 
 NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
-"""The files, which are the fields of Schemas."""
+"""The files, named as the fields of Schemas."""
 _OF_SECTION = ("on_unknown", "drops_auto", "keys", "params_of")
 
 
@@ -31,13 +31,13 @@ def load_schemas(versions: Versions | None = None) -> Schemas:
     """Return every schema of the catalog.
 
     Args:
-        versions: what will read the files; of a package without a version the newest release counts.
+        versions: the installed releases; the newest known release if None or not installed.
     """
     return Schemas(**{name: load_schema(name, versions) for name in NAMES})
 
 
 def load_schema(name: str, versions: Versions | None = None) -> Schema:
-    """Return one schema of the catalog, as one release has it."""
+    """Return one schema of the catalog for one release."""
     history = load_history(name)
     return schema_at(history, getattr(versions, history.package) if versions else None)
 

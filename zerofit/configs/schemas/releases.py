@@ -1,4 +1,4 @@
-"""A schema over the releases of its library: its keys in one of them."""
+"""The keys of a schema in one release of its library."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def schema_at(history: Schema, version: str | None) -> Schema:
-    """Return the keys that one release has.
+    """Return the schema of one release.
 
     Args:
         history: the keys of all releases, each with those for which it holds.
-        version: the release; None, and one newer than all that were looked at, stand for the newest of those.
+        version: the release; None or a newer one than all known ones means the newest known.
     """
     newest = release_of(history.version)
     release = newest if version is None else min(release_of(version), newest)
@@ -36,7 +36,7 @@ def schema_at(history: Schema, version: str | None) -> Schema:
 def _section_at(section: Section, release: tuple[int, ...]) -> Section:
     keys = tuple(_key_at(key, release) for key in section.keys if _holds(key, release))
     params_of = tuple((name, _section_at(params, release)) for name, params in section.params_of)
-    # Most sections are the same in all releases, and to make them anew would take longer than to read them.
+    # Most sections are equal in all releases; rebuilding them would take longer than reading them.
     is_same = len(keys) == len(section.keys) and all(map(operator.is_, keys, section.keys))
     if is_same and all(now is then for (_, now), (_, then) in zip(params_of, section.params_of, strict=True)):
         return section
@@ -57,7 +57,7 @@ def _holds(key: Key, release: tuple[int, ...]) -> bool:
 
 
 def _others(history: Section, now: Section, path: tuple[str, ...]) -> Iterator[OtherRelease]:
-    """Yield the keys that only other releases have; of a section that they alone have, not those below."""
+    """Yield the keys that only other releases have; for a whole section only itself."""
     keys = {key.name: key for key in now.keys}
     for key in history.keys:
         here = keys.get(key.name)
@@ -70,10 +70,10 @@ def _others(history: Section, now: Section, path: tuple[str, ...]) -> Iterator[O
 
 
 def fix_for_release(schema: Schema, *path: str) -> str | None:
-    """Return the fix for a key that the schema lacks; None where no supported release is known to have it.
+    """Return the fix for a key that the schema lacks; None if no supported release has it.
 
     Args:
-        schema: the keys of the release that will run.
+        schema: the keys of the installed release.
         path: of the key.
     """
     other = next((other for other in schema.other_releases if other.path == path), None)

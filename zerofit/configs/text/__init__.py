@@ -1,1 +1,1 @@
-"""Text of JSON, HJSON and YAML files to documents with a place for everything, and edits back to text."""
+"""Text of JSON, HJSON and YAML files to documents with positions, and edits back to text."""

@@ -1,4 +1,4 @@
-"""Edits of a document's text: only what they name changes, and the result is read again to prove it."""
+"""Edits of a document's text: only the named keys change, and the result is parsed again as a check."""
 
 from __future__ import annotations
 
@@ -27,44 +27,46 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Edit
 
 _KINDS = (SetValue, RemoveKey, RenameKey)
-"""Values first, so that no place is gone too early; names last, so that all paths are those of the file."""
+"""The order of edits: values first, since removals shift positions; renames last, so that all paths are those
+of the original."""
 
 
 class Uneditable(Exception):  # noqa: N818 - it is about the file, no failure of ours
-    """A change that can't be made without touching the rest of the file; its text says why."""
+    """An edit that is impossible without touching the rest of the file; its text says why."""
 
 
 def apply_edits(document: Document, edits: Iterable[Edit]) -> str:
-    """Return a document's text with edits made; line ends, order, indentation and comments stay.
+    """Return a document's text with edits applied; line ends, order, indentation and comments are kept.
 
-    A comment on the line of a removed key goes with it.
+    A comment on the line of a removed key is removed too.
 
     Args:
-        document: what the edits were made for.
-        edits: in any order; each path is one of the document as it is.
+        document: the original.
+        edits: in any order; all paths refer to the original document.
 
     Raises:
-        Uneditable: an edit has no place, two contradict each other, or the text can't be changed safely.
+        Uneditable: an edit's path does not exist, two contradict each other, or the text can't be changed
+            safely.
     """
     distinct = _distinct(edits)
     if distinct and document.format is Format.YAML and shares_nodes(document.text):
-        raise Uneditable("its YAML anchors, aliases or merges would make one change count in several places")
+        raise Uneditable("with its YAML anchors, aliases or merges one change would affect several places")
     for edit in sorted(distinct, key=lambda edit: (_KINDS.index(type(edit)), -len(edit.path))):
         document = _apply(document, edit)
     return document.text
 
 
 def _distinct(edits: Iterable[Edit]) -> list[Edit]:
-    """Return each edit once, without those below a removed key.
+    """Return the edits without duplicates and without those below a removed key.
 
     Raises:
         Uneditable: two of them contradict each other.
     """
-    # 1 and True are equal and hash alike, so the value's type is part of what tells edits apart.
+    # 1 and True are equal and have the same hash, so the value's type is part of the key.
     asked: dict[tuple[type, tuple[str, ...]], Edit] = {}
     for edit in {(type(edit), edit.path, repr(edit)): edit for edit in edits}.values():
         if (type(edit), edit.path) in asked:
-            raise Uneditable(f"two different changes of {'.'.join(edit.path)} are asked for")
+            raise Uneditable(f"two different changes of {'.'.join(edit.path)} are requested")
         asked[type(edit), edit.path] = edit
     removed = {path for kind, path in asked if kind is RemoveKey}
     kept = []
@@ -87,7 +89,7 @@ def _apply(document: Document, edit: Edit) -> Document:
     match edit:
         case SetValue(value=value):
             if document.format is Format.HJSON and isinstance(value, float) and value.is_integer():
-                value = int(value)  # HJSON has whole numbers of one type only
+                value = int(value)  # HJSON has a single type of integers
             text = _set(document, _parent(document, edit.path), key, value)
             holder[key] = value
         case RemoveKey():
@@ -98,7 +100,7 @@ def _apply(document: Document, edit: Edit) -> Document:
             holder[edit.key] = holder.pop(key)
     changed = _read_again(document, text, f"{'.'.join(edit.path)} can't be changed")
     if not _same(plain(changed.root), intended):
-        raise Uneditable(f"{'.'.join(edit.path)} can't be changed without touching the text around it")
+        raise Uneditable(f"{'.'.join(edit.path)} can't be changed without changing the text around it")
     return changed
 
 
@@ -108,7 +110,7 @@ def _read_again(document: Document, text: str, what: str) -> Document:
     except Unreadable:
         changed = None
     if changed is None or changed.format is not document.format:
-        raise Uneditable(f"{what} without touching the text around it")
+        raise Uneditable(f"{what} without changing the text around it")
     return changed
 
 
@@ -120,7 +122,7 @@ def _parent(document: Document, path: tuple[str, ...]) -> Entries:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return True if two values are equal, of one type too: 1, 1.0 and True are not."""
+    """Return True if two values are equal and of the same type: 1, 1.0 and True differ."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -132,7 +134,7 @@ def _set(document: Document, parent: Entries, key: str, value: Any) -> str:
     spelt = _spell(value, document.format, was=text[start:end])
     gap = text[entry.key_span.end : start]
     if start == end or (gap.strip() == ":" and gap.rstrip() != gap.rstrip(" \t")):
-        # Nothing stands behind the colon on its line.
+        # Nothing follows the colon on its line.
         return f"{text[: entry.key_span.end]}: {spelt}{text[end:]}"
     return text[:start] + spelt + text[end:]
 
@@ -151,7 +153,7 @@ def _rename(document: Document, parent: Entries, key: str, new: str) -> str:
 
 
 def _add(document: Document, mapping: Entries, key: str, value: Any) -> str:
-    """Return the text with one more entry behind the last one of a mapping."""
+    """Return the text with an entry appended to a mapping."""
     text, language = document.text, document.format
     last = mapping.entries[-1] if mapping.entries else None
     spelt = _spell(value, language)
@@ -182,12 +184,12 @@ def _add(document: Document, mapping: Entries, key: str, value: Any) -> str:
 def _with_first(document: Document, mapping: Entries, member: str) -> str:
     text, (start, end) = document.text, (mapping.span.start, mapping.span.end)
     if text[start + 1 : end - 1].strip():
-        raise Uneditable("a comment stands in the empty mapping")
+        raise Uneditable("there is a comment in the empty mapping")
     return f"{text[:start]}{{{member}}}{text[end:]}"
 
 
 def _remove(document: Document, path: tuple[str, ...]) -> str:
-    """Return the text without a key, each time that it stands there."""
+    """Return the text without a key, at every occurrence."""
     if _parent(document, path).find(path[-1]) is None:
         raise Uneditable(f"there is no key {path[-1]} to remove")
     while True:
@@ -204,9 +206,9 @@ def _remove(document: Document, path: tuple[str, ...]) -> str:
 
 
 def _without_line(document: Document, mapping: Entries, number: int, above: KeyValue | None) -> str | None:
-    """Return the text without the lines of an entry; None where it shares its lines with others."""
+    """Return the text without the lines of an entry; None if it shares a line with others."""
     text, language, entry = document.text, document.format, mapping.entries[number]
-    if language is Format.YAML and len(mapping.entries) == 1:  # {} stands for what has no entry
+    if language is Format.YAML and len(mapping.entries) == 1:  # a mapping without entries is written {}
         start, end = mapping.span.start, _end_of(entry)
         if above and text[above.key_span.end : start].strip() == ":":
             return f"{text[: above.key_span.end]}: {{}}{text[end:]}"
@@ -217,21 +219,21 @@ def _without_line(document: Document, mapping: Entries, number: int, above: KeyV
         line_end = _LINE_END.match(text, rest.end())
         if line_end and line_end.group():
             return text[:start] + text[line_end.end() :]
-        # The last line, without a line end: the one before it becomes the last.
+        # The last line, without a newline: the one before it becomes the last.
         return text[:start].removesuffix("\n").removesuffix("\r")
     if language is Format.HJSON:
         return None
     if number + 1 == len(mapping.entries):
-        raise Uneditable(f"{entry.key} shares its line with something else")
-    # The first key of a mapping in a list: what follows takes its place behind the dash.
+        raise Uneditable(f"{entry.key} shares its line with another entry")
+    # The first key of a mapping in a list: the next one moves up behind the dash.
     following = mapping.entries[number + 1].key_span.start
     if text[_end_of(entry) : following].strip():
-        raise Uneditable(f"a comment stands beside {entry.key}")
+        raise Uneditable(f"there is a comment beside {entry.key}")
     return text[: entry.key_span.start] + text[following:]
 
 
 def _without_member(text: str, mapping: Entries, number: int) -> str:
-    """Return the text without an entry and the comma that goes with it."""
+    """Return the text without an entry and its comma."""
     entries, entry = mapping.entries, mapping.entries[number]
     if len(entries) == 1:
         start, end = mapping.span.start + 1, mapping.span.end - 1
@@ -240,7 +242,7 @@ def _without_member(text: str, mapping: Entries, number: int) -> str:
     else:
         start, end = _end_of(entries[number - 1]), _end_of(entry)
     if (text[start : entry.key_span.start] + text[_end_of(entry) : end]).strip() not in (",", ""):
-        raise Uneditable(f"a comment stands beside {entry.key}")
+        raise Uneditable(f"there is a comment beside {entry.key}")
     return text[:start] + text[end:]
 
 
@@ -253,12 +255,12 @@ _LINE_END = re.compile(r"\r\n|\r|\n|\Z")
 
 
 def _has_lines(text: str, mapping: Entries, language: Format) -> bool:
-    """Return True if entries may stand on lines of their own, without commas."""
+    """Return True if entries may be on separate lines without commas."""
     return language is Format.HJSON or (language is Format.YAML and text[mapping.span.start] != "{")
 
 
 def _end_of(entry: KeyValue) -> int:
-    """Return where an entry ends; YAML has entries without a value."""
+    """Return the offset where an entry ends; YAML entries may have no value."""
     return max(entry.key_span.end, entry.node.span.end)
 
 
@@ -267,19 +269,19 @@ def _line_start(text: str, at: int) -> int:
 
 
 def _line_end_of(text: str) -> str:
-    """Return how a text ends its lines."""
+    """Return the newline style of a text."""
     if "\r\n" in text:
         return "\r\n"
     return "\n" if "\n" in text or "\r" not in text else "\r"
 
 
 _FLOW = frozenset(",[]{}")
-"""Characters with a meaning inside a YAML collection in braces or brackets."""
+"""Characters with a special meaning inside a YAML flow collection."""
 _PLAIN_HJSON_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 def _spell(value: Any, language: Format, *, was: str = "") -> str:
-    """Return a scalar as it stands in a file; a YAML string keeps the quotes of the text that it replaces."""
+    """Return a scalar as text for a file; a YAML string keeps the quotes of the text that it replaces."""
     if not isinstance(value, (str, int, float, type(None))):
         raise Uneditable(f"a {type(value).__name__} is no single value")
     if language is not Format.YAML:
@@ -290,13 +292,13 @@ def _spell(value: Any, language: Format, *, was: str = "") -> str:
     if isinstance(value, str):
         style = '"' if not value.isprintable() else was[:1] if was[:1] in ("'", '"') else None
     more: dict[str, Any] = {"default_style": style, "width": math.inf, "allow_unicode": True}
-    if isinstance(value, str) and not _FLOW.isdisjoint(value):  # between braces such a text needs quotes
+    if isinstance(value, str) and not _FLOW.isdisjoint(value):  # a flow collection needs quotes
         return str(yaml.safe_dump([value], default_flow_style=True, **more)).strip()[1:-1]
     text: str = yaml.safe_dump(value, **more)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _spell_key(key: str, language: Format, *, was: str = "") -> str:
-    """Return a key as it stands in a file; where there is a choice, the quotes of another key decide."""
+    """Return a key as text for a file; optional quotes follow the style of another key."""
     is_plain = language is Format.HJSON and not was.startswith(('"', "'")) and _PLAIN_HJSON_KEY.fullmatch(key)
     return key if is_plain else _spell(key, language, was=was)

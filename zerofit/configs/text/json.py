@@ -1,6 +1,6 @@
-"""JSON and HJSON text to a tree with exact spans, as Python's json and the hjson library read it.
+"""JSON and HJSON text to a tree with exact spans, parsed as Python's json and the hjson library do.
 
-accelerate and Trainer read with Python's json, DeepSpeed with hjson, which takes JSON too.
+accelerate and Trainer use Python's json; DeepSpeed uses hjson, which also reads JSON.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from zerofit.core.errors import Unreadable
 
 _JSON_PROBLEMS = {
     "Expecting property name": (
-        "no key in double quotes stands here",
+        "a key in double quotes is missing",
         "a JSON key is a string in double quotes",
         'write the key as "key"',
     ),
     "Expecting ':'": (
-        "a colon is missing behind a key",
+        "a colon is missing after a key",
         'a mapping is written {"key": value}',
-        "put a colon and the value behind the key",
+        "put a colon and the value after the key",
     ),
     "Expecting ','": (
         "a comma or a closing bracket is missing",
         "members are separated by commas",
-        "put a comma between the members, or close the bracket behind the last one",
+        "put a comma between the members, or close the bracket after the last one",
     ),
     "Expecting value": (
-        "no JSON value stands here",
+        "a JSON value is missing",
         "a value is a string in double quotes, a number such as 0.5, true, false, null, a list or a mapping",
-        "write the value so",
+        "write such a value",
     ),
     "Extra data": (
-        "text stands behind the end of the configuration",
+        "there is text after the end of the configuration",
         "a JSON file holds one value",
-        "remove what stands behind the last closing bracket, or the bracket that closes too early",
+        "remove the text after the last closing bracket, or a bracket that closes too early",
     ),
     "Unterminated string": (
         "a string is not closed",
@@ -57,28 +57,28 @@ _JSON_PROBLEMS = {
         'close the string with "',
     ),
     "Invalid control character": (
-        "a string holds a line end, a tab or another control character",
-        "a JSON string stands on one line, with control characters as escapes",
+        "a string contains a newline, a tab or another control character",
+        "a JSON string is on one line, with control characters as escapes",
         'close the string with ", or write \\t for a tab',
     ),
     "Invalid \\": (
-        "a string holds a broken escape",
-        'behind a backslash JSON allows one of " \\ / b f n r t, or u and four hexadecimal digits',
+        "a string contains an invalid escape",
+        'after a backslash JSON allows one of " \\ / b f n r t, or u and four hexadecimal digits',
         "write the backslash twice",
     ),
 }
-"""Errors of Python's json by how they begin; the last two stand within a string."""
+"""Errors of Python's json by their first words; the last two occur inside strings."""
 _WORD = re.compile(r"[^\s,:{}\[\]]+")
 
 
 def why_not_json(text: str) -> Unreadable | None:
-    """Return why Python's json, which accelerate uses, can't read a text; None where it can."""
+    """Return why Python's json, which accelerate uses, can't parse a text; None if it can."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
         return _json_error(text, error)
     except (ValueError, RecursionError):
-        return None  # too long a number, or too deep: the tree says where
+        return None  # a number too long, or nesting too deep: the tree has the position
     return None
 
 
@@ -86,14 +86,16 @@ def _json_error(text: str, error: json.JSONDecodeError) -> Unreadable:
     at, before = error.pos, text[: error.pos].rstrip()
     if text.startswith("\ufeff"):
         problem = "the file begins with a byte order mark"
-        why = "Python's json, with which accelerate and Trainer read the file, refuses the mark"
+        why = "accelerate and Trainer use Python's json, which refuses the mark"
         return unreadable(text, 0, problem, why, "save the file as UTF-8 without a byte order mark")
     if text.startswith(("#", "//", "/*"), at):
-        return unreadable(text, at, "a comment stands in JSON", "JSON has no comments", "remove the comment")
-    # From Python 3.13 on the error is about the comma, before about the bracket behind it.
+        return unreadable(
+            text, at, "there is a comment in JSON", "JSON has no comments", "remove the comment"
+        )
+    # From Python 3.13 on the error is about the comma, before that about the bracket after it.
     if "trailing comma" in error.msg or (text[at : at + 1] in ("}", "]") and before.endswith(",")):
         comma = at if text[at] == "," else len(before) - 1
-        problem, why = "a comma stands before a closing bracket", "JSON has no trailing commas"
+        problem, why = "there is a comma before a closing bracket", "JSON has no trailing commas"
         return unreadable(text, comma, problem, why, "remove the comma")
     begins = next(begins for begins in _JSON_PROBLEMS if error.msg.startswith(begins))
     problem, why, fix = _JSON_PROBLEMS[begins]
@@ -104,16 +106,16 @@ def _json_error(text: str, error: json.JSONDecodeError) -> Unreadable:
 
 
 def tree_of_json(text: str) -> Entries:
-    """Return the mapping that a JSON text is, one of which `why_not_json` has nothing to say.
+    """Return the mapping in a JSON text for which `why_not_json` returned None.
 
     Raises:
-        Unreadable: the text is no mapping, or beyond a limit.
+        Unreadable: the text is no mapping, or exceeds a limit.
     """
     return _Scanner(text, is_json=True).document()
 
 
 def tree_of_hjson(text: str) -> Entries:
-    """Return the mapping that an HJSON text is.
+    """Return the mapping in an HJSON text.
 
     Raises:
         Unreadable: the text is no HJSON, or no mapping.
@@ -127,19 +129,20 @@ _LITERAL = re.compile(
     r"|(?P<number>(?P<whole>-?(?:0|[1-9]\d*))(?:\.\d+)?(?:[eE][-+]?\d+)?)[ \t]*)"
     r"(?=[,}\]#\r\n]|//|/\*|\Z)"
 )
-"""No string though without quotes; it must reach up to a comma, a bracket, a comment or the line's end."""
+"""Matches unquoted values that are not strings; they must be followed by a comma, bracket, comment or
+newline."""
 _LINE = re.compile(r"[^\r\n]*")
 _WORDS = {"null": None, "true": True, "false": False}
 _FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-"""Python's json reads them too, to hjson they are strings."""
+"""Python's json parses these too; to hjson they are strings."""
 _EXACT_FLOAT = 1e10
-"""hjson/decoder.py turns floats below it that are whole numbers into integers."""
+"""hjson/decoder.py converts floats below it to integers if they are whole."""
 _LAST_COLUMN_OF_LINES = 500
-"""ASSUMPTION: no string in ''' begins further right."""
+"""ASSUMPTION: no ''' string begins further to the right."""
 
 
 class _Scanner:
-    """The grammar of HJSON, and of JSON known to be right. Each function returns where it ended, too."""
+    """The grammar of HJSON, and of valid JSON. Each method also returns the offset where it ended."""
 
     def __init__(self, text: str, *, is_json: bool) -> None:
         self.text = text
@@ -150,7 +153,7 @@ class _Scanner:
         start = self.skip(1 if text.startswith("\ufeff") else 0)
         if start == len(text):
             why, fix = "a configuration is a mapping of keys to values", "write it, or leave the file out"
-            self.refuse(0, "the file holds nothing but comments", why, fix)
+            self.refuse(0, "the file contains only comments", why, fix)
         is_braced = text[start] == "{"
         if text[start] == "[" or (self.is_json and not is_braced):
             raise not_a_mapping(text, start, "a list" if text[start] == "[" else "a single value")
@@ -165,7 +168,7 @@ class _Scanner:
         raise unreadable(self.text, at, problem, why, fix)
 
     def skip(self, at: int) -> int:
-        """Return where the next thing stands that is neither space nor comment."""
+        """Return the next offset that is neither whitespace nor comment."""
         if self.is_json:
             match = _SPACE.match(self.text, at)
             return match.end() if match else at
@@ -173,7 +176,7 @@ class _Scanner:
 
         try:
             return int(getNext(self.text, at)[1])
-        except IndexError:  # hjson 3.1.0 reads past the end there
+        except IndexError:  # hjson 3.1.0 reads past the end here
             why = "a comment that begins with /* ends with */"
             at = self.text.find("/*", at)
             self.refuse(at, "a comment is not closed", why, "close the comment with */")
@@ -198,8 +201,8 @@ class _Scanner:
             colon = self.skip(key_end)
             if text[colon : colon + 1] != ":":
                 found = f"the key {cut(key)!r}: found {name_of(text[colon : colon + 1])}"
-                why, fix = "a mapping is written key: value", "put a colon and the value behind the key"
-                self.refuse(colon, f"a colon is missing behind {found}", why, fix)
+                why, fix = "a mapping is written key: value", "put a colon and the value after the key"
+                self.refuse(colon, f"a colon is missing after {found}", why, fix)
             node, end = self.value(self.skip(colon + 1), depth + 1)
             entries.append(KeyValue(key=key, key_span=Span(at, key_end), node=node))
             at, is_closed = self.next_member(end, closing)
@@ -219,7 +222,7 @@ class _Scanner:
         return Items(nodes=tuple(nodes), span=Span(start, at + 1)), at + 1
 
     def next_member(self, at: int, closing: str) -> tuple[int, bool]:
-        """Return where the next member begins, or the closing bracket stands and True."""
+        """Return the offset of the next member and False, or of the closing bracket and True."""
         at = self.skip(at)
         at = self.skip(at + 1) if self.text[at : at + 1] == "," else at
         return at, self.text[at : at + 1] == closing
@@ -242,7 +245,7 @@ class _Scanner:
             self.refuse(
                 at,
                 f"a key and its colon are missing: found {name_of(self.text[at : at + 1])}",
-                "a mapping is written key: value, and a key with spaces or brackets stands in quotes",
+                "a mapping is written key: value, and a key with spaces or brackets needs quotes",
                 "write a key, a colon and a value",
             )
         return key, at + len(key)
@@ -262,19 +265,19 @@ class _Scanner:
         from hjson.decoder import scanstring as scan_line
 
         has_lines = self.text.startswith("'''", at)
-        # hjson 3.1.0 walks back to the line's start for each such string: hours, with thousands on one line.
+        # hjson 3.1.0 scans back to the line's start for each such string: hours, with thousands on one line.
         if has_lines and at - self.text.rfind("\n", 0, at) > _LAST_COLUMN_OF_LINES:
-            problem = f"a string in ''' begins behind column {_LAST_COLUMN_OF_LINES}"
-            why = "such a string has lines of its own, indented like its first line"
+            problem = f"a ''' string begins after column {_LAST_COLUMN_OF_LINES}"
+            why = "such a string starts on a line of its own, and its lines are indented alike"
             self.refuse(at, problem, why, "begin the string on a line of its own")
         try:
             string, end = mlscanstring(self.text, at) if has_lines else scan_line(self.text, at + 1)
         except (HjsonDecodeError, IndexError):
             self.refuse(
                 at,
-                "a string is not closed, or holds an escape that HJSON does not have",
+                "a string is not closed, or contains an escape that HJSON does not have",
                 "a string ends at its closing quote; a backslash begins an escape such as \\n or \\u00e9",
-                "close the string, and write a backslash that is meant twice",
+                "close the string, and write a literal backslash twice",
             )
         return string, end
 
@@ -303,13 +306,13 @@ class _Scanner:
         if self.is_json:
             return value
         if value in (float("inf"), float("-inf")):
-            why = "the hjson library, with which DeepSpeed reads the file, fails on it"
+            why = "DeepSpeed uses the hjson library, which fails on it"
             self.refuse(at, f"the number {cut(number)} is too large", why, "write a number below 1e308")
         is_exact = isinstance(value, float) and abs(value) < _EXACT_FLOAT and value == int(value)
         return int(value) if is_exact else value
 
     def _line(self, at: int) -> tuple[Scalar, int]:
-        """Return a string without quotes, which ends with its line."""
+        """Return an unquoted string, which ends with its line."""
         line = _LINE.match(self.text, at)
         end = line.end() if line else at
         words = self.text[at:end].rstrip()

@@ -15,10 +15,10 @@ _FORMATS = {".json": Format.JSON, ".hjson": Format.HJSON, ".yaml": Format.YAML, 
 
 
 def decode(data: bytes) -> str:
-    """Return a file's bytes as text, line ends as they are.
+    """Return a file's bytes as text, with line ends unchanged.
 
     Raises:
-        Unreadable: the bytes are too many, or no UTF-8.
+        Unreadable: the file is too large, or not UTF-8.
     """
     if len(data) > MAX_BYTES:
         raise too_long(len(data), "bytes")
@@ -27,7 +27,7 @@ def decode(data: bytes) -> str:
     except UnicodeDecodeError as error:
         before = data[: error.start]
         raise Unreadable(
-            f"the file holds the byte 0x{data[error.start]:02x}, which is not UTF-8",
+            f"the file contains the byte 0x{data[error.start]:02x}, which is not UTF-8",
             "accelerate and Trainer read their files as UTF-8",
             "save the file as UTF-8",
             before.count(b"\n") + 1,
@@ -39,13 +39,13 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
     """Return a file's text as a tree.
 
     Args:
-        text: the whole file, line ends as they are.
+        text: the whole file, with line ends unchanged.
         name: the file, as the user named it.
-        format: its language; None for the one that the name's ending says, JSON where it says none. What is
-            good HJSON but no JSON comes back as HJSON: DeepSpeed itself reads it, accelerate does not.
+        format: its syntax; None: judged by the file name's extension, JSON by default. Valid HJSON that is
+            not JSON is returned as HJSON, which DeepSpeed reads and accelerate does not.
 
     Raises:
-        Unreadable: the text is nothing that a configuration could be.
+        Unreadable: the text can't be a configuration.
     """
     refuse_what_is_no_configuration(text)
     wanted = format or _format_of(name)
@@ -57,16 +57,16 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
     try:
         return Document(name=name, format=Format.HJSON, text=text, root=tree_of_hjson(text))
     except Unreadable as error:
-        # Of two readers that fail, the one that got further knows better what was meant.
+        # If both parsers fail, the one that got further has the better message.
         if problem is not None and (problem.line, problem.column) >= (error.line, error.column):
             raise problem from None
         raise
 
 
 def repeated_keys(document: Document) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
-    """Yield each entry whose key stood before in the same mapping, its path, and all values of that key.
+    """Yield each entry with a repeated key: its path, the entry, and all values of the key.
 
-    Python's json and yaml take the last one; DeepSpeed refuses the file.
+    Python's json and yaml use the last one; DeepSpeed refuses the file.
     """
     yield from _repeated(document.root, ())
 

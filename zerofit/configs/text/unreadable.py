@@ -1,4 +1,4 @@
-"""Limits of a configuration file (size, depth, text), and Unreadable, the error of a file beyond them."""
+"""Limits of configuration files (size, depth, text), and the errors for files beyond them."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from zerofit.configs.document import line_and_column
 from zerofit.core.errors import Unreadable
 
 MAX_BYTES = 256 * 1024
-"""The longest file that is read. ASSUMPTION: real configurations are a hundredth of it."""
+"""Maximum file size. ASSUMPTION: real configurations are a hundredth of it."""
 MAX_DEPTH = 64
-"""Mappings and lists within each other. ASSUMPTION: real ones have 5 levels; Python's stack has 1000."""
+"""Maximum nesting. ASSUMPTION: real files have 5 levels; Python's stack has 1000."""
 MAX_NODES = 20_000
-"""Keys and values in one YAML file, aliases followed. ASSUMPTION: real configurations have hundreds."""
+"""Maximum keys and values in a YAML file, with aliases expanded. ASSUMPTION: real files have hundreds."""
 MAX_DIGITS = 1000
-"""Characters in one number. ASSUMPTION: no setting needs 20; Python converts 4300."""
+"""Maximum digits of a number. ASSUMPTION: no setting needs 20; Python converts 4300."""
 
 TOO_DEEP = (
     f"mappings and lists are nested more than {MAX_DEPTH} levels deep",
-    "no configuration is nested so deep",
+    "no configuration is nested that deep",
     "give the configuration's file",
 )
 TOO_MANY_DIGITS = (
     f"a number has more than {MAX_DIGITS} characters",
-    "no setting is so large or so exact",
+    "no setting is that large or precise",
     "write a number of at most 20 digits",
 )
 HALF_CHARACTER = (
-    "a string holds half of a character",
+    "a string contains a lone surrogate",
     "escapes from \\ud800 to \\udfff stand for a character only in pairs",
     "write the character itself",
 )
-"""Each: the problem, why it is one, and the fix."""
+"""The problem, why it is one, and the fix."""
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
 def unreadable(text: str, offset: int, problem: str, why: str, fix: str) -> Unreadable:
-    """Return the error of what is wrong at an offset of a text."""
+    """Return the error for a problem at an offset of a text."""
     return Unreadable(problem, why, fix, *line_and_column(text, offset))
 
 
 def not_a_mapping(text: str, offset: int, found: str) -> Unreadable:
-    """Return the error of a file that is something else than a mapping as a whole."""
-    problem = f"the file holds {found} where a mapping should be"
+    """Return the error for a file that is not a mapping."""
+    problem = f"the file contains {found} instead of a mapping"
     why = "a configuration is a mapping of keys to values"
     return unreadable(text, offset, problem, why, "write the settings as keys and values")
 
 
 def cut(words: str) -> str:
-    """Return words of the user's, short enough for a message."""
+    """Return the user's text, truncated for a message."""
     return words if len(words) <= 40 else f"{words[:37]}..."
 
 
 def refuse_what_is_no_configuration(text: str) -> None:
-    """Raise Unreadable for a text that is too long, binary or empty."""
+    """Raise Unreadable if a text is too long, binary or empty."""
     if len(text) > MAX_BYTES:
         raise too_long(len(text), "characters")
     if rubbish := _NOT_TEXT.search(text):
-        problem = f"the file holds the character {name_of(rubbish.group())}"
-        why = "text has no such character: the file is binary, or damaged"
+        problem = f"the file contains the character {name_of(rubbish.group())}"
+        why = "such a character is not text: the file is binary, or damaged"
         raise unreadable(text, rubbish.start(), problem, why, "give a text file in UTF-8")
     if not text.strip("\ufeff \t\r\n"):
         why = "a configuration is a mapping of keys to values"
@@ -66,21 +66,21 @@ def refuse_what_is_no_configuration(text: str) -> None:
 
 
 def too_long(length: int, unit: str) -> Unreadable:
-    """Return the error of a file that is longer than any configuration."""
+    """Return the error for a file that is too large for a configuration."""
     return Unreadable(
-        f"the file is too long: {length} {unit}",
-        f"no configuration is longer than {MAX_BYTES} bytes, so this is another file",
+        f"the file is too large: {length} {unit}",
+        f"no configuration has more than {MAX_BYTES} bytes, so this is another file",
         "give the configuration's file",
     )
 
 
 def has_half_character(string: str) -> bool:
-    """Return True if a string cannot be written as UTF-8."""
+    """Return True if a string contains a lone surrogate, which UTF-8 can't encode."""
     return any("\ud800" <= character <= "\udfff" for character in string)
 
 
 def name_of(character: str) -> str:
-    """Return one character as it is shown in a message."""
+    """Return one character as shown in a message."""
     if character == "":
         return "the end of the file"
     if character in "\r\n":

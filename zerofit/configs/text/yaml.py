@@ -26,10 +26,10 @@ _SCALARS = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str")}
 
 
 def tree_of_yaml(text: str) -> Entries:
-    """Return the mapping that a YAML text is.
+    """Return the mapping in a YAML text.
 
     Raises:
-        Unreadable: the text is no YAML, or no mapping, or holds what a configuration does not.
+        Unreadable: the text is no YAML, no mapping, or has content that no configuration has.
     """
     import yaml
 
@@ -40,9 +40,9 @@ def tree_of_yaml(text: str) -> Entries:
     except yaml.MarkedYAMLError as error:
         raise _syntax(text, error) from None
     except yaml.reader.ReaderError as error:
-        problem = f"the file holds the character U+{ord(text[error.position]):04X}"
+        problem = f"the file contains the character U+{ord(text[error.position]):04X}"
         fix = "write it as an escape in double quotes, or remove it"
-        raise unreadable(text, error.position, problem, "YAML has no such character", fix) from None
+        raise unreadable(text, error.position, problem, "YAML does not allow it", fix) from None
     except RecursionError:
         raise unreadable(text, 0, *TOO_DEEP) from None
     if isinstance(tree, Entries):
@@ -52,7 +52,7 @@ def tree_of_yaml(text: str) -> Entries:
 
 
 def shares_nodes(text: str) -> bool:
-    """Return True if a readable YAML text has anchors, aliases or merges: one place then counts at many."""
+    """Return True if a valid YAML text has anchors, aliases or merges: one position, several uses."""
     import yaml
 
     return any(
@@ -63,7 +63,7 @@ def shares_nodes(text: str) -> bool:
 
 
 class _Tree:
-    """The nodes of one text on their way to a tree, aliases and merges written out."""
+    """Builds the tree of one text, with aliases and merges expanded."""
 
     def __init__(self, text: str, loader: Any) -> None:
         self.text = text
@@ -76,8 +76,8 @@ class _Tree:
         at = node.start_mark.index
         self.count += 1
         if self.count > MAX_NODES:
-            problem = f"the file comes to more than {MAX_NODES} values"
-            why = "no configuration has so many, nor aliases that repeat its values so often"
+            problem = f"the file has more than {MAX_NODES} values"
+            why = "no configuration has that many, even with aliases expanded"
             raise unreadable(self.text, at, problem, why, "give the configuration's file, without aliases")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, at)
@@ -103,31 +103,31 @@ class _Tree:
             raise unreadable(self.text, at, *HALF_CHARACTER)
         try:
             value = self.loader.construct_object(node)
-        except (ValueError, KeyError, IndexError, OverflowError):  # yaml/constructor.py lets them through
+        except (ValueError, KeyError, IndexError, OverflowError):  # yaml/constructor.py accepts them
             name = node.tag.removeprefix(_TAG)
-            problem = f"{cut(node.value)!r} is no {name}"
-            why = f"yaml.safe_load, with which accelerate reads the file, takes it for type {name}"
+            problem = f"{cut(node.value)!r} is not a valid {name}"
+            why = f"accelerate uses yaml.safe_load, which parses it as type {name}"
             raise unreadable(self.text, at, problem, why, "put it in quotes if it is a string") from None
         end = node.end_mark.index
-        if node.style in ("|", ">"):  # the marks of a block scalar reach into the lines behind it
+        if node.style in ("|", ">"):  # the marks of a block scalar extend into the lines after it
             end = at + len(self.text[at:end].rstrip())
         return Scalar(value=value, span=Span(at, end))
 
     def _strange(self, tag: str, at: int) -> Unreadable:
-        problem = f"a value of YAML's type {cut(tag.removeprefix(_TAG))} stands where a setting's should be"
+        problem = f"a value of YAML's type {cut(tag.removeprefix(_TAG))} is used for a setting"
         why = "a setting is a string, a number, true, false, null, a list or a mapping"
         return unreadable(self.text, at, problem, why, "put it in quotes, or remove the tag")
 
     def _entries(self, mapping: Any, depth: int) -> Entries:
         own = [pair for pair in mapping.value if pair[0].tag != f"{_TAG}merge"]
         names = {key.value for key, _ in own if isinstance(key.value, str)}
-        self.loader.flatten_mapping(mapping)  # what << takes now stands before the mapping's own
+        self.loader.flatten_mapping(mapping)  # entries merged by << come before the mapping's own
         inherited = {
             key.value: (key, value)
             for key, value in mapping.value[: len(mapping.value) - len(own)]
             if key.value not in names
         }
-        mapping.value = [*inherited.values(), *own]  # an alias of the mapping has it so, too
+        mapping.value = [*inherited.values(), *own]  # an alias of the mapping includes them, too
         entries = tuple(self._entry(key, value, depth) for key, value in mapping.value)
         start, end = mapping.start_mark.index, mapping.end_mark.index
         if not mapping.flow_style and entries:
@@ -137,7 +137,7 @@ class _Tree:
     def _entry(self, key: Any, value: Any, depth: int) -> KeyValue:
         at = key.start_mark.index
         if not isinstance(self.node(key, MAX_DEPTH), Scalar):
-            problem = "a list or a mapping stands where a key should be"
+            problem = "a list or a mapping is used as a key"
             why = "keys of a configuration are strings"
             raise unreadable(self.text, at, problem, why, "write a string for the key")
         node = self.node(value, depth + 1)
@@ -145,7 +145,7 @@ class _Tree:
 
 
 def _syntax(text: str, error: Any) -> Unreadable:
-    """Return an error of yaml's scanner, parser or composer, in better words where its own say little."""
+    """Return the error for an exception of yaml's scanner, parser or composer, reworded if unclear."""
     mark = error.problem_mark or error.context_mark
     for words, (problem, why, fix) in _SYNTAX.items():
         if words in (error.problem or ""):
@@ -156,29 +156,29 @@ def _syntax(text: str, error: Any) -> Unreadable:
         text,
         mark.index if mark else 0,
         f"the file is not YAML: {', '.join(filter(None, (error.context, error.problem)))}",
-        "yaml.safe_load, with which accelerate reads the file, refuses it",
+        "accelerate uses yaml.safe_load, which refuses it",
         "check the indentation, the colons and the quotes of this line and the one above",
     )
 
 
-_OPEN = ("a string or a bracket is not closed", "quotes and brackets stand in pairs", "close it")
+_OPEN = ("a string or a bracket is not closed", "quotes and brackets come in pairs", "close it")
 _SYNTAX = {
     "found character '\\t'": (
-        "a tab stands where YAML expects spaces",
+        "there is a tab where YAML expects spaces",
         "YAML is indented with spaces only",
         "replace the tab by spaces",
     ),
     "mapping values are not allowed here": (
-        "a colon stands where no key can be",
-        "a line holds one key, and a value with a colon and a space in it needs quotes",
+        "there is a colon where no key can be",
+        "a line has one key, and a value that contains a colon and a space needs quotes",
         "put the value in quotes, or check the indentation",
     ),
     "but found '<block mapping start>'": (
         "a line is indented more than the ones beside it",
-        "keys of one mapping begin in the same column",
+        "keys of one mapping start in the same column",
         "indent it like the lines beside it",
     ),
     "found unexpected end of stream": _OPEN,
     "but got '<stream end>'": _OPEN,
 }
-"""Errors of yaml that do not say what to do, by a part of their words."""
+"""Messages of yaml that don't say what to do, by a part of their text."""

@@ -1,4 +1,4 @@
-"""A Plan as accelerate's YAML, without a key that accelerate refuses beside a DeepSpeed file."""
+"""accelerate's YAML for a Plan, without the keys that accelerate refuses beside a DeepSpeed file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ def accelerate_config(
 ) -> dict[str, Any]:
     """Return accelerate's configuration for a strategy.
 
-    Precision, accumulation, clipping and offload are absent: beside ``deepspeed_config_file`` accelerate
-    refuses them (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the precision
-    goes on the command line and the rest into the DeepSpeed file.
+    Precision, accumulation, clipping and offload are absent: accelerate refuses them beside
+    ``deepspeed_config_file`` (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the
+    precision goes on the command line and the rest into the DeepSpeed file.
 
     Args:
-        strategy: what runs.
+        strategy: the strategy.
         topology: the ranks; None leaves them to the command line.
         deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
-        makes_groups: True if accelerate is to make sequence-parallel groups; `zerofit launch` makes its own.
+        makes_groups: True if accelerate creates the sequence-parallel groups; `zerofit launch` does it
+            itself.
     """
     config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     if strategy.engine is Engine.DEEPSPEED:
         deepspeed: dict[str, Any] = {
             "deepspeed_config_file": deepspeed_file,
-            # The other multi-node launchers write the whole environment, secrets included, to a file.
+            # The other multi-node launchers write the whole environment, including secrets, to a file.
             "deepspeed_multinode_launcher": "standard",
         }
         if strategy.zero_stage is ZeroStage.PARAMETERS:
@@ -49,16 +50,16 @@ def accelerate_config(
     config["same_network"] = True
     if makes_groups and topology is not None and topology.sequence_parallel_size > 1:
         config["parallelism_config"] = {
-            # Its product with the groups' size must be the ranks, or the batch is counted wrong
+            # Its product with the group size must equal the number of ranks, else the batch size is wrong
             # (accelerate 1.15, accelerator.py, _prepare_deepspeed).
             "parallelism_config_dp_replicate_size": topology.data_parallel_size,
             "parallelism_config_sp_size": topology.sequence_parallel_size,
             "parallelism_config_sp_backend": "deepspeed",
             "parallelism_config_sp_seq_length_is_variable": True,
-            # Without it DeepSpeed refuses each model: its default is none.
+            # Without it DeepSpeed refuses every model: the default is none.
             "parallelism_config_sp_attn_implementation": strategy.attention or "sdpa",
         }
-    # With use_cpu accelerate skips DeepSpeed; ranks on the CPU are told so by the environment instead.
+    # With use_cpu accelerate skips DeepSpeed; ranks on the CPU are configured by the environment instead.
     config["use_cpu"] = False
     return config
 

@@ -1,4 +1,4 @@
-"""A Plan as the exact `accelerate launch` command line, and the environment it needs."""
+"""The exact `accelerate launch` command line for a Plan, and its environment."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
 
 MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
-"""accelerate's name of each number format (accelerate/utils/dataclasses.py, PrecisionType)."""
+"""accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """How the ranks of a run find one another."""
+    """The rendezvous of a run's ranks."""
 
     machine_rank: int = 0
     """This node's number, from 0."""
     main_process_ip: str | None = None
-    """Address of node 0; None on one node."""
+    """Address of node 0; None for a single node."""
     main_process_port: int
     """Port on node 0."""
     gpu_ids: str | None = None
-    """GPUs of this node to use, as CUDA_VISIBLE_DEVICES names them; None for all."""
+    """GPUs of this node to use, in the syntax of CUDA_VISIBLE_DEVICES; None for all."""
 
 
 def needs_one_gpu(plan: Plan) -> bool:
-    """Return True if the only rank must see one GPU only.
+    """Return True if a single rank must see only one GPU.
 
-    With several visible and no distributed launch, Trainer wraps the model in nn.DataParallel over all of
-    them and multiplies the batch by their number (transformers/training_args.py, n_gpu).
+    With several visible GPUs and no distributed launch, Trainer wraps the model in nn.DataParallel over all
+    of them and multiplies the batch size by their number (transformers/training_args.py, n_gpu).
     """
     is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
     return is_alone and not plan.topology.on_cpu
 
 
 def is_on_one_of_many_gpus(plan: Plan) -> bool:
-    """Return True if the only rank must be kept to one of this node's GPUs, as there are several."""
+    """Return True if a single rank must be restricted to one of several GPUs of this node."""
     return needs_one_gpu(plan) and len(plan.machine.gpus) > 1
 
 
 def first_gpu(*lists: str | None) -> str:
-    """Return the first GPU of the first list that names any; "0" where none does.
+    """Return the first GPU of the first list that names any; "0" if none does.
 
     Args:
-        lists: ids with commas between, as in --gpu-ids and CUDA_VISIBLE_DEVICES; None or "all" name none.
+        lists: comma-separated ids, as in --gpu-ids and CUDA_VISIBLE_DEVICES; None or "all" name none.
     """
     named = (ids for ids in lists if ids not in (None, "", "all"))
     return str(next(named, "0")).split(",")[0].strip()
@@ -60,10 +60,10 @@ def first_gpu(*lists: str | None) -> str:
 def accelerate_launch_arguments(
     plan: Plan, *, config_file: str, rendezvous: Rendezvous, target: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return what follows `accelerate launch`.
+    """Return the arguments of `accelerate launch`.
 
     Args:
-        plan: what runs.
+        plan: the plan.
         config_file: path of the accelerate YAML.
         rendezvous: how the ranks meet.
         target: the script or `-m module`, and its arguments.
@@ -84,21 +84,21 @@ def accelerate_launch_arguments(
 
 
 def launch_environment(plan: Plan, *, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that the launch sets beside the user's own.
+    """Return the environment variables that the launch sets in addition to the user's.
 
     Args:
-        plan: what runs.
-        inherited: the user's own; what is a matter of taste is not overridden there.
+        plan: the plan.
+        inherited: the user's environment, whose preferences are not overridden.
     """
     environment = {}
     if "OMP_NUM_THREADS" not in inherited:
-        # torchrun would set 1, and DeepSpeed's CPU Adam would step on a single core.
+        # torchrun would set 1, and DeepSpeed's CPU Adam would run on a single core.
         threads = max(1, plan.machine.num_cpu_cores // plan.topology.ranks_per_node)
         environment["OMP_NUM_THREADS"] = str(threads)
     if plan.topology.on_cpu:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if "OMP_WAIT_POLICY" not in inherited:
-            # Threads that spin while they wait make a step many times slower where other work wants a core.
+            # Threads that spin while waiting slow a step down many times if other work needs a core.
             environment["OMP_WAIT_POLICY"] = "PASSIVE"
         if plan.strategy.engine is Engine.DEEPSPEED:
             environment["DS_ACCELERATOR"] = "cpu"
@@ -108,9 +108,9 @@ def launch_environment(plan: Plan, *, inherited: Mapping[str, str]) -> dict[str,
 
 
 def compile_environment(plan: Plan) -> dict[str, str]:
-    """Return what says to DeepSpeed's ranks that they compile, on whichever machine they run.
+    """Return the variables that make DeepSpeed's ranks compile, on any machine.
 
-    accelerate's own --dynamo_backend does not reach them (accelerate/utils/launch.py,
+    accelerate's own --dynamo_backend has no effect with DeepSpeed (accelerate/utils/launch.py,
     prepare_deepspeed_cmd_env, 1.15).
     """
     if plan.strategy.compile and plan.strategy.engine is Engine.DEEPSPEED:
@@ -119,6 +119,6 @@ def compile_environment(plan: Plan) -> dict[str, str]:
 
 
 def shell_command(arguments: Sequence[str], *, environment: Mapping[str, str]) -> str:
-    """Return the command as a line for a POSIX shell, the environment in front, variables for secrets."""
+    """Return the command as a line for a POSIX shell, environment first, secrets as variables."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*settings, "accelerate", "launch", shell_words(arguments)])

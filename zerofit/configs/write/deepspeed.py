@@ -1,4 +1,4 @@
-"""A Strategy as DeepSpeed's JSON. What the strategy leaves to the script becomes "auto"."""
+"""DeepSpeed's JSON for a Strategy. Values left to the script are "auto"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
 
 _AUTO = "auto"
-"""Filled in from the script by both accelerate (prepare) and Trainer (TrainingArguments)."""
+"""Filled in from the script by accelerate (prepare) and by Trainer (TrainingArguments)."""
 
 _NVME_OPTIMIZER = {"buffer_count": NVME.optimizer_buffer_count}
 _NVME_PARAM = {
@@ -34,14 +34,14 @@ _AIO = {
 def deepspeed_config(
     strategy: Strategy, *, trains: bool = True, topology: Topology | None = None
 ) -> dict[str, Any]:
-    """Return the DeepSpeed configuration of a strategy.
+    """Return the DeepSpeed configuration for a strategy.
 
-    The total batch is left out: DeepSpeed computes it, and a second number could only contradict.
+    The total batch size is left out: DeepSpeed computes it, and a second number could only contradict.
 
     Args:
-        strategy: a strategy of the DeepSpeed engine.
-        trains: whether there are gradients; without, everything about them is left out.
-        topology: its groups of ranks, which the file names where there are some.
+        strategy: a strategy with the DeepSpeed engine.
+        trains: whether there are gradients; without them, their settings are left out.
+        topology: the ranks; the file names their parallel groups, if any.
     """
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": _or_auto(strategy.micro_batch_size)}
     if trains:
@@ -53,7 +53,7 @@ def deepspeed_config(
         config["aio"] = dict(_AIO)
     if topology is not None and topology.tensor_parallel_size > 1:
         config["tensor_parallel"] = {"autotp_size": topology.tensor_parallel_size}
-        # accelerate's get_state_dict() asks for it at each stage where ranks hold parts of the weights.
+        # accelerate's get_state_dict() needs it at every stage if ranks hold parts of the weights.
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if topology is not None and topology.sequence_parallel_size > 1:
         config["sequence_parallel_size"] = topology.sequence_parallel_size
@@ -74,7 +74,7 @@ def _precision(strategy: Strategy) -> dict[str, Any]:
     def enabled(precision: Precision) -> bool | str:
         return _AUTO if strategy.precision is None else strategy.precision is precision
 
-    # The loss scale starts at 2^16 and follows the gradients: DeepSpeed's own defaults, written out.
+    # The loss scale starts at 2^16 and adapts: DeepSpeed's own defaults, made explicit.
     loss_scale = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1}
     return {
         "bf16": {"enabled": enabled(Precision.BF16)},
@@ -91,7 +91,7 @@ def _zero(strategy: Strategy, *, trains: bool) -> dict[str, Any]:
     if strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
         zero["allgather_bucket_size"] = buckets.allgather_bucket_size
     if strategy.zero_stage is ZeroStage.PARAMETERS:
-        # Only here, as in DeepSpeed's defaults: at stages 1 and 2 it needs a second reduce bucket.
+        # Only at stage 3, as by DeepSpeed's default: at stages 1 and 2 it needs a second reduce bucket.
         zero |= {
             "overlap_comm": True,
             "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,

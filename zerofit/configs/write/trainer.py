@@ -1,4 +1,4 @@
-"""A Strategy as TrainingArguments, under the names that a release of transformers has for them."""
+"""TrainingArguments for a Strategy, with the field names of a transformers release."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIM = {
     OptimizerName.ADAFACTOR: "adafactor",
     OptimizerName.SGD: "sgd",
 }
-"""transformers' name of each optimizer (transformers/training_args.py, OptimizerNames)."""
+"""transformers' name for each optimizer (transformers/training_args.py, OptimizerNames)."""
 
 OPTIM_ALIKE = {
     OptimizerName.ADAMW: frozenset({"adamw_torch", "adamw_torch_fused"}),
@@ -36,21 +36,21 @@ OPTIM_ALIKE = {
     OptimizerName.ADAFACTOR: frozenset({"adafactor"}),
     OptimizerName.SGD: frozenset({"sgd"}),
 }
-"""All of transformers' names that compute the same, with states of the same size, or less on the GPU."""
+"""All of transformers' names for equivalent optimizers, with states of the same size or less on the GPU."""
 LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
-"""Trainer gives Lion the betas of AdamW (transformers/trainer_optimizer.py); these are its own
+"""Trainer gives Lion AdamW's betas (transformers/trainer_optimizer.py); these are Lion's
 (bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
 
 
 def training_arguments(
     strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
 ) -> dict[str, Any]:
-    """Return the TrainingArguments that a strategy decides; what it leaves to the script is absent.
+    """Return the TrainingArguments that a strategy sets; those left to the script are absent.
 
     Args:
-        strategy: what runs.
-        deepspeed_file: path of the DeepSpeed JSON; None where accelerate's launcher brings it.
-        transformers: the release whose names they have; None for the newest that is known here.
+        strategy: the strategy.
+        deepspeed_file: path of the DeepSpeed JSON; None if accelerate's launcher passes it.
+        transformers: the release that determines field names; None for the newest known one.
     """
     arguments: dict[str, Any] = {}
     if strategy.engine is Engine.DEEPSPEED and deepspeed_file is not None:
@@ -77,7 +77,7 @@ def training_arguments(
 
 
 def _named_in(arguments: dict[str, Any], transformers: str) -> dict[str, Any]:
-    """Return the arguments under a release's names."""
+    """Return the arguments under a release's field names."""
     release = release_of(transformers)
     if release < release_of("5.2") and "train_sampling_strategy" in arguments:
         arguments["group_by_length"] = arguments.pop("train_sampling_strategy") == "group_by_length"
@@ -95,13 +95,13 @@ def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
 
 
 def takes_every_n_layers(transformers: str) -> bool:
-    """Return True if TrainingArguments of a release can say that some blocks checkpoint, not all."""
+    """Return True if a release's TrainingArguments can checkpoint some blocks instead of all."""
     return release_of(transformers) >= release_of("5.16")
 
 
 def training_arguments_json(
     strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
 ) -> str:
-    """Return training_arguments() as the text of a JSON file that HfArgumentParser takes."""
+    """Return training_arguments() as a JSON text for HfArgumentParser."""
     arguments = training_arguments(strategy, deepspeed_file=deepspeed_file, transformers=transformers)
     return json.dumps(arguments, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Writes files for the user: each whole, none where one can't be written, never over one that differs."""
+"""Writes files for the user atomically: none if one can't be written, never over one that differs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def write_files(
     files: Mapping[Path, str], *, force: bool, flag: str = "--output-dir DIR", is_private: bool = False
 ) -> None:
-    """Write the files, making their folders.
+    """Write the files, creating their folders.
 
     Args:
         files: text by path.
-        force: whether to write over files that differ.
-        flag: what says where to write.
-        is_private: whether only their owner may read them.
+        force: overwrite files that differ.
+        flag: the flag that names the place.
+        is_private: make them readable only by their owner.
 
     Raises:
-        UserError: a file is there and differs (nothing is written then), or a folder can't be written.
+        UserError: a file exists and differs (nothing is written then), or a folder is not writable.
     """
     try:
         same = {path for path, text in files.items() if path.exists() and path.read_bytes() == text.encode()}
@@ -39,15 +39,15 @@ def write_files(
 
 
 def check_can_write(path: Path, *, force: bool, flag: str) -> None:
-    """Return where a file can be written later, in a folder that is there or can be made.
+    """Check that a file can be written later, in a folder that exists or can be created.
 
     Args:
         path: the file.
-        force: whether to write over one that is there.
-        flag: what named it.
+        force: whether it may overwrite an existing file.
+        flag: the flag that names it.
 
     Raises:
-        UserError: a file is there, or its folder can't be written.
+        UserError: the file exists, or its folder is not writable.
     """
     if path.is_dir():
         raise not_writable(f"{os.strerror(errno.EISDIR)}: {path}", flag=flag)
@@ -61,10 +61,10 @@ def check_can_write(path: Path, *, force: bool, flag: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, flag: str) -> None:
-    """Write a file whole, making its folder, over one that is there.
+    """Write a file atomically, creating its folder, over an existing one.
 
     Raises:
-        UserError: the folder can't be written.
+        UserError: the folder is not writable.
     """
     try:
         write_whole(path, content)
@@ -73,39 +73,39 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> None:
 
 
 def not_writable(found: str, *, flag: str) -> UserError:
-    """Return what is said where a file can't be written.
+    """Return the error for a file that can't be written.
 
     Args:
-        found: what the system says, and the path.
-        flag: what says where to write.
+        found: the system's message, and the path.
+        flag: the flag that names the place.
     """
     return UserError(
         "not-writable",
         "a file can't be written",
         found=found,
-        why="the folder or the file does not allow it",
-        fix=f"name a folder that can be written: {flag}",
+        why="the folder or file is not writable",
+        fix=f"name a writable folder: {flag}",
     )
 
 
 def file_exists(found: str, *, flag: str) -> UserError:
-    """Return what is said where files would be written over.
+    """Return the error for files that would be overwritten.
 
     Args:
         found: their names.
-        flag: what says where to write.
+        flag: the flag that names the place.
     """
     return UserError(
         "file-exists",
-        "a file of that name is there and differs",
+        "the file exists and differs",
         found=found,
-        why="it may hold work of yours",
+        why="it may contain your work",
         fix=f"write elsewhere with {flag}, or overwrite with --force",
     )
 
 
 def _write(files: Mapping[Path, str], *, is_private: bool) -> None:
-    """Write all texts beside their files, then rename: what fails, fails before a file is replaced."""
+    """Write all texts to temporary files, then rename: errors occur before any file is replaced."""
     partials: dict[Path, Path] = {}
     try:
         for path, text in files.items():

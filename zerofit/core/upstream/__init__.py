@@ -1,1 +1,1 @@
-"""Names of the libraries that zerofit drives which are private, or differ between supported releases."""
+"""Adapters to the libraries' private names and to differences between their supported releases."""

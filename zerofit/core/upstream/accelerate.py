@@ -1,4 +1,4 @@
-"""accelerate's private names, and what it does otherwise in one release than in another, from 1.10 on."""
+"""accelerate's private names, and differences between its releases, from 1.10 on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def skip_data_parallel_wrapping(module: ModuleType) -> None:
-    """Let a process that is the only one have its models as they are, not wrapped for data parallel.
+    """Keep accelerate from wrapping models for data parallelism in a single process.
 
-    Where the variables of a launcher are set, accelerate takes a script with cpu=True for one of several
-    ranks, and before 1.13 every script without a GPU. What wraps a model compares the values of its weights.
+    With a launcher's environment variables set, accelerate treats a script with cpu=True as one of several
+    ranks, and before 1.13 every script without a GPU. Wrapping a model compares the values of its weights.
 
     Args:
         module: accelerate.state.
@@ -30,22 +30,22 @@ def skip_data_parallel_wrapping(module: ModuleType) -> None:
 
 
 def prepared_models(accelerator: Any) -> list[Any]:
-    """Return the models that an Accelerator has prepared, wrapped, in their order; the list is its own."""
+    """Return the wrapped models that an Accelerator has prepared, in order; the list is accelerate's own."""
     return accelerator._models  # type: ignore[no-any-return]
 
 
 def prepared_optimizers(accelerator: Any) -> list[Any]:
-    """Return the AcceleratedOptimizers that an Accelerator has prepared, in their order."""
+    """Return the AcceleratedOptimizers that an Accelerator has prepared, in order."""
     return accelerator._optimizers  # type: ignore[no-any-return]
 
 
 def prepared_schedulers(accelerator: Any) -> list[Any]:
-    """Return the AcceleratedSchedulers that an Accelerator has prepared, in their order."""
+    """Return the AcceleratedSchedulers that an Accelerator has prepared, in order."""
     return accelerator._schedulers  # type: ignore[no-any-return]
 
 
 def prepared_data_loaders(accelerator: Any) -> list[Any]:
-    """Return the DataLoaders that an Accelerator has prepared, in their order."""
+    """Return the DataLoaders that an Accelerator has prepared, in order."""
     return accelerator._dataloaders  # type: ignore[no-any-return]
 
 
@@ -55,12 +55,12 @@ def is_prepared(data_loader: Any) -> bool:
 
 
 def is_in_autocast(module: Any) -> bool:
-    """Return True if Accelerator.prepare_model() has put a module's forward into autocast."""
+    """Return True if Accelerator.prepare_model() has wrapped a module's forward in autocast."""
     return hasattr(module, "_original_forward")
 
 
 def take_autocast_off(module: Any) -> None:
-    """Give a module the forward back that it had before Accelerator.prepare_model()."""
+    """Restore the forward that a module had before Accelerator.prepare_model()."""
     if "_original_forward" in vars(module):
         del module._original_forward
         vars(module).pop("forward", None)

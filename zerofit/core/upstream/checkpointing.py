@@ -1,4 +1,4 @@
-"""The switch of gradient checkpointing in the models of transformers and of diffusers.
+"""The gradient checkpointing switch of models in transformers and diffusers.
 
 Source: transformers/modeling_utils.py (5.23), diffusers/models/modeling_utils.py (0.42).
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def can_checkpoint(model: Any) -> bool:
-    """Return True if a module has the switch of either library and says that it supports it."""
+    """Return True if a module has the switch of either library and supports it."""
     if is_of_diffusers(model):
         return bool(model._supports_gradient_checkpointing)
     transformers = sys.modules.get("transformers")
@@ -20,12 +20,12 @@ def can_checkpoint(model: Any) -> bool:
 
 def is_checkpointing(model: Any) -> bool:
     """Return True if gradient checkpointing is on."""
-    name = "is_activation_checkpointing"  # of transformers from 5.23 on
+    name = "is_activation_checkpointing"  # transformers from 5.23 on
     return bool(getattr(model, name) if hasattr(model, name) else model.is_gradient_checkpointing)
 
 
 def enable_checkpointing(model: Any, *, use_reentrant: bool) -> None:
-    """Switch gradient checkpointing on in all blocks; diffusers' own is never reentrant."""
+    """Switch gradient checkpointing on in all blocks; diffusers' is never reentrant."""
     if is_of_diffusers(model):
         model.enable_gradient_checkpointing()
     elif hasattr(model, "activation_checkpointing_enable"):  # from 5.23 on
@@ -45,5 +45,5 @@ def disable_checkpointing(model: Any) -> None:
 
 
 def is_of_diffusers(model: Any) -> bool:
-    """Return True for a model of diffusers itself, and False for a wrapper that hands on what it has."""
+    """Return True for a model of diffusers itself, False for a wrapper that forwards attributes."""
     return hasattr(type(model), "enable_gradient_checkpointing")

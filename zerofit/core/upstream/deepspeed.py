@@ -1,4 +1,4 @@
-"""Access to the inside of a DeepSpeedEngine, from DeepSpeed 0.18.3 on."""
+"""Access to private attributes of a DeepSpeedEngine, from DeepSpeed 0.18.3 on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BROADCAST_MODEL = "_broadcast_model"
-"""DeepSpeedEngine's method that sends rank 0's weights when it is made."""
+"""DeepSpeedEngine's method that broadcasts rank 0's weights at construction."""
 CONVERT_PARAMETER = "_convert_to_deepspeed_param"
-"""zero.Init's method that notes a parameter's shape before it is partitioned."""
+"""zero.Init's method that records a parameter's shape before it is partitioned."""
 
 
 def wait_for_every_gather(module: Any) -> None:
-    """Let the weights that CPU ranks gather together all be there when they are used.
+    """Make CPU ranks wait for all all-gathers before weights are used.
 
-    Older releases wait for the last gather alone (0.18.3 to 0.19.0 were looked at). Among GPUs that is
-    enough; under gloo it says nothing of the others, and now and then a weight is used without its values.
+    Older releases wait only for the last one (seen in 0.18.3 to 0.19.0). On GPUs that suffices; under gloo
+    the others may be incomplete, and occasionally a weight is used without its values.
 
     Args:
         module: deepspeed.runtime.zero.partition_parameters.
@@ -56,17 +56,16 @@ def wait_for_every_gather(module: Any) -> None:
 
 
 def expect_another_backward(engine: Any) -> None:
-    """Let a second backward pass after one forward pass add to the first.
+    """Let a second backward pass after one forward pass add to the gradients of the first.
 
-    Without it the second takes the place of the first
-    (deepspeed/runtime/zero/stage3.py, clear_backward_seen_flag).
+    By default the second overwrites the first (deepspeed/runtime/zero/stage3.py, clear_backward_seen_flag).
     """
     if hasattr(engine.optimizer, "clear_backward_seen_flag"):
         engine.optimizer.clear_backward_seen_flag()
 
 
 def reduce_gradients(engine: Any) -> None:
-    """Make gradients ready for a step that came after a backward pass which was not known to be the last.
+    """Finalize gradients for a step after a backward pass that was not known to be the last.
 
     Raises:
         UserError: the release can't do that with optimizer states on the CPU.
@@ -82,7 +81,7 @@ def reduce_gradients(engine: Any) -> None:
 
 
 def _finalize_before_0_19_4(optimizer: Any) -> None:
-    """Cut a rank's part out of the gradients, as a backward pass that is known to be the last does.
+    """Cut out this rank's partition of the gradients, as a backward pass known to be the last does.
 
     Source: deepspeed/runtime/zero/stage_1_and_2.py, independent_gradient_partition_epilogue (0.18.3).
     """
@@ -94,7 +93,8 @@ def _finalize_before_0_19_4(optimizer: Any) -> None:
             "this DeepSpeed can't step after a backward pass that it did not know to be the last",
             found="optimizer.step() after loss.backward(), or after another forward pass, under ZeRO-2 with "
             "optimizer states on the CPU",
-            why="before DeepSpeed 0.19.4, gradients go to the CPU's optimizer in the last backward pass only",
+            why="before DeepSpeed 0.19.4, gradients are copied to the CPU's optimizer only in the last "
+            "backward pass",
             fix="install deepspeed>=0.19.4, call accelerator.backward(loss) right before the step, or use "
             "--zero-stage 3",
         )
@@ -112,14 +112,14 @@ def _finalize_before_0_19_4(optimizer: Any) -> None:
 
 
 def hook_own_backward(engine: Any, begin: Callable[[], None]) -> None:
-    """Let a script's own loss.backward() count as it does in data parallel: whole, and without a step.
+    """Make a script's own loss.backward() behave as in data parallelism: unscaled, and without a step.
 
-    The engine hears of it by hooks on the outputs of its forward pass (deepspeed/runtime/engine.py, forward);
-    there it would divide by the accumulation of its configuration, and take the pass for a window's last.
+    The engine notices it by hooks on the outputs of its forward pass (deepspeed/runtime/engine.py, forward),
+    which would divide by the configured accumulation steps and treat the pass as a window's last.
 
     Args:
         engine: a DeepSpeedEngine.
-        begin: called where such a backward pass begins.
+        begin: called when such a backward pass begins.
     """
     original = engine._backward_prologue
 
@@ -133,7 +133,7 @@ def hook_own_backward(engine: Any, begin: Callable[[], None]) -> None:
 
 
 def after_each_step(engine: Any, count: Callable[[bool], None]) -> None:
-    """Call a function after each step of an engine's optimizer, with whether the step was skipped."""
+    """Call a function after each step of an engine's optimizer, with True if the step was skipped."""
     original = engine._take_model_step
 
     def take_model_step(*args: Any, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ def forget_gradients(engine: Any) -> None:
     """Drop the gradients accumulated so far.
 
     ZeRO keeps them outside the parameters (deepspeed/runtime/zero/stage_1_and_2.py, all_grad_tensors); at
-    stage 3 zero_grad() lets the next ones take their place.
+    stage 3 zero_grad() makes the next ones overwrite them.
     """
     optimizer = engine.optimizer
     optimizer.zero_grad()
@@ -161,14 +161,14 @@ def forget_gradients(engine: Any) -> None:
 
 @contextlib.contextmanager
 def clipping_to(engine: Any, max_norm: float) -> Iterator[None]:
-    """Clip to this norm inside, and as configured again after it.
+    """Clip to this norm inside the context, and as configured again after it.
 
     ZeRO optimizers read their own field (deepspeed/runtime/zero/stage3.py, unscale_and_clip_grads); at
     stage 0 in fp32 the engine reads its configuration (deepspeed/runtime/engine.py, _take_model_step).
 
     Args:
         engine: a DeepSpeedEngine.
-        max_norm: largest norm of all gradients together; 0 turns clipping off.
+        max_norm: maximum global gradient norm; 0 disables clipping.
     """
     holders = [(engine._config, "gradient_clipping")]
     if hasattr(engine.optimizer, "clip_grad"):
@@ -185,13 +185,13 @@ def clipping_to(engine: Any, max_norm: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def multiplying_gradients(engine: Any, factor: float) -> Iterator[None]:
-    """Let a step inside see all gradients multiplied with a factor, their norm too.
+    """Multiply all gradients, and so their norm, by a factor in the step inside the context.
 
-    ZeRO optimizers divide by the scale of the loss as they step, and a script may set another
-    (deepspeed/runtime/zero/stage_1_and_2.py, override_loss_scale); without ZeRO the parameters have them.
+    ZeRO optimizers divide by the loss scale as they step, which can be overridden
+    (deepspeed/runtime/zero/stage_1_and_2.py, override_loss_scale); without ZeRO the gradients are multiplied.
 
     Args:
-        engine: a DeepSpeedEngine, whose gradients are reduced.
+        engine: a DeepSpeedEngine whose gradients are reduced.
         factor: above 0.
     """
     optimizer = engine.optimizer
@@ -213,25 +213,25 @@ def multiplying_gradients(engine: Any, factor: float) -> Iterator[None]:
 
 
 def norm_of_last_step(engine: Any) -> Any:
-    """Return the norm of all gradients in the last step, a tensor; not finite where that was skipped."""
+    """Return the global gradient norm of the last step, a tensor; not finite if the step was skipped."""
     import torch
 
     if getattr(engine.optimizer, "overflow", False):
         norm = float("inf")
     else:
         norm = float(engine.get_global_grad_norm() or 0.0)
-        if norm < 0:  # what DeepSpeed writes for a norm that is no number (deepspeed/runtime/utils.py)
+        if norm < 0:  # DeepSpeed's value for a norm that is inf or NaN (deepspeed/runtime/utils.py)
             norm = float("nan")
     return torch.tensor(norm, device=device_of(engine))
 
 
 def device_of(engine: Any) -> Any:
-    """Return the device that an engine trains on; None is torch's default."""
+    """Return the device that an engine trains on; None means torch's default."""
     return getattr(engine, "device", None)
 
 
 def partition_world_size(parameter: Any) -> int:
-    """Return over how many ranks ZeRO-3 partitions a parameter; before 0.19.4 it has its group alone."""
+    """Return over how many ranks ZeRO-3 partitions a parameter; before 0.19.4 only its group has it."""
     if hasattr(parameter, "ds_zero_partition_world_size"):
         return int(parameter.ds_zero_partition_world_size)
     import torch.distributed as dist
@@ -240,12 +240,12 @@ def partition_world_size(parameter: Any) -> int:
 
 
 def is_gathered_whole(module: Any) -> bool:
-    """Return True if ZeRO-3 gathers a module with all that is in it at once (set_z3_leaf_modules)."""
+    """Return True if ZeRO-3 gathers a module with its submodules at once (set_z3_leaf_modules)."""
     return getattr(module, "_z3_leaf", False) is True
 
 
 def refused_keys() -> list[tuple[str, ...]]:
-    """Return the paths of the configuration keys that end the run because a former release had them."""
+    """Return the paths of removed configuration keys, which DeepSpeed refuses."""
     from deepspeed.runtime import config
 
     top = [(key,) for key in getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", ())]
@@ -254,7 +254,7 @@ def refused_keys() -> list[tuple[str, ...]]:
 
 @contextlib.contextmanager
 def reading_universal(engine: Any) -> Iterator[None]:
-    """Let an engine load checkpoints of ds_to_universal, as checkpoint.load_universal says it in its file."""
+    """Let an engine load checkpoints of ds_to_universal, as the key checkpoint.load_universal does."""
     before = engine._config.load_universal_checkpoint
     engine._config.load_universal_checkpoint = True
     try:
@@ -264,7 +264,7 @@ def reading_universal(engine: Any) -> Iterator[None]:
 
 
 def base_optimizer(engine: Any) -> Any:
-    """Return the optimizer that ZeRO's own steps."""
+    """Return the optimizer that ZeRO's optimizer wraps."""
     optimizer = engine.optimizer
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -279,13 +279,13 @@ def takes_vocab_parallel_head() -> bool:
 
 
 def why_not_cut(model: Any) -> str:
-    """Return why AutoTP can't cut a model, in DeepSpeed's own words; empty where it can.
+    """Return DeepSpeed's message why AutoTP can't shard a model; empty if it can.
 
-    It asks what DeepSpeed asks as an engine is made (runtime/engine.py, _apply_autotp_partitioning, 0.19.8).
+    The checks are those of engine construction (runtime/engine.py, _apply_autotp_partitioning, 0.19.8).
     """
     from deepspeed.module_inject.auto_tp import AutoTP
 
-    with contextlib.suppress(ImportError):  # older releases take no plan of transformers
+    with contextlib.suppress(ImportError):  # older releases don't use transformers' plan
         from deepspeed.module_inject.tp_plan_converter import TPPlanConverter
         from deepspeed.runtime.tensor_parallel.config import _get_hf_tp_plan
 
@@ -303,13 +303,13 @@ def why_not_cut(model: Any) -> str:
 
 
 def sequence_groups(size: int) -> Any:
-    """Return what tells an engine of sequence-parallel groups; they are made once in a process.
+    """Return the object that tells an engine its sequence-parallel groups, created once per process.
 
-    DeepSpeed's own says that models are cut over the group, too, and by that its converter can't read the
+    DeepSpeed's own reports that models are sharded over the group too, so its converter can't read the
     engine's checkpoints (0.19.8, runtime/sequence_parallel/parallel_state_sp.py).
 
     Args:
-        size: consecutive ranks of one group.
+        size: consecutive ranks per group.
     """
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def set_device_guard() -> None:
-    """Put a device guard that does nothing in place of CUDA's, as FakeTensorMode does where there is no GPU.
+    """Replace CUDA's device guard by one that does nothing, as FakeTensorMode does without a GPU.
 
-    Seen on CUDA builds without a GPU, for reasons not found: 2.11 crashes in _ensureCUDADeviceGuardSet where
-    the first to call it is a capture's thread, and not its main thread; 2.8 ends where both call it.
+    Seen on CUDA builds without a GPU, for unknown reasons: 2.11 crashes in _ensureCUDADeviceGuardSet if
+    the first to call it is a capture's thread rather than its main thread; 2.8 crashes if both call it.
     CUDA builds of other releases were not tried.
     """
     import torch
@@ -25,25 +25,25 @@ def set_device_guard() -> None:
 
 
 def is_compiled(model: Any) -> bool:
-    """True if torch.compile has compiled a module, or a part of it: by a wrapper, or in its place."""
+    """Return True if torch.compile has compiled a module or a part of it, as wrapper or in place."""
     modules = model.modules()
     return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in modules)
 
 
 def is_in_backward() -> bool:
-    """Return True inside a backward pass, as in what a checkpointed block computes again (torch 2.13)."""
+    """Return True inside a backward pass, including recomputation of a checkpointed block (torch 2.13)."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def sparse_parts(tensor: Any) -> tuple[Any, Any]:
-    """Return the places and values of a sparse tensor's elements, whether it is coalesced or not."""
+    """Return the indices and values of a sparse tensor, coalesced or not."""
     return tensor._indices(), tensor._values()
 
 
 def timeout_of_default_group() -> timedelta:
-    """Return how long operations of the default process group may take (torch 2.8 to 2.13)."""
+    """Return the timeout of the default process group (torch 2.8 to 2.13)."""
     import torch
     from torch.distributed import distributed_c10d as c10d
 
@@ -54,7 +54,7 @@ def timeout_of_default_group() -> timedelta:
 
 @contextlib.contextmanager
 def loading_to_host() -> Iterator[None]:
-    """Let torch.load() load to host memory, whatever device its caller names."""
+    """Make torch.load() load to host memory, whatever device its caller names."""
     import torch
 
     original = torch.load

@@ -1,4 +1,4 @@
-"""transformers' private names, and what it calls things where the releases differ, from 5.0 on."""
+"""transformers' private names, and differences between its releases, from 5.0 on."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ CHECKPOINTING_BEFORE_5_23 = {
     "activation_checkpointing": "gradient_checkpointing",
     "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
 }
-"""Fields that had another name before transformers 5.23, which 5.23 still takes with a warning."""
+"""Fields renamed in transformers 5.23, which still accepts the old names with a warning."""
 
 
 TRAINER_LOOP = ("_inner_training_loop", "_prepare_inputs", "_run_epoch")
-"""Private methods of Trainer that make its loop, beside the public ones (5.23, trainer.py)."""
+"""Private methods of Trainer's loop, beside the public ones (5.23, trainer.py)."""
 COUNTS_ITEMS = "_get_num_items_in_batch"
-"""The method of Trainer that counts the labels of a step (5.23, trainer.py)."""
+"""Trainer's method that counts the labels of a step (5.23, trainer.py)."""
 TRAINER_RESUMES = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
-"""Methods of Trainer that read a checkpoint to go on from."""
+"""Trainer's methods that load a checkpoint to resume."""
 MAKE_FROM_CONFIG = "_from_config"
 """PreTrainedModel's class method behind from_config() of the Auto classes."""
 SAVE_CHECKPOINT = "_save_checkpoint"
-"""The method of Trainer that saves a checkpoint of its own accord (5.23, trainer.py)."""
+"""Trainer's method that saves a checkpoint on schedule (5.23, trainer.py)."""
 LOAD_OPTIMIZER = "_load_optimizer_and_scheduler"
-"""The method of Trainer that loads the optimizer's states of a checkpoint (5.23, trainer.py)."""
+"""Trainer's method that loads the optimizer states of a checkpoint (5.23, trainer.py)."""
 RUN_EPOCH = "_run_epoch"
-"""Trainer's method of one epoch; releases that have none run them in one loop."""
+"""Trainer's method of one epoch; older releases have a single loop."""
 KEPT_BY_GENERATE = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
-"""Attributes of a model that generate() keeps for its next call. Source: transformers (5.23),
-generation/utils.py, _prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older code
-from the hub."""
+"""Attributes of a model that generate() keeps between calls. Source: transformers (5.23),
+generation/utils.py, _prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older
+remote code."""
 BEFORE_A_PASS = ("_prefill", "get_candidates", "prepare_inputs_for_generation")
-"""Functions in which other ranks may have begun their pass of generate() (5.23, _sample)."""
+"""Functions during which other ranks may already be inside generate()'s forward pass (5.23, _sample)."""
 NOTES_OF_GENERATION_CONFIG = ("_commit_hash", "_from_model_config", "transformers_version")
-"""Keys that GenerationConfig.save_pretrained writes beside the settings: where they come from."""
+"""Metadata keys that GenerationConfig.save_pretrained writes beside the settings."""
 
 
 def tensor_plan_of(model: Any) -> dict[str, str]:
@@ -52,22 +52,22 @@ def tensor_plan_of(model: Any) -> dict[str, str]:
 
 
 def attention_of(config: Any) -> str:
-    """Return the attention implementation of a PretrainedConfig; "" where none is set."""
+    """Return the attention implementation of a PretrainedConfig; "" if unset."""
     return str(getattr(config, "_attn_implementation", None) or "")
 
 
 def set_attention_of(config: Any, name: str) -> None:
-    """Set the attention implementation in a PretrainedConfig and the configurations inside it."""
+    """Set the attention implementation in a PretrainedConfig and its sub-configurations."""
     config._attn_implementation = name
 
 
 def put_attention_back(config: Any, name: str) -> None:
-    """Set the attention in this PretrainedConfig alone, after a change that failed; "" is none."""
+    """Restore the attention in this PretrainedConfig alone after a failed change; "" unsets it."""
     config._attn_implementation_internal = name or None
 
 
 def can_set_attention(model: Any) -> bool:
-    """Return True if the code of a PreTrainedModel takes its attention from the interface."""
+    """Return True if the code of a PreTrainedModel uses the attention interface."""
     return bool(model._can_set_attn_implementation())
 
 
@@ -83,7 +83,7 @@ def supported_attention(model: Any) -> list[str]:
 
 
 def keep_flash_attention(model_class: Any) -> None:
-    """Let a model keep flash attention that is asked for, where no GPU is there to run it.
+    """Let a model keep the flash attention it asks for on a machine without GPU.
 
     Args:
         model_class: PreTrainedModel.
@@ -100,25 +100,25 @@ def keep_flash_attention(model_class: Any) -> None:
 
 
 def flash_attention_from(flash: Any, flash_varlen: Any) -> list[tuple[Any, str, Any]]:
-    """Return what to replace so that transformers takes these functions for those of flash-attn.
+    """Return the replacements that make transformers use these functions for those of flash-attn.
 
     Args:
-        flash: stands for flash_attn_func.
-        flash_varlen: stands for flash_attn_varlen_func.
+        flash: replaces flash_attn_func.
+        flash_varlen: replaces flash_attn_varlen_func.
 
     Returns:
-        The holder, the name and the value of each; those that keep their value are set by transformers when
-        it loads the package, and so are to be put back too.
+        Holder, name and value of each; some are unchanged values that transformers sets when it imports the
+        package, so that the caller restores them too.
     """
     from transformers import modeling_flash_attention_utils as package
     from transformers import modeling_utils
 
     module: Any = package
     model_class: Any = modeling_utils.PreTrainedModel
-    with_kvcache = (None,) if hasattr(module, "_flash_with_kvcache_fn") else ()  # 5.0 has no such function
+    with_kvcache = (None,) if hasattr(module, "_flash_with_kvcache_fn") else ()  # 5.0 lacks this function
     found = (flash, flash_varlen, *with_kvcache, module._pad_input, module._unpad_input)
     loaded = ("_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
-    processed = ("_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn")  # the second is not in 5.17
+    processed = ("_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn")  # 5.17 lacks the second
     checks: tuple[str, ...] = ("_flash_attn_import_error",)
     if not hasattr(model_class, checks[0]):  # 5.0
         checks = ("_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
@@ -134,29 +134,29 @@ def flash_attention_from(flash: Any, flash_varlen: Any) -> list[tuple[Any, str, 
 
 
 def grouped_product_checks() -> list[tuple[Any, str]]:
-    """Return where transformers asks whether experts can go through torch's grouped product: holder, name."""
+    """Return the functions by which transformers checks for torch's grouped matrix product: holder, name."""
     module = sys.modules.get("transformers.integrations.moe")
-    name = "_can_use_grouped_mm"  # 5.0 asks nothing
+    name = "_can_use_grouped_mm"  # 5.0 has no check
     return [(module, name)] if hasattr(module, name) else []
 
 
 def kept_in_fp32(model: Any) -> Any:
-    """Return the patterns of the modules of a PreTrainedModel that stay in fp32; None without."""
+    """Return the name patterns of a PreTrainedModel's modules that stay in fp32; None if there are none."""
     return model._keep_in_fp32_modules
 
 
 def name_or_path_of(config: Any) -> str:
-    """Return the folder or hub id that a PretrainedConfig was read from; "" for one made in the script."""
+    """Return the folder or hub id that a PretrainedConfig was read from; "" if it was made in the script."""
     return str(config._name_or_path or "")
 
 
 def set_name_or_path_of(config: Any, place: str) -> None:
-    """Say which folder or hub id a PretrainedConfig is of."""
+    """Set the folder or hub id of a PretrainedConfig."""
     config._name_or_path = place
 
 
 def find_weights_locally(module: Any) -> None:
-    """Look for weights, whose headers tell their data type, on this machine only: nothing is downloaded.
+    """Look for weight files, whose headers tell their dtype, only on this machine, without download.
 
     Args:
         module: transformers.modeling_utils.
@@ -175,11 +175,11 @@ def find_weights_locally(module: Any) -> None:
 
 
 def note_guessed_dtype(module: Any, note: Callable[[], None]) -> None:
-    """Take weights for float32, and note it, where neither the configuration nor a file says their type.
+    """Assume float32, and report it, if neither the configuration nor a file tells the dtype of weights.
 
     Args:
         module: transformers.modeling_utils.
-        note: called where the type was not known.
+        note: called if the dtype was unknown.
     """
     original = module._get_dtype
 
@@ -194,10 +194,10 @@ def note_guessed_dtype(module: Any, note: Callable[[], None]) -> None:
 
 
 def compare_tied_by(module: Any, are_equal: Callable[[Callable[[Any, Any], bool], Any, Any], bool]) -> None:
-    """Let `are_equal` say whether two weights that the configuration ties have equal values.
+    """Let `are_equal` decide whether two weights that the configuration ties have equal values.
 
     Args:
-        module: transformers.modeling_utils; a release that does not compare is left as it is.
+        module: transformers.modeling_utils; unchanged in releases that don't compare.
         are_equal: gets transformers' own comparison and the two weights.
     """
     original = getattr(module, "_tied_params_are_equal", None)
@@ -207,7 +207,7 @@ def compare_tied_by(module: Any, are_equal: Callable[[Callable[[Any, Any], bool]
 
 @contextlib.contextmanager
 def without_zero3() -> Iterator[None]:
-    """Have transformers load models as where no DeepSpeed configuration is alive (5.23)."""
+    """Make transformers load models as if no DeepSpeed configuration existed (5.23)."""
     from transformers.integrations import deepspeed as integration
 
     alive = integration._hf_deepspeed_config_weak_ref
@@ -219,41 +219,41 @@ def without_zero3() -> Iterator[None]:
 
 
 def another_rank_goes_on(model: Any, device: Any) -> bool:
-    """Return True if a rank has sequences to finish when this one has none; all ranks ask together."""
+    """Return True if another rank still generates after this one has finished; a collective call."""
     return bool(model._has_unfinished_sequences(True, synced_gpus=True, device=device))
 
 
 def loss_shifts_labels(trainer: Any) -> bool:
-    """Return True if the loss of a Trainer's model counts labels from the second on."""
+    """Return True if the loss of a Trainer's model shifts labels by one."""
     return bool(getattr(trainer, "_loss_shifts_labels", False))
 
 
 def tracker_callbacks() -> tuple[type, ...]:
-    """Return the classes of Trainer's callbacks that log to a tracker."""
+    """Return the classes of Trainer's callbacks that log to experiment trackers."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     return tuple(INTEGRATION_TO_CALLBACK.values())
 
 
 def checkpointing_function(module: Any) -> Any:
-    """Return what a module recomputes its blocks by; None for a module that can't."""
+    """Return a module's checkpointing function; None if it has none."""
     return getattr(module, "_gradient_checkpointing_func", None)
 
 
 def set_checkpointing_function(module: Any, function: Any) -> None:
-    """Set what a module recomputes its blocks by."""
+    """Set a module's checkpointing function."""
     module._gradient_checkpointing_func = function
 
 
 def checkpointed_blocks(model: Any) -> tuple[Any, ...]:
-    """Return the blocks of a model that recompute by a switch of their own, in their order."""
+    """Return a model's blocks that have their own checkpointing switch, in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return tuple(one for one in model.modules() if isinstance(one, GradientCheckpointingLayer))
 
 
 def checkpoint_every(model: Any, every: int) -> tuple[int, int]:
-    """Let one block in so many recompute, counted as transformers counts; return how many, and of how many.
+    """Checkpoint one block in `every`, counted as transformers does; return how many, and of how many.
 
     Source: transformers/modeling_utils.py, _set_gradient_checkpointing (5.23).
     """
@@ -264,7 +264,7 @@ def checkpoint_every(model: Any, every: int) -> tuple[int, int]:
 
 
 def take_every_n_layers(model: Any) -> None:
-    """Let a model take `every_n_layers` from Trainer, which all take from 5.16 on."""
+    """Let a model accept `every_n_layers` from Trainer, as all do from 5.16 on."""
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     if "every_n_layers" in inspect.signature(enable).parameters:
         return
@@ -280,9 +280,9 @@ def take_every_n_layers(model: Any) -> None:
 
 
 def field_names(arguments: Any, name: str) -> tuple[str, ...]:
-    """Return the fields of TrainingArguments, made or in the making, that say what 5.23 calls `name`.
+    """Return the fields of a (possibly unfinished) TrainingArguments for the setting that 5.23 calls `name`.
 
-    The first is what the release reads; a second is an older name that it still takes.
+    The first is the one that the release reads; a second is an older name that it still accepts.
     """
     older = CHECKPOINTING_BEFORE_5_23.get(name)
     names = (name,) if older is None else (name, older)
@@ -290,14 +290,14 @@ def field_names(arguments: Any, name: str) -> tuple[str, ...]:
 
 
 def leave_weights_unread(model_class: Any) -> None:
-    """Let from_pretrained leave the weights where they were made: nothing is read, moved or initialised.
+    """Make from_pretrained leave weights as constructed: not read, moved or initialised.
 
     Args:
         model_class: PreTrainedModel.
     """
 
     def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *_: Any, **__: Any) -> Any:
-        # The model's own in 5.0.
+        # In 5.0 a method of the model.
         dtype_plan = load_config.dtype_plan if hasattr(load_config, "dtype_plan") else model.dtype_plan
         for pattern, dtype in (dtype_plan or {}).items():
             for name, parameter in model.named_parameters():
@@ -316,7 +316,7 @@ def leave_weights_unread(model_class: Any) -> None:
 
 
 def _nothing_missing() -> Any:
-    """Return transformers' report of weights that were all found."""
+    """Return transformers' loading report for a model with all weights found."""
     from transformers import modeling_utils
 
     report = modeling_utils.LoadStateDictInfo  # the class moved in 5.1, and its fields differ
@@ -325,17 +325,17 @@ def _nothing_missing() -> Any:
 
 
 def checkpoint_folder(trainer: Any, trial: Any) -> Path:
-    """Return where a Trainer saves its checkpoint of this step."""
+    """Return the folder in which a Trainer saves this step's checkpoint."""
     return Path(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")
 
 
 def save_checkpoint_in(trainer: Any, partial: Path, run_dir: Path, save: Callable[[], None]) -> None:
-    """Let a Trainer save its checkpoint under another folder, and delete and upload nothing meanwhile.
+    """Make a Trainer save its checkpoint in another folder, without deleting or uploading any.
 
     Args:
         trainer: a Trainer.
-        partial: the checkpoint's folder, which has its own name.
-        run_dir: where it will stand in the end.
+        partial: the checkpoint's temporary folder, which ends in its final name.
+        run_dir: the folder it will be moved to.
         save: saves.
     """
     trainer._get_output_dir = lambda trial=None: str(partial.parent)
@@ -353,7 +353,7 @@ def save_checkpoint_in(trainer: Any, partial: Path, run_dir: Path, save: Callabl
 
 
 def after_checkpoint(trainer: Any, folder: Path) -> None:
-    """Upload a Trainer's checkpoint, and delete those beyond its limit."""
+    """Upload a Trainer's checkpoint, and delete those beyond save_total_limit."""
     module = sys.modules["transformers.trainer"]
     if trainer.args.push_to_hub:
         trainer._push_from_checkpoint(str(folder))
@@ -366,20 +366,20 @@ def after_checkpoint(trainer: Any, folder: Path) -> None:
             best_model_checkpoint=trainer.state.best_model_checkpoint,
             use_mtime=True,
         )
-    else:  # before it was a function
+    else:  # before it became a function
         trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
 
 
 def of_whole_sequence(
     arguments: dict[str, Any], *, length: int, attention_mask: Any, packed: Any
 ) -> dict[str, Any]:
-    """Return the arguments of a mask function (masking_utils.py, sdpa_mask) for more tokens than a model has.
+    """Return the arguments of a mask function (masking_utils.py, sdpa_mask) for the whole sequence.
 
     Args:
-        arguments: as a model's forward pass gives them, by name.
-        length: tokens of a sample.
-        attention_mask: True for each token that counts, of the same length; None where all do.
-        packed: the document that each token is of; None for one a row.
+        arguments: from a model's forward pass, by name; they cover this rank's tokens.
+        length: tokens per sample.
+        attention_mask: True for each token that is attended to, of the same length; None if all are.
+        packed: the document index of each token; None if a row is one document.
     """
     import torch
     from transformers import masking_utils

@@ -1,4 +1,4 @@
-"""Lengths: how many samples of a dataset have how many tokens, and what follows from it for its batches."""
+"""Length report: the distribution of a dataset's sample lengths, and its cost in padding."""
 
 from zerofit.data.lengths.histogram import LengthHistogram
 

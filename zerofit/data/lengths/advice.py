@@ -1,4 +1,4 @@
-"""Advice: which maximum length, which padding and which multiple a dataset asks for, each with its reason."""
+"""Advice on maximum length, padding and multiple for a dataset, with reasons."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ if TYPE_CHECKING:
     from zerofit.data.lengths.histogram import LengthHistogram
 
 _MOST_CUT = 0.01
-"""Share of the samples that a recommended maximum may cut. ASSUMPTION."""
+"""Maximum share of samples that a recommended maximum length may truncate. ASSUMPTION."""
 _MOST_LOST = 0.02
-"""Share of the tokens that it may lose. ASSUMPTION."""
+"""Maximum share of tokens that it may lose. ASSUMPTION."""
 _WORTH_CUTTING = 0.75
-"""A maximum is recommended where it is at most this share of the longest sample. ASSUMPTION: what saves less
-is not worth a cut text."""
+"""A maximum length is recommended if it is at most this share of the longest sample. ASSUMPTION: a smaller
+saving is not worth truncated texts."""
 _ALIKE = 1.05
-"""Costs that differ by less count as equal. ASSUMPTION."""
+"""Costs that differ by less are treated as equal. ASSUMPTION."""
 _MOST_FOR_MULTIPLE = 1.05
-"""Share of tokens that padding to a multiple may cost. ASSUMPTION: below it, faster matrix products win."""
+"""Maximum share of tokens that padding to a multiple may add. ASSUMPTION: below it, faster matrix products
+win."""
 _LEAST_SHOWN = 0.0005
-"""Differences below it are roundings of expected values."""
+"""Smaller differences are rounding errors of expected values."""
 
 
 class Way(StrEnum):
-    """How samples become batches of one length."""
+    """How samples are batched."""
 
     FIXED = "fixed"
     """Every sample is padded to the maximum length."""
     DYNAMIC = "dynamic"
-    """Each batch is padded to its longest sample; the order is random."""
+    """Each batch is padded to its longest sample, in random order."""
     BUCKETED = "bucketed"
-    """As DYNAMIC, and samples of like length come into one batch."""
+    """As DYNAMIC, with samples of similar length in each batch."""
     PACKED = "packed"
-    """Several samples stand in one row of the maximum length."""
+    """Rows of the maximum length contain several samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Recommended settings; a maximum length that the user set stays."""
+    """Recommended settings; a maximum length set by the user is kept."""
 
     max_length: int
     length_reason: str
     way: Way
     way_reason: str
     pad_to_multiple_of: int | None
-    """None where a multiple is not worth it."""
+    """None if padding to a multiple doesn't pay."""
     multiple_reason: str
 
 
 def choose_max_length(
     histogram: LengthHistogram, *, said: int | None, model_max_length: int | None
 ) -> tuple[int, str]:
-    """Return the maximum length, the one that the user said if there is one, and why it is that."""
+    """Return the maximum length, the user's if given, and the reason."""
     longest = max(1, histogram.longest)
     if said is not None:
         return said, f"as you set it: {_cuts(histogram, said)}"
@@ -67,7 +68,7 @@ def choose_max_length(
         words = "the tokenizer says that its model takes no more"
         return model_max_length, f"{words}: {_cuts(histogram, model_max_length)}"
     if least > whole * _WORTH_CUTTING:
-        shorter = f", and {least} would already cut as much as a cut may" if least < whole else ""
+        shorter = f", and {least} would truncate as much as is acceptable" if least < whole else ""
         return whole, f"it cuts nothing; the longest sample has {histogram.longest}{shorter}"
     square = (least / longest) ** 2
     return least, (
@@ -77,19 +78,19 @@ def choose_max_length(
 
 
 def choose_way(tokens: Mapping[Way, float], *, num_tokens: int) -> tuple[Way, str]:
-    """Return the way of making batches, and why.
+    """Return the recommended batching, and the reason.
 
     Args:
-        tokens: what each way computes in one epoch, padding included; PACKED where it is possible.
-        num_tokens: what is no padding.
+        tokens: tokens computed per epoch with each batching, padding included; PACKED if it is possible.
+        num_tokens: tokens without padding.
     """
     fixed_, dynamic, bucketed = (tokens[way] for way in (Way.FIXED, Way.DYNAMIC, Way.BUCKETED))
     packed = tokens.get(Way.PACKED)
     if packed is not None and packed * _ALIKE < bucketed:
         return Way.PACKED, (
             f"it computes {_less(packed, dynamic)} than dynamic padding and {_less(packed, bucketed)} than "
-            "buckets, and loses nothing: what is longer than a row becomes several. A row holds several "
-            "samples, so take as many fewer rows into a batch"
+            "buckets, and loses nothing: samples longer than a row are split. A row has several samples, "
+            "so use accordingly fewer rows per batch"
         )
     if fixed_ <= num_tokens * _ALIKE:
         return Way.FIXED, (
@@ -110,22 +111,22 @@ def choose_way(tokens: Mapping[Way, float], *, num_tokens: int) -> tuple[Way, st
 def choose_multiple(
     tokens: float, at_multiple: float, *, multiple: int, way: Way, length: int
 ) -> tuple[int | None, str]:
-    """Return the multiple to pad batches to, or None, and why.
+    """Return the multiple to pad batches to, or None, and the reason.
 
     Args:
-        tokens: what an epoch computes without it.
-        at_multiple: what it computes with it.
+        tokens: tokens computed per epoch without it.
+        at_multiple: tokens computed per epoch with it.
     """
     if way in (Way.FIXED, Way.PACKED) and length % multiple == 0:
         return multiple, f"every row has {length} tokens, a multiple of {multiple} already"
     more = at_multiple / tokens - 1 if tokens else 0.0
     if at_multiple <= tokens * _MOST_FOR_MULTIPLE:
-        return multiple, f"tensor cores like it in 16 bit, and it adds only {percent(more)} of tokens"
+        return multiple, f"it speeds up tensor cores in 16 bit, and adds only {percent(more)} of tokens"
     return None, f"samples are so short that a multiple of {multiple} would add {percent(more)} of tokens"
 
 
 def _least(histogram: LengthHistogram) -> int:
-    """Return the least round length that cuts and loses no more than a cut may."""
+    """Return the smallest round length within the limits of truncated samples and lost tokens."""
     step = 64 if histogram.longest > 256 else 8
     best = _up(max(1, histogram.longest), step)
     left, samples_above, tokens_of_them = list(histogram.counts), 0, 0

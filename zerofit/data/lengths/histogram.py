@@ -1,4 +1,4 @@
-"""LengthHistogram: how many samples have which length, with exact percentiles, in memory that stays small."""
+"""LengthHistogram: number of samples by length, with exact percentiles, in little memory."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthHistogram:
-    """The number of samples of each length that occurs."""
+    """Number of samples of each occurring length."""
 
     counts: tuple[tuple[int, int], ...]
-    """(length in tokens, samples of that length), the shortest first; no length without samples."""
+    """(length in tokens, number of samples), in ascending order of length; only positive numbers."""
 
     @classmethod
     def of(cls, counts: Mapping[int, int]) -> Self:
-        """Return the histogram of samples by length."""
+        """Return the histogram of a mapping from length to number of samples."""
         return cls(counts=tuple(sorted((length, samples) for length, samples in counts.items() if samples)))
 
     @classmethod
     def of_lengths(cls, lengths: Iterable[int]) -> Self:
-        """Return the histogram of one length a sample."""
+        """Return the histogram of a list of lengths."""
         return cls.of(Counter(lengths))
 
     @property
     def num_samples(self) -> int:
-        """All samples."""
+        """Total number of samples."""
         return sum(samples for _, samples in self.counts)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all samples together, none of them padding."""
+        """Total number of tokens, without padding."""
         return sum(length * samples for length, samples in self.counts)
 
     @property
     def shortest(self) -> int:
-        """The least length; 0 without samples."""
+        """Minimum length; 0 without samples."""
         return self.counts[0][0] if self.counts else 0
 
     @property
     def longest(self) -> int:
-        """The greatest length; 0 without samples."""
+        """Maximum length; 0 without samples."""
         return self.counts[-1][0] if self.counts else 0
 
     def percentile(self, percent: int) -> int:
-        """Return the least length that this share of the samples does not exceed; 0 without samples.
+        """Return a percentile of the lengths (nearest rank); 0 without samples.
 
         Args:
             percent: from 0 to 100.
@@ -62,23 +62,23 @@ class LengthHistogram:
         return 0
 
     def samples_above(self, length: int) -> int:
-        """Return how many samples are longer."""
+        """Return the number of samples longer than this."""
         return sum(samples for own, samples in self.counts if own > length)
 
     def tokens_above(self, length: int) -> int:
-        """Return how many tokens stand behind that place in their samples: what cutting there loses."""
+        """Return the number of tokens beyond this length in their samples, which truncation would lose."""
         return sum((own - length) * samples for own, samples in self.counts if own > length)
 
     def cut_to(self, max_length: int) -> Self:
-        """Return the histogram once what is longer has been cut."""
+        """Return the histogram after truncation to a maximum length."""
         return self._mapped((min(length, max_length), samples) for length, samples in self.counts)
 
     def rounded_up(self, multiple: int) -> Self:
-        """Return the histogram once each sample is padded to a multiple."""
+        """Return the histogram after padding each sample to a multiple."""
         return self._mapped((-(-length // multiple) * multiple, samples) for length, samples in self.counts)
 
     def split_at(self, length: int) -> Self:
-        """Return the histogram of the pieces that samples become where longer ones are split, none cut."""
+        """Return the histogram after splitting longer samples into pieces, without loss."""
         pieces = []
         for own, samples in self.counts:
             whole, rest = divmod(own, length)
@@ -95,22 +95,22 @@ class LengthHistogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """Neighbouring lengths."""
+    """A range of lengths."""
 
     least: int
     most: int
-    """The greatest length in it, which it includes."""
+    """Its maximum length, inclusive."""
     num_samples: int
     is_tail: bool = False
-    """It is wider than the others, and takes all that is longer."""
+    """True for the last, wider bin of all longer samples."""
 
 
 def bins(histogram: LengthHistogram, *, most: int) -> tuple[Bin, ...]:
-    """Return bins of one width, a power of two, up to p99, and one for the tail behind it.
+    """Return bins of equal width, a power of two, up to p99, and one for the tail.
 
     Args:
-        histogram: of one sample at least.
-        most: bins at most.
+        histogram: not empty.
+        most: maximum number of bins.
     """
     first, last = histogram.shortest, histogram.percentile(99)
     width = 1

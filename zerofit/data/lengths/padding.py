@@ -1,4 +1,4 @@
-"""Tokens that an epoch computes where samples are padded to one length, or to the longest of their batch."""
+"""Tokens computed per epoch with padding to a fixed length, or to the longest of each batch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Tokens and attention that a model computes over one epoch."""
+    """Tokens and attention computed over one epoch."""
 
     tokens: float
-    """Padding included; an expected value where batches are drawn at random."""
+    """Padding included; an expected value if batches are random."""
     attention: float
-    """Pairs of tokens that attention looks at: the sum of each sample's padded length squared."""
+    """Pairs of tokens in attention: the sum of each sample's padded length squared."""
 
     def times(self, factor: float) -> Cost:
-        """Return the cost of so many times the samples."""
+        """Return the cost multiplied by a factor."""
         return Cost(tokens=self.tokens * factor, attention=self.attention * factor)
 
 
 def unpadded(histogram: LengthHistogram) -> Cost:
-    """Return the cost of samples as long as they are; a histogram of padded ones has their padding in it."""
+    """Return the cost without padding beyond the histogram's lengths."""
     return Cost(
         tokens=histogram.num_tokens,
         attention=sum(length * length * samples for length, samples in histogram.counts),
@@ -35,21 +35,21 @@ def unpadded(histogram: LengthHistogram) -> Cost:
 
 
 def fixed(histogram: LengthHistogram, length: int) -> Cost:
-    """Return the cost where every sample is padded, or cut, to one length."""
+    """Return the cost if every sample is padded or truncated to one length."""
     return Cost(
         tokens=histogram.num_samples * length, attention=float(histogram.num_samples) * length * length
     )
 
 
 def dynamic(histogram: LengthHistogram, batch_size: int) -> Cost:
-    """Return the expected cost where each batch is padded to its longest sample and the order is random.
+    """Return the expected cost if each batch is padded to its longest sample, in random order.
 
-    It is exact, without a simulation: a batch is a random subset of the samples, so that the chance that
-    none of them is longer than L is C(samples up to L, batch) / C(all samples, batch).
+    Exact, without simulation: a batch is a random subset of the samples, so the probability that none of them
+    is longer than L is C(samples up to L, batch) / C(all samples, batch).
 
     Args:
         histogram: lengths as padded, see LengthHistogram.rounded_up.
-        batch_size: samples of one forward pass on one rank; the last batch takes what is left.
+        batch_size: samples in one forward pass on one rank; the last batch has the remaining ones.
     """
     whole, left = divmod(histogram.num_samples, batch_size)
     tokens = attention = 0.0
@@ -62,7 +62,7 @@ def dynamic(histogram: LengthHistogram, batch_size: int) -> Cost:
 
 
 def _moments_of_the_longest(histogram: LengthHistogram, size: int) -> tuple[float, float]:
-    """Return the expected length of the longest of so many samples, and that of its square."""
+    """Return the expected maximum length of `size` random samples, and the expected square of it."""
     all_samples = histogram.num_samples
     up_to, before, first, second = 0, 0.0, 0.0, 0.0
     for length, samples in histogram.counts:
@@ -75,7 +75,7 @@ def _moments_of_the_longest(histogram: LengthHistogram, size: int) -> tuple[floa
 
 
 def _chance_of_all(among: int, total: int, size: int) -> float:
-    """Return the chance that a random subset lies within so many of all."""
+    """Return the probability that a random subset of `size` of all `total` is within `among` of them."""
     if among == total:
         return 1.0
     if among < size:
@@ -91,15 +91,15 @@ def _chance_of_all(among: int, total: int, size: int) -> float:
 def packed_rows(histogram: LengthHistogram, row_length: int) -> int:
     """Return the rows that best-fit decreasing packing needs; longer samples are split into several.
 
-    They are as many as zerofit.data.pack_documents makes of all samples at once: the longest piece left goes
-    into the fullest row that still has room for it. Pieces of one length are placed together, so that it
-    takes no longer for more samples.
+    The result equals zerofit.data.pack_documents for all samples at once: the longest remaining piece goes
+    into the fullest row with enough room. Pieces of equal length are placed together, so that the time does
+    not depend on the number of samples.
     """
-    free: Counter[int] = Counter()  # rows by the room that they have left
-    rooms: list[int] = []  # the keys of free, in order
+    free: Counter[int] = Counter()  # rows by their free room
+    rooms: list[int] = []  # the keys of free, sorted
     rows = 0
     for length, samples in reversed(histogram.split_at(row_length).counts):
-        left = samples if length else 0  # an empty one takes no room
+        left = samples if length else 0  # empty pieces take no room
         while left:
             place = bisect_left(rooms, length)
             if place < len(rooms):
@@ -115,7 +115,7 @@ def packed_rows(histogram: LengthHistogram, row_length: int) -> int:
             moved = Counter({room - each * length: filled})
             left -= filled * each
             used = filled
-            if left and filled < available:  # the last row takes fewer
+            if left and filled < available:  # the last row gets fewer
                 moved[room - left * length] += 1
                 left, used = 0, used + 1
             free[room] -= used
@@ -131,5 +131,5 @@ def packed_rows(histogram: LengthHistogram, row_length: int) -> int:
 
 
 def least_rows(histogram: LengthHistogram, row_length: int) -> int:
-    """Return the rows that samples need where they may be cut anywhere, as with concatenated texts."""
+    """Return the rows needed if samples may be split anywhere, as with concatenated texts."""
     return -(-histogram.num_tokens // row_length)

@@ -1,4 +1,4 @@
-"""LengthReport: all that `zerofit data` says of a dataset, worked out from the lengths of its samples."""
+"""LengthReport: the results of `zerofit data`, computed from the lengths of the samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 PERCENTILES = (50, 90, 95, 99)
 MULTIPLE = 8
-"""Tensor cores take 16-bit matrices whose sides are multiples of 8 at full speed.
+"""Tensor cores reach full speed for 16-bit matrices whose dimensions are multiples of 8.
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"""
 _STEP = 64
-"""Maximum lengths are usually multiples of it. ASSUMPTION."""
+"""Maximum lengths are usually multiples of this. ASSUMPTION."""
 _LEAST_POWER = 8
 
 
@@ -32,57 +32,57 @@ class LengthUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLengths:
-    """The lengths of a dataset, as they were counted."""
+    """The measured lengths of a dataset."""
 
     subject: str
-    """The files or the script, as a sentence names them."""
+    """The files or the script, for use in a sentence."""
     counted: str
     """The column and the tokenizer, as a phrase."""
     unit: LengthUnit
     histogram: LengthHistogram
     is_whole: bool = True
-    """Every sample was counted."""
+    """True if every sample was counted."""
     model_max_length: int | None = None
-    """Most tokens that the tokenizer says its model takes; None where it does not say."""
+    """The tokenizer's model_max_length; None if it has none."""
     notes: tuple[str, ...] = ()
-    """Assumptions, rows left out and odd rows, one sentence each."""
+    """Assumptions, skipped and unusual rows, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSetup:
-    """How the samples would be batched."""
+    """How the samples will be batched."""
 
     batch_size: int
-    """Samples of one forward pass on one rank."""
+    """Samples in one forward pass on one rank."""
     is_causal: bool = False
-    """A causal language model is trained, whose samples can be packed."""
+    """True for a causal language model, whose samples can be packed."""
     max_length: int | None = None
-    """As the user set it; None where it is to be chosen."""
+    """The user's maximum length; None to choose it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedBuckets:
-    """An epoch with length bucketing, simulated."""
+    """A simulated epoch with length bucketing."""
 
     padded: LengthHistogram
-    """Samples by the length of the longest in their batch, uncut: to cut samples or to round them up does not
-    change their order, so cut_to() and rounded_up() of it are what would be padded then."""
+    """Samples by the length of the longest in their batch, untruncated: truncation and rounding keep the
+    order, so cut_to() and rounded_up() of it give the padded lengths."""
     seed: int
-    """Of the order in which samples were drawn."""
+    """Random seed of the samples' order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """One way of making batches."""
+    """One way of batching."""
 
     way: Way
     cost: Cost
-    """Of PACKED rows attention is that of eager and sdpa, which compute whole rows and mask other documents;
-    flash attention computes each document alone."""
+    """For PACKED, attention of eager and sdpa, which compute whole rows and mask other documents; flash
+    attention computes each document separately."""
     waste: float
-    """Share of the tokens computed that is padding."""
+    """Share of padding among the computed tokens."""
     cost_at_multiple: Cost
-    """The same where each batch is padded to a multiple of MULTIPLE."""
+    """The cost with each batch padded to a multiple of MULTIPLE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class CutRow:
 
     max_length: int
     names: tuple[str, ...]
-    """Why it is looked at: "p95", "2^9"."""
+    """Why it is listed: "p95", "2^9"."""
     samples_cut: int
     tokens_lost: int
     fixed: Cost
@@ -101,7 +101,7 @@ class CutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthReport:
-    """A dataset's lengths and what they cost."""
+    """A dataset's lengths and their cost."""
 
     measured: MeasuredLengths
     setup: BatchSetup
@@ -109,15 +109,15 @@ class LengthReport:
     padding: tuple[PaddingRow, ...]
     cuts: tuple[CutRow, ...]
     packed_rows: int
-    """Rows of the chosen length that hold all samples, each in one row where it fits."""
+    """Rows of the chosen length that hold all samples unsplit where possible."""
     concatenated_rows: int
-    """Rows that they fill where texts may be cut at the end of each row."""
+    """Rows of the chosen length for all samples, if texts are split at the end of each row."""
     buckets: SimulatedBuckets
-    """From which the cost of buckets comes."""
+    """The simulation that the cost of bucketing comes from."""
 
 
 def length_report(measured: MeasuredLengths, setup: BatchSetup, buckets: SimulatedBuckets) -> LengthReport:
-    """Return the report of one sample at least; the buckets are of the same samples, or of a part of them."""
+    """Return the report; `buckets` simulates the same samples or a part of them."""
     histogram = measured.histogram
     max_length, length_reason = choose_max_length(
         histogram, said=setup.max_length, model_max_length=measured.model_max_length
@@ -151,7 +151,8 @@ def length_report(measured: MeasuredLengths, setup: BatchSetup, buckets: Simulat
                 setup,
                 buckets,
                 chosen=max_length,
-                # Of what are no tokens nothing is recommended: it is where the padding's table cuts.
+                # Nothing is recommended for other units than tokens: this is where the padding table
+                # truncates.
                 chosen_name="recommended" if measured.unit is LengthUnit.TOKENS else "as above",
             )
         ),
@@ -214,7 +215,7 @@ def _cut_rows(
 def _candidates(
     histogram: LengthHistogram, setup: BatchSetup, chosen: int, chosen_name: str
 ) -> dict[int, list[str]]:
-    """Return maximum lengths worth looking at, each with what it is."""
+    """Return the maximum lengths to list, each with its names."""
     found: dict[int, list[str]] = {}
 
     def add(length: int, name: str) -> None:

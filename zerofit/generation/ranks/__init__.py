@@ -1,1 +1,1 @@
-"""How the ranks of a generation keep in step: who calls what, and what each must wait for."""
+"""Coordination of the ranks of a generation: who has called what, and what each must wait for."""

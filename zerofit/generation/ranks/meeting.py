@@ -1,7 +1,7 @@
-"""Ranks meet before a call that all of them must make: who comes alone gets an error, not a hang.
+"""Ranks meet before a call that all of them must make: a rank that comes alone gets an error, not a hang.
 
-The ranks count their calls on the process group's store, with no collective, so that nothing depends on
-whether NCCL or gloo can still answer. A small thread in each rank says where its script stands when another
+The ranks count their calls on the process group's store, without collectives, so that nothing depends on
+whether NCCL or gloo still respond. A small thread in each rank reports its script's position when another
 rank waits in vain.
 """
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _LOOK_S = 1.0
-"""How often a rank looks whether another asks where it stands. ASSUMPTION: next to no work for the store,
-and short beside any limit."""
+"""How often a rank checks whether another asks for its position. ASSUMPTION: negligible load on the store,
+and short compared with any limit."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
-"""Between two looks at the store: short at first, as ranks mostly come together. ASSUMPTION: below what a
-call of generate takes."""
+"""Between two reads of the store: short at first, since ranks mostly arrive together. ASSUMPTION: below the
+time of a generate call."""
 _ANSWERS_WITHIN_S = 4.0
-"""ASSUMPTION: a rank whose libraries do not let other threads run for longer than this is stuck in them."""
+"""ASSUMPTION: a rank whose libraries block other threads for longer than this is stuck in them."""
 _LEFT_TO_ANOTHER_S = 20.0
-"""How long a rank leaves the error to another that raised it first. ASSUMPTION: torchrun looks every 0.1 s
+"""How long a rank leaves the error to another that raised it first. ASSUMPTION: torchrun checks every 0.1 s
 whether a rank has failed, and then ends the others; this is much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What the error of a call that some ranks alone have made says, beside where the ranks are."""
+    """Texts for the error of a call that only some ranks have made."""
 
     rule: str = "generate-not-on-all-ranks"
     why: str
@@ -53,17 +53,17 @@ _MODELS = "model.generate"
 _ADVICE = {
     "zerofit.generate": Advice(
         why="all ranks share the work and the results",
-        fix="call it equally often on all ranks, with per_rank=True and no prompts where one has none; ranks "
-        "that are only slow get longer by limit_s=",
+        fix="call it equally often on all ranks, with per_rank=True and an empty list on ranks without "
+        "prompts; if ranks are only slow, raise limit_s=",
     ),
     _MODELS: Advice(
         why="each rank holds a part of the weights and must take part in every forward pass",
         fix="call it equally often on all ranks, or zerofit.generate(), which takes any number of prompts on "
-        "each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch",
+        "each; if ranks are only slow, raise --generate-limit SECONDS of zerofit launch",
         see="https://huggingface.co/docs/transformers/main_classes/deepspeed",
     ),
 }
-"""By the name of the call; others are of a model."""
+"""By the name of the call; other names are methods of a model."""
 
 _arranged: ContextVar[bool] = ContextVar("zerofit_generation_arranged", default=False)
 
@@ -76,15 +76,15 @@ def meet(
     ranks: Sequence[int] | None = None,
     advice: Advice | None = None,
 ) -> None:
-    """Wait until all ranks have come to this call; return at once without other ranks.
+    """Wait until all ranks have reached this call; return at once if there are no other ranks.
 
-    Ranks are counted on from one call of a name to its next. A call that ends with the error counts as not
-    made, so that a script that catches it may try again.
+    Calls are counted by name. A call that ends with the error is not counted, so that a script that catches
+    the error may try again.
 
     Args:
-        limit_s: how long to wait for the other ranks, from now; 0 does not wait and does not watch.
-        ranks: those that must call it together, this one among them; None for all.
-        advice: for the error; None for that of a call that generates.
+        limit_s: how long to wait for the other ranks, from now; 0 neither waits nor watches.
+        ranks: those that must call it together, including this one; None for all.
+        advice: for the error; None for that of generation.
 
     Raises:
         UserError: a rank has not come in this time, or has ended its script.
@@ -96,15 +96,15 @@ def meet(
 
 
 def watch() -> None:
-    """Let this rank answer where its script stands, as soon as there is a process group."""
+    """Let this rank report its script's position, as soon as there is a process group."""
     _this_rank.watch()
 
 
 def end_when_stuck(leave: Callable[[UserError], None]) -> None:
-    """End this process where its script does not end after the error.
+    """End this process if its script does not end after the error.
 
-    What a script does on its way out, in a `finally` or in the `except` that catches the error, may wait for
-    the other ranks again, for ever. It gets as long as the ranks had to come.
+    On its way out, in a `finally` or in the `except` that catches the error, a script may wait for the other
+    ranks again, forever. It gets the same time limit as the ranks had.
 
     Args:
         leave: prints the error, and ends the process from another thread than the script's.
@@ -113,13 +113,13 @@ def end_when_stuck(leave: Callable[[UserError], None]) -> None:
 
 
 def tell_ended(exit_code: int) -> None:
-    """Tell the other ranks that this one's script has ended, so that none waits for it in vain."""
+    """Tell the other ranks that this one's script has ended, so that they don't wait for it."""
     _this_rank.tell_ended(exit_code)
 
 
 @contextmanager
 def arranged() -> Iterator[None]:
-    """Leave the calls of model.generate inside alone: the ranks have agreed on them."""
+    """Exempt the model.generate calls inside: the ranks have agreed on them."""
     token = _arranged.set(True)
     try:
         yield
@@ -128,15 +128,15 @@ def arranged() -> Iterator[None]:
 
 
 def is_arranged() -> bool:
-    """True if the ranks have agreed on the calls of model.generate that are made now."""
+    """Return True if the ranks have agreed on the model.generate calls made now."""
     return _arranged.get()
 
 
 class RankMeetings:
-    """One rank's meetings with all others. No method waits for what another rank has not written yet.
+    """One rank's meetings with all others. No method waits for a key that another rank has not written yet.
 
     Args:
-        store: of torch.distributed; a connection of its own, which waits for no other use of the store.
+        store: of torch.distributed; a separate connection, which does not block on other uses of the store.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class RankMeetings:
 
     @property
     def have_met(self) -> bool:
-        """All ranks have come to a call; so on each of them or on none."""
+        """True if all ranks have met in a call; equal on all ranks."""
         return self._numbers.total() > 0
 
     def meet(
@@ -171,12 +171,12 @@ class RankMeetings:
         ranks: Sequence[int] | None = None,
         advice: Advice | None = None,
     ) -> None:
-        """Wait until all ranks, or all of some, have come to this call."""
+        """Wait until all ranks, or all of the given ones, have reached this call."""
         advice = advice or _ADVICE.get(name, _ADVICE[_MODELS])
         wanted_ranks = range(self._world_size) if ranks is None else ranks
         counted = name if ranks is None else f"{name} on {_name_ranks(ranks)}"
         number = self._numbers[counted] + 1
-        wanted = number * len(wanted_ranks)  # the count of all calls of this name on these ranks
+        wanted = number * len(wanted_ranks)  # the number of calls of this name on these ranks
         self._meeting = f"{counted} {number}"
         try:
             came = self._store.add(counted, 1) >= wanted or self._all_come(
@@ -190,15 +190,15 @@ class RankMeetings:
             raise UserError(
                 advice.rule,
                 f"the other ranks have gone before {name}()",
-                found=f"{line}, where the ranks' store (TCPStore) does not answer",
+                found=f"{line}, where the ranks' store (TCPStore) does not respond",
                 why="rank 0 or the launcher on the first node keeps the store, and has ended",
-                fix="look for the error of the rank that ended first: its log says more",
+                fix="look for the error of the rank that ended first in its log",
             ) from gone
         finally:
             self._meeting = None
 
     def answer(self) -> None:
-        """Write this rank's place in the script to the store, if a rank has newly asked for it."""
+        """Write this rank's position in the script to the store, if a rank has asked since."""
         question = self._count("question")
         if question > self._answered:
             self._answered = question
@@ -207,8 +207,7 @@ class RankMeetings:
     def tell_ended(self, exit_code: int) -> None:
         """Tell the others that this rank's script has ended.
 
-        One that has failed is no reason to raise: its launcher ends the others, and its own error is the one
-        to be read.
+        Not for a failed script: its launcher ends the others, and its own error is the one to read.
         """
         if exit_code == 0:
             self._store.set(f"ended {self._rank}", "yes")
@@ -218,18 +217,18 @@ class RankMeetings:
         return int(self._store.add(name, 0))
 
     def _all_come(self, name: str, wanted: int, ranks: Sequence[int], *, limit_s: float) -> bool:
-        """Wait; True when all have come, False as soon as one has ended its script."""
+        """Wait; True when all have arrived, False as soon as one has ended its script."""
         until = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while self._count(name) < wanted:
             if time.monotonic() >= until or self._ended(ranks):
-                return self._count(name) >= wanted  # it may have come before it ended
+                return self._count(name) >= wanted  # it may have arrived before it ended
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return True
 
     def _leave(self, name: str, wanted: int, error: UserError) -> None:
-        """Take this call back and raise; return where the missing ranks came after all."""
+        """Withdraw this call and raise; return if the missing ranks have arrived after all."""
         if self._store.add(name, -1) + 1 >= wanted:
             self._store.add(name, 1)
             return
@@ -240,7 +239,7 @@ class RankMeetings:
     def _not_on_all_ranks(
         self, name: str, ranks: Sequence[int], advice: Advice, *, line: str, limit_s: float
     ) -> UserError:
-        """Return the error of a call that some ranks alone have made: where the others stand."""
+        """Return the error for a call that only some ranks have made, with the positions of the others."""
         ended = self._ended(ranks)
         others = [rank for rank in ranks if rank not in {self._rank, *ended}]
         answers = self._ask(others)
@@ -257,7 +256,7 @@ class RankMeetings:
         )
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, tuple[str, str | None]]:
-        """Return the place of each rank that answers, and the meeting it waits in."""
+        """Return the position of each rank that answers, and the call it waits in."""
         question = self._store.add("question", 1)
         until = time.monotonic() + self._answers_within_s
         silent = set(ranks)
@@ -296,7 +295,7 @@ class _ThisRank:
         self.leave: Callable[[UserError], None] | None = None
 
     def meet(self, name: str, **call: Any) -> None:
-        self._raised = None  # the script has caught it, and goes on
+        self._raised = None  # the script has caught it, and continues
         meetings = self._opened()
         if meetings is None:
             return
@@ -307,7 +306,7 @@ class _ThisRank:
             raise
 
     def _opened(self) -> RankMeetings | None:
-        """Return the meetings of the process group that there is, or was; None without another rank."""
+        """Return the meetings in the current or last process group; None without other ranks."""
         with self._lock:
             group = _process_group()
             if group is None or group[0] is self._source:
@@ -325,7 +324,7 @@ class _ThisRank:
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="zerofit-meetings", daemon=True)
             self._thread.start()
-            # Not left to the interpreter's end: a thread that is in torch's C++ code then aborts the process.
+            # Not left to the interpreter's exit: a thread in torch's C++ code then aborts the process.
             atexit.register(self._end_thread)
 
     def tell_ended(self, exit_code: int) -> None:
@@ -349,7 +348,7 @@ class _ThisRank:
                 meetings = self._opened() if has_store else None
                 if meetings is not None:
                     meetings.answer()
-            except RuntimeError:  # it has gone, with rank 0 or with the launcher
+            except RuntimeError:  # it is gone, with rank 0 or with the launcher
                 has_store = False
 
     def _end_thread(self) -> None:
@@ -364,7 +363,7 @@ _this_rank = _ThisRank()
 def _process_group() -> tuple[Any, int, int] | None:
     """Return the default process group's store, this rank and the number of ranks; None without one."""
     distributed: Any = sys.modules.get("torch.distributed")
-    # A thread asks too, while the script may be importing torch, or destroying its process group.
+    # A thread calls this too, while the script may be importing torch, or destroying its process group.
     is_initialized = getattr(distributed, "is_initialized", None)
     if is_initialized is None or not is_initialized():
         return None
@@ -372,12 +371,12 @@ def _process_group() -> tuple[Any, int, int] | None:
         store = distributed.distributed_c10d._get_default_store()
         are_alone = distributed.get_backend() == "fake"
         return store, distributed.get_rank(), 1 if are_alone else distributed.get_world_size()
-    except ValueError:  # it has gone meanwhile
+    except ValueError:  # it was destroyed meanwhile
         return None
 
 
 def _own_store(source: Any, *, number: int) -> Any:
-    """Return a connection to a process group's store; groups may share one, on which earlier keys stay."""
+    """Return a separate connection to a group's store; groups may share one, which keeps earlier keys."""
     from torch.distributed import PrefixStore
 
     own = source.clone() if hasattr(source, "clone") else source  # older versions of torch have none
@@ -397,7 +396,7 @@ def _name_ranks(ranks: Iterable[int]) -> str:
 
 
 def _describe_places(ended: list[int], places: Mapping[int, str | None]) -> Iterator[str]:
-    """Yield where the missing ranks are, those of one place together."""
+    """Yield the positions of the missing ranks, grouped."""
     if ended:
         are = "scripts of {} have" if len(ended) > 1 else "script of {} has"
         yield f"the {are.format(_name_ranks(ended))} ended"

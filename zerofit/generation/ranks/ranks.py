@@ -1,4 +1,4 @@
-"""The ranks that generate: what they tell one another, errors that all raise, waiting without NCCL."""
+"""The ranks that generate: exchange of values, errors raised on all, waiting without NCCL."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from zerofit.core.units import MIB
 T = TypeVar("T")
 
 _BYTES_AT_A_TIME = 64 * MIB
-"""Of all ranks together, on each of them; NCCL needs it on the GPU. ASSUMPTION: small against a GPU."""
+"""Of all ranks together, on each of them; NCCL needs it on the GPU. ASSUMPTION: small compared with a GPU."""
 _LEAST_BYTES = MIB // 16
-"""Of one rank, however many there are. ASSUMPTION: large against what a collective takes by itself."""
+"""Minimum per rank. ASSUMPTION: large compared with a collective's overhead."""
 _ALL_CAME = "all"
 _LOOKS_EVERY_S = 0.05
 _LOOKS_AFTER_A_PART = 0.02
-"""Of the time that it has waited, so that many ranks don't keep the store busy."""
+"""Fraction of the time waited so far, so that many ranks don't keep the store busy."""
 _REPORTS_EVERY_S = 1.0
-"""How often a rank reports a new token: far more often than the shortest sensible limit."""
+"""How often a rank reports new tokens: far more often than the shortest sensible limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among those that generate together: all of torch.distributed's world."""
+    """This process among those that generate together: all ranks of torch.distributed."""
 
     rank: int
     size: int
 
     @property
     def are_many(self) -> bool:
-        """True if there is another rank."""
+        """True if there are other ranks."""
         return self.size > 1
 
     def share(self, value: T) -> list[T]:
-        """Return each rank's value, on every rank; all of them call this."""
+        """Return each rank's value, on every rank; a collective call."""
         if not self.are_many:
             return [value]
         from torch.distributed import all_gather_object
@@ -51,7 +51,7 @@ class Ranks:
         return values
 
     def share_all(self, values: Sequence[T]) -> list[list[T]]:
-        """Return each rank's values, a limited number of bytes at a time; all ranks call this."""
+        """Return each rank's values, a limited number of bytes at a time; a collective call."""
         if not self.are_many:
             return [list(values)]
         mine = pickle.dumps(list(values))
@@ -87,7 +87,7 @@ class Ranks:
 
 
 def all_ranks() -> Ranks:
-    """Return this process among the ranks of torch.distributed; alone where that is not set up."""
+    """Return this process among the ranks of torch.distributed; alone if that is not initialized."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -96,17 +96,17 @@ def all_ranks() -> Ranks:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, on rank 0 alone."""
+    """Print a line on stderr, on rank 0 only."""
     if all_ranks().rank == 0:
         print(f"zerofit: {line}", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """The end of each rank's share, in the store of torch.distributed: waiting here has no NCCL time-out.
+    """The end of each rank's share, in torch.distributed's store: waiting here has no NCCL timeout.
 
     Args:
-        name: the same on every rank, and new.
-        limit_s: how long no rank may make a token before those that have not ended are given up; 0 is never.
+        name: equal on every rank, and not used before.
+        limit_s: how long all ranks may make no token before unfinished ones are given up; 0 is never.
     """
 
     def __init__(self, ranks: Ranks, *, name: str, limit_s: float) -> None:
@@ -128,11 +128,11 @@ class Progress:
 
     def fail(self, error: BaseException) -> None:
         """Report that this rank has failed."""
-        with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
+        with suppress(RuntimeError):  # the store is gone with rank 0; the error matters more
             self._decide(self._failure(error))
 
     def wait_for_all(self) -> None:
-        """Return when every rank has ended its share.
+        """Return when every rank has finished its share.
 
         Raises:
             UserError: a rank has failed, or none has made a token for longer than the limit.
@@ -154,21 +154,21 @@ class Progress:
             raise _failed(*verdict.split(" ", 1))
 
     def end(self) -> None:
-        """Remove this rank's keys from the store, when all have come from wait_for_all()."""
+        """Remove this rank's keys from the store, after wait_for_all() has returned on all ranks."""
         self._store.delete_key(self._ended[self._ranks.rank])
         if self._ranks.rank == 0:
             self._store.delete_key("verdict")
             self._store.delete_key("tokens")
 
     def _give_up(self, rank: int) -> None:
-        """Raise the error of a silent rank, unless another rank has decided otherwise meanwhile."""
+        """Raise the error for a silent rank, unless another rank has decided otherwise meanwhile."""
         error = _silent(rank, self._limit_s)
         failure = self._failure(error)
         if self._decide(failure) == failure:
             raise error
 
     def _decide(self, verdict: str) -> str:
-        """Return the verdict that holds for all ranks: the first that one has given."""
+        """Return the decision that holds for all ranks: the first one made."""
         return str(self._store.compare_set("verdict", "", verdict).decode())
 
     def _failure(self, error: BaseException) -> str:
@@ -177,14 +177,14 @@ class Progress:
 
 
 def all_ranks_store() -> Any:
-    """Return the store through which torch.distributed's ranks found one another."""
+    """Return the store of torch.distributed's rendezvous."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
 
 
 def _message_of(error: Exception | None) -> dict[str, Any] | None:
-    """Return an error in the form in which it is sent to the other ranks."""
+    """Return an error as sent to the other ranks."""
     if isinstance(error, UserError):
         names = ("rule", "summary", "found", "why", "fix", "see", "exit_code")
         return {name: getattr(error, name) for name in names}
@@ -200,7 +200,7 @@ def _raised_by(rank: int, message: dict[str, Any]) -> UserError:
 def _failed(rank: int | str, text: str) -> UserError:
     return UserError(
         "generate-failed-on-a-rank",
-        f"rank {rank} failed, so that the results are not complete",
+        f"rank {rank} failed, so the results are incomplete",
         found=text,
         why="every rank generates a part of them",
         fix=f"see the message of rank {rank}",
@@ -212,8 +212,8 @@ def _silent(rank: int, limit_s: float) -> UserError:
     return UserError(
         "generate-rank-silent",
         f"rank {rank} has not made a token for {limit_s:g} s",
-        found=f"rank {rank} neither ended its share nor failed",
+        found=f"rank {rank} neither finished its share nor failed",
         why="it hangs, or was killed without its launcher ending the others",
-        fix="see what became of it; where one token may take that long, pass a larger limit_s",
+        fix="check its state; if a token can take that long, pass a larger limit_s",
         exit_code=1,
     )

@@ -1,1 +1,1 @@
-"""The folder in which a generation keeps its results, so that it can go on after a kill."""
+"""Results of a generation on disk, so that it can be resumed after a kill."""

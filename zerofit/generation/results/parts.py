@@ -1,8 +1,8 @@
-"""Results on disk as they come: one file per rank and start beside OUT, merged when all are done.
+"""Results on disk as they are made: one file per rank and start beside OUT, merged at the end.
 
-`OUT.parts/` holds `job.json`, which says whose results they are and is locked while a run writes them, and
-`start2-rank0.jsonl` and so on, which only ever grow. A run that is killed leaves at most a half line at the
-end of each; the next start reads all whole lines, and writes files of its own.
+`OUT.parts/` has `job.json`, which identifies the run and is locked while it writes, and
+`start2-rank0.jsonl` and so on, which are append-only. A killed run leaves at most one incomplete line at
+the end of each; the next start reads all complete lines, and writes files of its own.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Document = Mapping[str, Any]
-"""The results of one prompt as JSON; its place among all prompts is its "index"."""
+"""The results of one prompt as JSON; "index" is the prompt's index."""
 
 _VERSION = 1
-"""Of the files in the folder; rises when an older zerofit could not read them."""
+"""Of the files in the folder; raised when an older zerofit could not read them."""
 _JOB, _WHOLE = "job.json", "whole.jsonl"
 _PART = re.compile(r"start(\d+)-rank(\d+)\.jsonl")
 _UNSEEN = "rank 0 made it, rank {} does not see it as rank 0 does"
 _MOST_NAMED = 5
-"""ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
+"""ASSUMPTION: enough prompts to see which are missing; more would hide the fix."""
 
 
 def parts_folder(out: Path) -> Path:
-    """Return the folder of the unfinished results of a run."""
+    """Return the folder of a run's unfinished results."""
     return out.parent / f"{out.name}.parts"
 
 
 def kept_lines(out: Path) -> dict[int, bytes]:
-    """Return the lines of the results that earlier runs left unfinished, by the index of their prompt."""
+    """Return the lines of unfinished results of earlier runs, by prompt index."""
     folder = parts_folder(out)
     return _lines_of(_part_files(folder).values()) if folder.is_dir() else {}
 
 
 def kept_batch_size(out: Path) -> int | None:
-    """Return the batch size of unfinished results; None where there are none or it is not known."""
+    """Return the batch size of unfinished results; None if there are none or it is unknown."""
     folder = parts_folder(out)
     return _read_job(folder).get("batch_size") if _has_results(folder) else None
 
 
 def check_free(out: Path) -> None:
-    """Check that there is nothing at the place of the results."""
+    """Check that nothing exists at the path of the results."""
     if not os.path.lexists(out):
         return
     is_dangling = out.is_symlink() and not out.exists()
     kind = "a folder" if out.is_dir() else "a link to nothing" if is_dangling else "a file"
     raise UserError(
         "generate-out-exists",
-        "the file for the results is there already",
+        "the file for the results already exists",
         found=f"{out}: {kind}",
-        why="it may hold results of yours, and they are never written over",
+        why="it may contain your results, and is never overwritten",
         fix="write to another file, or move that one away",
     )
 
 
 def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
-    """Check that claim() could succeed; nothing is written."""
+    """Check that claim() would succeed, without writing."""
     _check(out, fingerprint=fingerprint, resume=resume)
     folder = parts_folder(out)
     with contextlib.suppress(FileNotFoundError), (folder / _JOB).open("rb") as file:
@@ -75,14 +75,14 @@ def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
 
 
 def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None = None) -> int:
-    """Make or take over the folder of a run's parts.
+    """Create or take over the folder of a run's parts.
 
     Args:
-        batch_size: prompts in one call, noted for a later run: when tokens are drawn, it decides about them.
+        batch_size: prompts per call, recorded for a later run, since sampled tokens depend on it.
 
     Returns:
-        The open job file: as long as it is, no other run can claim the folder; the lock goes with the
-        process, however that ends.
+        The open job file: while it is open, no other run can claim the folder; the lock ends with the
+        process in any case.
 
     Raises:
         OSError: it can't be written.
@@ -93,9 +93,9 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
     lock = os.open(folder / _JOB, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _lock(lock, folder, how=fcntl.LOCK_EX)
-        _check(out, fingerprint=fingerprint, resume=resume)  # again, as no other run changes it now
+        _check(out, fingerprint=fingerprint, resume=resume)  # again, since no other run can change it now
         if not _is_claimed(folder, fingerprint):
-            for path in _part_files(folder).values():  # empty, or a killed run's rank still writes it
+            for path in _part_files(folder).values():  # empty, or a killed run's rank is still writing it
                 path.unlink()
             job = {"version": _VERSION, "fingerprint": fingerprint, "batch_size": batch_size}
             os.ftruncate(lock, 0)
@@ -110,10 +110,10 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
 class PartFiles:
     """One rank's file among the unfinished results of a run; a context manager.
 
-    Rank 0 opens first, the others after it has.
+    Rank 0 must open first.
 
     Raises:
-        UserError: as claim's; the folder can't be written, or isn't seen by this rank.
+        UserError: as claim(); the folder can't be written, or is not visible to this rank.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class PartFiles:
 
     @cached_property
     def done(self) -> dict[int, dict[str, Any]]:
-        """Documents of the prompts that earlier starts have done, by index, as of the first look.
+        """Documents of the prompts done by earlier starts, by index, as of the first call.
 
-        Take rank 0's for all ranks: a rank of an earlier start may live on for a moment, so that two looks
-        differ.
+        Use rank 0's for all ranks: a rank of an earlier start may live on for a moment, so that two ranks
+        see different ones.
         """
         earlier = [path for (start, _), path in _part_files(self.folder).items() if start < self._start]
         return {index: json.loads(line) for index, line in _lines_of(earlier).items()}
@@ -162,16 +162,18 @@ class PartFiles:
                 raise self._not_shared(_UNSEEN.format(rank))
 
     def write(self, documents: Iterable[Document]) -> None:
-        """Write documents, one line each; they are on the disk when this returns.
+        """Write documents, one line each; they are on disk when this returns.
 
         Raises:
-            UserError: the disk is full, or can't be written; what was written before stays.
+            UserError: the disk is full or not writable; earlier documents are kept.
         """
         lines = rest = memoryview(b"".join(map(_line, documents)))
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-            os.fsync(self._file)  # 0.2 ms on an SSD with ext4: little beside a batch, which takes 50 and more
+            os.fsync(
+                self._file
+            )  # 0.2 ms on an SSD with ext4: little compared with a batch, which takes 50 ms and more
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._num_bytes)
@@ -181,23 +183,22 @@ class PartFiles:
     def assemble(
         self, num_prompts: int, *, describe: Callable[[dict[str, Any]], Document] | None = None
     ) -> None:
-        """Put all results into OUT, in input order, whole or not at all; then remove the parts.
+        """Write all results to OUT atomically, in input order; then remove the parts.
 
         On rank 0 only, when all ranks have written theirs.
 
         Args:
-            describe: returns what OUT gets of a document; None for the documents as they are.
+            describe: returns what OUT gets of a document; None for the documents themselves.
 
         Raises:
-            UserError: a result is missing, something is at OUT by now, or it can't be written; the parts
-                stay.
+            UserError: a result is missing, OUT exists by now, or it can't be written; the parts are kept.
         """
         try:
             lines = _lines_of(_part_files(self.folder).values())
             missing = [index for index in range(num_prompts) if index not in lines]
             if missing:
                 named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." * (len(missing) > _MOST_NAMED))
-                found = f"{len(missing)} of {num_prompts} results are not there: of prompts {named}"
+                found = f"{len(missing)} of {num_prompts} results are missing: of prompts {named}"
                 raise self._not_shared(found, exit_code=1)
             with (self.folder / _WHOLE).open("wb") as whole:
                 for index in range(num_prompts):
@@ -213,7 +214,7 @@ class PartFiles:
             _remove_parts(self.folder)
 
     def close(self) -> None:
-        """Close the files; what was written stays, and where nothing was, nothing is left."""
+        """Close the files, and remove a file to which nothing was written."""
         if self._held and not self._num_bytes:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
@@ -227,9 +228,9 @@ class PartFiles:
             "generate-out-not-shared",
             "not every rank sees the folder of the results",
             found=f"{self.folder}: {found}",
-            why="each rank writes its results there, and rank 0 puts them together",
-            fix="name a file on a file system that all nodes share; what is there is kept, and the same "
-            "command does the rest",
+            why="each rank writes its results there, and rank 0 merges them",
+            fix="name a file on a file system that all nodes share; results so far are kept, and the same "
+            "command resumes",
             exit_code=exit_code,
         )
 
@@ -241,14 +242,14 @@ class PartFiles:
 
 
 def not_writable(path: Path, error: OSError) -> UserError:
-    """Return the error of results that the system refuses to write."""
+    """Return the error for results that can't be written."""
     return UserError(
         "generate-out-not-writable",
         "the results can't be written",
         found=f"{error.strerror}: {path}",
-        why="each result is written as it comes, beside the file that all go into at the end",
-        fix="name a file in a folder that is there, can be written and has room; what was written is kept, "
-        "and the same command goes on from it",
+        why="each result is written immediately, beside the file that they are merged into at the end",
+        fix="name a file in an existing, writable folder with enough space; results so far are kept, and "
+        "the same command resumes",
     )
 
 
@@ -260,8 +261,8 @@ def _check(out: Path, *, fingerprint: str, resume: bool) -> None:
     if not _is_ours(folder):
         raise UserError(
             "generate-parts-not-zerofits",
-            "the folder for unfinished results is another's",
-            found=f"{folder}: it holds no job.json of `zerofit generate`",
+            "the folder for unfinished results has other contents",
+            found=f"{folder}: it has no job.json of `zerofit generate`",
             why="results are kept there until all are done, and the folder is removed then",
             fix="write the results to another file, or move that folder away",
         )
@@ -269,12 +270,12 @@ def _check(out: Path, *, fingerprint: str, resume: bool) -> None:
         return
     if not _is_claimed(folder, fingerprint):
         is_readable = _read_job(folder)["version"] == _VERSION
-        made = "they were made with another model, other prompts or other settings"
+        made = "they are from another model, other prompts or other settings"
         raise UserError(
             "generate-other-parts",
-            "the unfinished results there are those of another run",
+            "the unfinished results are from another run",
             found=f"{folder}: {made if is_readable else 'another version of zerofit wrote them'}",
-            why="a file would get results of two kinds",
+            why="the file would mix results of two runs",
             fix="write the results to another file, or, if you don't need the unfinished ones: "
             f"rm -r {folder}",
         )
@@ -283,7 +284,7 @@ def _check(out: Path, *, fingerprint: str, resume: bool) -> None:
             "generate-parts-exist",
             "there are unfinished results of an earlier run",
             found=str(folder),
-            why="they would be continued with resume=True only",
+            why="they are only continued with resume=True",
             fix=f"pass resume=True, write to another file, or, if you don't need them: rm -r {folder}",
         )
 
@@ -296,19 +297,19 @@ def _lock(lock: int, folder: Path, *, how: int) -> None:
     except (BlockingIOError, FileNotFoundError):
         is_there = False
     except OSError:
-        return  # a file system without locks: each start writes files of its own, so that nothing is lost
+        return  # a file system without locks: each start writes its own files, so that nothing is lost
     if not is_there:
         raise UserError(
             "generate-out-in-use",
             "another run is writing these results",
             found=f"{folder / _JOB} is locked by a living process",
-            why="two runs would do each prompt twice",
+            why="two runs would generate each prompt twice",
             fix="wait for it, end it, or write the results to another file",
         )
 
 
 def _read_job(folder: Path) -> dict[str, Any]:
-    """Return the content of the job file; an empty dict if there is none of ours."""
+    """Return the content of the job file; empty if there is none of ours."""
     try:
         document = json.loads((folder / _JOB).read_text(encoding="utf-8", errors="replace"))
     except (FileNotFoundError, ValueError):
@@ -323,7 +324,7 @@ def _is_claimed(folder: Path, fingerprint: str) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """True if a folder is one of parts, or one that a run was killed in before it could say so."""
+    """Return True if a folder is one of parts, or was left by a run killed before it wrote its job file."""
     if not folder.is_dir() or _read_job(folder):
         return folder.is_dir()
     job = folder / _JOB
@@ -335,13 +336,13 @@ def _has_results(folder: Path) -> bool:
 
 
 def _part_files(folder: Path) -> dict[tuple[int, int], Path]:
-    """Return the files of all ranks of all starts that are there, by (start, rank), in this order."""
+    """Return the existing files of all ranks of all starts, by (start, rank), sorted."""
     matched = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted(((int(name[1]), int(name[2])), path) for name, path in matched if name))
 
 
 def _remove_parts(folder: Path) -> None:
-    """Remove what runs have written there; what else is there stays, and so does the folder then."""
+    """Remove the files written by runs; keep other files, and the folder if there are any."""
     with contextlib.suppress(OSError):
         for path in (*_part_files(folder).values(), folder / _WHOLE, folder / _JOB):
             path.unlink(missing_ok=True)
@@ -349,7 +350,7 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _line(document: Document) -> bytes:
-    """Return a document's line: readable, or escaped where its text is no valid Unicode."""
+    """Return a document's line: unescaped, or escaped if its text is not valid Unicode."""
     try:
         return f"{json.dumps(document, ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:
@@ -357,10 +358,9 @@ def _line(document: Document) -> bytes:
 
 
 def _lines_of(paths: Iterable[Path]) -> dict[int, bytes]:
-    """Return the lines of some files by the index of their prompt; where two have one, the first counts.
+    """Return the lines of some files by prompt index; of duplicates, the first counts.
 
-    A line without an end is what a killed run leaves, and is no line; so is one that holds no document, which
-    a machine leaves that lost its power.
+    Incomplete lines, which a killed run leaves, and invalid ones, which a power failure leaves, are ignored.
     """
     found: dict[int, bytes] = {}
     for path in paths:

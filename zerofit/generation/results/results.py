@@ -1,4 +1,4 @@
-"""Results of all ranks: in memory, and on disk as they come; merged when all ranks have ended."""
+"""Results of all ranks: in memory, and on disk as they are made; merged when all ranks have finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """One rank's results, and those that an earlier run left on disk."""
+    """One rank's results, and those on disk of an earlier run."""
 
     def __init__(
         self, ranks: Ranks, request: GenerationRequest, parts: PartFiles | None, done: frozenset[int]
@@ -29,21 +29,21 @@ class Results:
         self._found: list[Generated] = []
 
     def has_all(self, indices: Iterable[int]) -> bool:
-        """True if an earlier run left the results of all these prompts."""
+        """Return True if an earlier run left the results of all these prompts."""
         return self._done.issuperset(indices)
 
     def keep(self, found: Sequence[Generated]) -> None:
-        """Keep what this rank has generated; it is on disk when this returns."""
+        """Store results of this rank; they are on disk when this returns."""
         new = [each for each in found if each.index not in self._done]
         if self._parts is not None and new:
             self._parts.write([to_document(each) for each in new])
         self._found += new
 
     def finish(self) -> list[Generated]:
-        """Return the results that this rank is to get, in order, when all ranks have ended.
+        """Return the results for this rank, in order, when all ranks have finished.
 
         Raises:
-            UserError: the file can't be written; what was generated stays beside it.
+            UserError: the file can't be written; the parts are kept.
         """
         own = list(self._found)
         parts = self._parts if self._ranks.rank == 0 else None
@@ -64,12 +64,12 @@ class Results:
 
 @contextmanager
 def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
-    """Hold the results of all ranks open; all of them enter this."""
+    """Open the results of all ranks; all of them enter this context."""
     out = request.options.out
     if out is None:
         yield Results(ranks, request, None, frozenset())
         return
-    # Rank 0's counts: nodes with copies of the model have files of other times.
+    # Rank 0's count: nodes with copies of the model have files of different times.
     fingerprint = ranks.share(request.options.fingerprint or request.fingerprint())[0]
 
     def open_parts() -> PartFiles:
@@ -91,13 +91,13 @@ def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
         raise
     with parts:
         ranks.agreed(lambda: parts.check_ranks() if ranks.rank == 0 else None)
-        # Rank 0's look decides: a rank of a killed run may have lived on for a moment.
+        # Rank 0 decides: a rank of a killed run may have lived on for a moment.
         done = ranks.share(frozenset(parts.done) if ranks.rank == 0 else None)[0]
         yield Results(ranks, request, parts, done or frozenset())
 
 
 def to_document(result: Generated) -> Document:
-    """Return a result as the JSON document that is written."""
+    """Return a result as JSON document."""
     return {
         "index": result.index,
         "num_prompt_tokens": result.num_prompt_tokens,
@@ -114,7 +114,7 @@ def to_document(result: Generated) -> Document:
 
 
 def from_document(document: dict[str, Any]) -> Generated:
-    """Return the result that to_document() wrote."""
+    """Return the result in a document of to_document()."""
     completions = tuple(
         Completion(
             tokens=tuple(each["tokens"]), text=each["text"], finish_reason=FinishReason(each["finish_reason"])

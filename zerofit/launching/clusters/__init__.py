@@ -1,1 +1,1 @@
-"""Runs on a cluster's nodes: submitted to Slurm, Kubernetes or SkyPilot, and what happens on each node."""
+"""Runs on clusters: submission to Slurm, Kubernetes or SkyPilot, and the launcher on each node."""

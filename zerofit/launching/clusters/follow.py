@@ -1,4 +1,4 @@
-"""Runs that were started or submitted: how each stands, its output, and its end."""
+"""Status, output and cancellation of started or submitted runs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _ASK_EVERY_S = 10.0
-"""How often a scheduler is asked while a log is followed."""
-_FORGOTTEN = "not known to the scheduler any more"
+"""How often a scheduler is queried while a log is followed."""
+_FORGOTTEN = "no longer known to the scheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedRun:
-    """A run's folder, and who runs it."""
+    """A run's folder, and its scheduler."""
 
     folder: Path
     engine: ClusterEngine | None
-    """None for a run of this machine."""
+    """None for a run on this machine."""
     job_id: str = ""
     namespace: str | None = None
 
@@ -51,10 +51,10 @@ class FollowedRun:
         return document_in(self.attempt / "run.json") or None
 
     def scheduler_state(self) -> str | None:
-        """Return what the scheduler says; None of a run of this machine, and where its client can't say.
+        """Return the scheduler's state of the run; None on this machine, or if the client can't tell.
 
         Raises:
-            UserError: its client is missing, or does not reach it.
+            UserError: its client is missing, or can't reach it.
         """
         if self.engine is None:
             return None
@@ -69,12 +69,12 @@ class FollowedRun:
 
 
 def _is_forgotten(module: Any, error: UserError) -> bool:
-    """Return True if a scheduler's client refuses because there is no such job."""
+    """Return True if a scheduler's client reports that there is no such job."""
     return module.NO_SUCH_JOB is not None and module.NO_SUCH_JOB in error.found
 
 
 def find_run(name: str | None, runs: Path) -> FollowedRun:
-    """Return a run by its folder or by that one's name; the newest where none is named.
+    """Return a run by its folder or the folder's name; the newest if none is given.
 
     Raises:
         UserError: there is no such run.
@@ -88,7 +88,7 @@ def find_run(name: str | None, runs: Path) -> FollowedRun:
             "run-missing",
             "there is no such run",
             found=name or f"no run in {runs}",
-            why=f"no run folder of that name stands in {runs.resolve()}",
+            why=f"no run folder of that name in {runs.resolve()}",
             fix=f"did you mean {near}?" if near else "name a run's folder, or its parent with --run-dir",
         )
     return followed_run(folder)
@@ -114,18 +114,18 @@ def followed_run(folder: Path) -> FollowedRun:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             "submitted-file-broken",
-            "it can't be read which job a run is",
+            "the job of a run can't be read",
             found=f"{type(error).__name__}: {error}   ({submitted})",
-            why="`zerofit submit` writes the scheduler's name of the job there",
+            why="`zerofit submit` writes the job id there",
             fix="follow the job with the scheduler's own client; remove the run folder once it has ended",
         ) from None
 
 
 def status_lines(run: FollowedRun) -> list[str]:
-    """Return how a run stands, in a few lines."""
+    """Return the status of a run in a few lines."""
     lines = [f"run:    {run.folder}"]
     if run.engine is not None:
-        state = run.scheduler_state() or "whose state its client does not say"
+        state = run.scheduler_state() or "of unknown state"
         lines.append(f"job:    {run.job_id} on {run.engine.value}, {state}")
     number = sum(1 for _ in run.folder.glob("requeue-*/ranks"))
     if number:
@@ -141,7 +141,7 @@ def status_lines(run: FollowedRun) -> list[str]:
         cause = record["cause"] or "ended well"
         lines.append(f"end:    {record['ended_at']}, exit code {record['exit_code']}: {cause}")
     elif run.engine is None:
-        gone = "unknown: its launcher has left no record"
+        gone = "unknown: its launcher left no record"
         lines.append(f"end:    {was_killed(run.folder) or (gone if is_over(run) else 'it runs')}")
     return lines
 
@@ -154,12 +154,12 @@ def _ranks(run: FollowedRun) -> dict[int, RankObservation]:
 
 
 def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
-    """Print a run's output, and with `follows` go on until it ends; return the exit code.
+    """Print a run's output, with `follows` until it ends; return the exit code.
 
     Args:
         run: the run.
-        rank: whose log; None for the job's output, which is that of all nodes, or that of rank 0.
-        follows: True to print what comes, too.
+        rank: whose log; None for the job's output of all nodes, or rank 0's.
+        follows: True to also print new output.
     """
     if run.engine not in (None, ClusterEngine.SLURM) and rank is None:
         assert run.engine is not None
@@ -208,22 +208,23 @@ def _no_log(run: FollowedRun, file: Path | None) -> UserError:
             "the run has printed nothing",
             found=f"{file}: {'empty' if file and file.exists() else 'no such file'}",
             why=was_killed(run.folder) or "it has ended",
-            fix=f"see how it stands: zerofit runs status {run.folder.name}",
+            fix=f"see its status: zerofit runs status {run.folder.name}",
         )
     return UserError(
         "log-missing",
         "the run has printed nothing yet",
         found=str(file),
-        why=((state := run.scheduler_state()) and f"the job is {state}") or "its ranks print nothing so far",
+        why=((state := run.scheduler_state()) and f"the job is {state}")
+        or "its ranks have printed nothing so far",
         fix=f"wait for it: zerofit runs logs -f {run.folder.name}",
     )
 
 
 def is_over(run: FollowedRun) -> bool:
-    """Return True if a run has ended, and no scheduler will start it again.
+    """Return True if a run has ended, and no scheduler will restart it.
 
     Raises:
-        UserError: its scheduler can't be asked.
+        UserError: its scheduler can't be queried.
     """
     if run.engine is None:
         if run.record is not None or was_killed(run.folder):
@@ -236,7 +237,7 @@ def is_over(run: FollowedRun) -> bool:
 
 
 def _has_ended(run: FollowedRun) -> bool:
-    """Return what `is_over` says, and False while the scheduler is out of reach: it may come back."""
+    """Return is_over(), and False while the scheduler can't be reached, since it may come back."""
     try:
         return is_over(run)
     except UserError as error:
@@ -246,10 +247,10 @@ def _has_ended(run: FollowedRun) -> bool:
 
 
 def cancel(run: FollowedRun) -> str:
-    """End a run, and return what was done in a sentence.
+    """Cancel a run, and return what was done in a sentence.
 
     Raises:
-        UserError: it does not run.
+        UserError: it is not running.
     """
     if run.engine is not None:
         module = ENGINES[run.engine]
@@ -259,24 +260,24 @@ def cancel(run: FollowedRun) -> str:
             if _is_forgotten(module, error):
                 raise _not_running(run, f"{run.engine.value} job {run.job_id} is {_FORGOTTEN}") from None
             raise
-        return f"{run.engine.value} job {run.job_id} is told to end"
-    if run.record is not None:  # the process that ran it may be a notebook, which lives on
+        return f"{run.engine.value} job {run.job_id} was told to end"
+    if run.record is not None:  # the process that started it may be a notebook, which continues
         raise _not_running(run, "it has ended")
     for one in launchers(run.folder):
         if one.lives:
             os.kill(one.pid, signal.SIGTERM)
-            return f"process {one.pid}, which runs it, is told to end"
+            return f"process {one.pid}, which runs it, was told to end"
         if one.lives is None:
             raise _not_running(run, f"process {one.pid} of {one.host} runs it: cancel it there")
-    raise _not_running(run, was_killed(run.folder) or "no process of this machine runs it")
+    raise _not_running(run, was_killed(run.folder) or "no process on this machine runs it")
 
 
 def _not_running(run: FollowedRun, why: str) -> UserError:
     return UserError(
         "run-not-running",
-        "the run does not run here",
+        "the run is not running here",
         found=str(run.folder),
         why=why,
-        fix=f"see how it ended: zerofit runs status {run.folder.name}",
+        fix=f"see its status: zerofit runs status {run.folder.name}",
         exit_code=1,
     )

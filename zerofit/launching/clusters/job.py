@@ -1,4 +1,4 @@
-"""Job: what a run's nodes must know beside its plan, what it asks a cluster for, and what a client gets."""
+"""Job: a run's launch on each node, its resource requests, and the input of a scheduler's client."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ if TYPE_CHECKING:
 
 JOB_FILE = "job.json"
 STOP_FILE = "stop"
-"""Is there, in the run folder, once the scheduler is about to take the nodes back."""
+"""Created in the run folder when the scheduler is about to reclaim the nodes."""
 NODE_MODULE = "zerofit.launching.clusters.node"
-"""The program that runs once on each node."""
+"""The program that runs once per node."""
 _START_S = 1800
-"""ASSUMPTION: half an hour is enough for the start, the data and the checkpoints."""
+"""ASSUMPTION: half an hour is enough for start, data and checkpoints."""
 _SOURCES = 2000
-"""Python files beside a script that its digest takes in at most."""
+"""Maximum number of Python files beside a script in its digest."""
 _SHM_SHARE = 0.5
-"""Of a node's memory that /dev/shm may hold: Linux's own default for a tmpfs (tmpfs(5))."""
+"""Share of a node's memory for /dev/shm: Linux's default for tmpfs (tmpfs(5))."""
 _OF_HOST = (
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|VIRTUAL_ENV|CONDA_(PREFIX|DEFAULT_ENV)|LD_LIBRARY_PATH|PYTHONPATH"
     r"|CUDA_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|XDG_CACHE_HOME|TORCH_(HOME|EXTENSIONS_DIR)"
 )
-"""Variables with places of this machine: for nodes that share its disks."""
+"""Variables with paths of this machine, for nodes that share its disks."""
 _OF_ALL = (
     r"(HF_(HUB|DATASETS)|TRANSFORMERS)_OFFLINE|(NCCL|GLOO|TORCH_NCCL|OMP)_\w+|PYTORCH(_CUDA)?_ALLOC_CONF"
     r"|WANDB_(MODE|PROJECT)|TOKENIZERS_PARALLELISM"
 )
-"""Variables that a job takes along wherever it runs. None of either list holds a secret."""
+"""Variables passed to every job. Neither list contains secrets."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run on a cluster, as the launcher on each node reads it."""
+    """A run on a cluster, read by the launcher on each node."""
 
     run: str
-    """The run's name: that of its folder."""
+    """The run's name: the name of its folder."""
     target: tuple[str, ...]
     """The script or `-m module`, and its arguments."""
     work_dir: str | None
-    """Folder in which the script starts; None for the one in which the launcher does."""
+    """Working folder of the script; None for the launcher's."""
     run_folder: str
     """The run folder, on the nodes."""
     engine: str
-    """Which scheduler runs it: "slurm", "kubernetes", "skypilot"."""
+    """The scheduler: "slurm", "kubernetes", "skypilot"."""
     num_nodes: int
     code_digest: str
-    """Of the script and the Python files beside it when it was submitted; "" where nobody knew them."""
+    """Of the script and the Python files beside it at submission; "" if unknown."""
     max_requeues: int
-    """How often it may be started again."""
+    """Maximum number of restarts."""
     join_limit_s: float
     """How long the nodes wait for each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Resources that a run asks of each node, and for how long."""
+    """Resources requested per node, and the run time."""
 
     num_nodes: int
     gpus_per_node: int
@@ -82,71 +82,71 @@ class Resources:
     memory_bytes: int
     """Host memory of a node."""
     shm_bytes: int
-    """Shared memory that NCCL and the DataLoader's workers may take, out of memory_bytes."""
+    """Shared memory for NCCL and DataLoader workers, included in memory_bytes."""
     scratch_bytes: int
-    """Bytes offloaded to NVMe on a node; 0 for none."""
+    """Bytes offloaded to NVMe per node; 0 for none."""
     nvme_path: str | None
     wall_time_s: int | None
-    """None where the number of steps or their time is not known."""
+    """None if the number of steps or their time is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFlags:
-    """The user's flags about the cluster."""
+    """The user's flags for the cluster."""
 
     partition: str | None = None
     account: str | None = None
     constraint: str | None = None
-    """SLURM: features that the nodes must have: "h100"."""
+    """SLURM: required node features: "h100"."""
     wall_time_s: int | None = None
-    """How long it may run; None for what the plan predicts."""
+    """Time limit; None for the plan's prediction."""
     save_time_s: int = 300
-    """How long before the end of its time the ranks are told to save."""
+    """How long before the time limit the ranks are told to save."""
     max_requeues: int = 3
     join_limit_s: float | None = None
-    """None for the engine's own."""
+    """None for the scheduler's default."""
     image: str | None = None
-    """KUBERNETES, SKYPILOT: the container's image, with zerofit and the script."""
+    """KUBERNETES, SKYPILOT: the container image, with zerofit and the script."""
     namespace: str | None = None
     """KUBERNETES."""
     node_selector: tuple[str, ...] = ()
-    """KUBERNETES: labels that the nodes must have: "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"."""
+    """KUBERNETES: required node labels: "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"."""
     volume: str | None = None
-    """KUBERNETES: CLAIM:PATH, where runs and checkpoints outlive a pod."""
+    """KUBERNETES: CLAIM:PATH of a volume for runs and checkpoints, which outlives the pods."""
     has_trainer: bool = True
-    """KUBERNETES: True if the cluster has Kubeflow Trainer; else a JobSet is made."""
+    """KUBERNETES: True to use Kubeflow Trainer; else a JobSet is created."""
     env: tuple[str, ...] = ()
-    """Names of further variables that the job takes from the environment."""
+    """Names of further environment variables to pass to the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToSubmit:
-    """A run as every engine gets it."""
+    """A run to submit, for any scheduler."""
 
     job: Job
     plan: Plan
     resources: Resources
     flags: ClusterFlags
     folder: Path
-    """The run folder here, in which the job's file is to stand."""
+    """The local run folder, for the job's file."""
     environment: Mapping[str, str] = field(repr=False)
-    """The variables that it takes along; those with a secret's name are never written."""
+    """The variables passed to the job; those with a secret's name are never written."""
     gpus: str | None
-    """The GPUs of a node as they were said: "8xH100"; None where a plan was given."""
+    """The GPUs of a node as the user gave them: "8xH100"; None if a plan was given."""
     python: str
     """The interpreter on the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A job as an engine's own client takes it."""
+    """A job in the format of a scheduler's client."""
 
     files: Mapping[Path, str]
-    """Text of the files of the run folder, by path."""
+    """Texts of the run folder's files, by path."""
     command: tuple[str, ...]
     """Submits it."""
     checks: tuple[tuple[str, ...], ...] = ()
-    """Commands of the client that say before whether it can run; they submit nothing."""
+    """Client commands that check in advance whether it can run; they submit nothing."""
 
     @property
     def command_line(self) -> str:
@@ -155,11 +155,11 @@ class Rendered:
 
 
 def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resources:
-    """Return what a plan needs.
+    """Return the resources that a plan needs.
 
     Args:
-        on_cpu: True if it is rehearsed without its GPUs: how long that takes nobody predicts.
-        num_steps: optimizer steps of the run; None where nobody knows.
+        on_cpu: True for a test without GPUs, whose time is not predicted.
+        num_steps: optimizer steps of the run; None if unknown.
     """
     topology, machine, estimate = plan.topology, plan.machine, plan.estimate
     step = None if estimate is None else estimate.step_time
@@ -182,7 +182,7 @@ def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resource
 
 
 def _offloaded_bytes(plan: Plan) -> int:
-    """Return what a node writes to NVMe: fp32 weights, momentum and variance, and 2 bytes of each parameter.
+    """Return a node's NVMe bytes: fp32 weights, momentum and variance, and 2 bytes per parameter.
 
     Source: deepspeed/runtime/swap_tensor/optimizer_utils.py and partitioned_param_swapper.py. A plan may
     offload less than all of these 14 bytes.
@@ -193,7 +193,7 @@ def _offloaded_bytes(plan: Plan) -> int:
 
 
 def num_steps_of(plan: Plan) -> int | None:
-    """Return the optimizer steps of the captured training; None where it does not say."""
+    """Return the optimizer steps of the captured training; None if unknown."""
     capture = plan.capture
     if capture is None:
         return None
@@ -204,11 +204,11 @@ def num_steps_of(plan: Plan) -> int | None:
 
 
 def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
-    """Return lines of a shell that run the launchers to their end, and have them save on a signal.
+    """Return shell lines that run the launchers to their end, and make them save on a signal.
 
     Args:
-        command: for the shell; starts this node's launcher, or those of all nodes.
-        stop_file: which the launchers look for.
+        command: shell command that starts this node's launcher, or those of all nodes.
+        stop_file: the file that the launchers watch for.
         signal: the scheduler's: "USR1", "TERM".
     """
     return [
@@ -226,10 +226,10 @@ def job_to_json(job: Job) -> str:
 
 
 def job_from_json(text: str, *, name: str) -> Job:
-    """Return the job that a file holds.
+    """Return the job in a file's text.
 
     Raises:
-        UserError: it can't be read.
+        UserError: it can't be parsed.
     """
     from pydantic import ValidationError
 
@@ -246,7 +246,7 @@ def job_from_json(text: str, *, name: str) -> Job:
 
 
 def code_digest(target: tuple[str, ...]) -> str:
-    """Return a digest of a script and of the Python files in and below its folder; "" where none is there."""
+    """Return a digest of a script and of the Python files in and below its folder; "" if there are none."""
     script = Path(script_of(target))
     folder = Path() if target[0] == "-m" else script.parent
     files = sorted(_sources(folder))[:_SOURCES]
@@ -274,24 +274,25 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def passed_on(environ: Mapping[str, str], named: tuple[str, ...], *, shares_disks: bool) -> tuple[str, ...]:
-    """Return the names of the variables that a job gets: those of the list, and those that the user names.
+    """Return the names of the variables passed to a job: the default ones, and those named by the user.
 
     Args:
-        environ: the environment here.
+        environ: the local environment.
         named: by the user.
-        shares_disks: True if the nodes see the disks of this machine.
+        shares_disks: True if the nodes share this machine's disks.
 
     Raises:
-        UserError: a variable is named that is not set, or that is no name.
+        UserError: a named variable is not set, or not a valid name.
     """
     for name in named:
         if not _NAME.fullmatch(name) or name not in environ:
             raise UserError(
                 "env-not-set",
-                "there is no such variable to pass on",
+                "the variable to pass on is not set",
                 found=f"--env {name.partition('=')[0]}",
-                why="--env takes the name of a variable that is set here; values are never on a command line",
-                fix="export the variable first, and give its name: --env HF_TOKEN",
+                why="--env needs the name of a variable that is set here; values must not be on a command "
+                "line",
+                fix="export the variable first, and pass its name: --env HF_TOKEN",
             )
     pattern = f"{_OF_ALL}|{_OF_HOST}" if shares_disks else _OF_ALL
     listed = [name for name in sorted(environ) if re.fullmatch(pattern, name) and not is_secret_name(name)]
@@ -311,18 +312,18 @@ def check_no_deepspeed_env(*folders: Path) -> None:
                 "deepspeed-env-file",
                 "a file sets variables on every node",
                 found=str(file),
-                why="DeepSpeed's launchers put its lines, unquoted, into each node's shell, accelerate puts "
-                "tokens into it, and a folder from elsewhere can bring it along",
-                fix=f"look into it, then remove it: rm {file}; name what a run needs with --env NAME",
+                why="DeepSpeed's launchers run its lines, unquoted, in each node's shell, accelerate "
+                "writes tokens into it, and it may come with a foreign folder",
+                fix=f"check it, then remove it: rm {file}; pass needed variables with --env NAME",
             )
 
 
 def yaml_text(*documents: dict[str, Any]) -> str:
-    """Return documents as YAML, texts of several lines as they are."""
+    """Return documents as YAML, with multi-line strings as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes "|" before such texts."""
+        """Writes multi-line strings as "|" blocks."""
 
     def represent(dumper: Dumper, text: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)

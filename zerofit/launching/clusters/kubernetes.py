@@ -1,4 +1,4 @@
-"""Kubernetes: a run as Kubeflow Trainer's TrainJob, or as a JobSet, and the words of kubectl."""
+"""Kubernetes: a run as Kubeflow Trainer's TrainJob, or as a JobSet; kubectl's commands."""
 
 from __future__ import annotations
 
@@ -30,38 +30,39 @@ if TYPE_CHECKING:
 JOIN_LIMIT_S = 900.0
 """Pods start minutes apart, as each node pulls the image. ASSUMPTION: a quarter of an hour is enough."""
 OVER = ("Complete", "Failed")
-"""Conditions in which a TrainJob or a JobSet stays; a JobSet's is "Completed"."""
+"""Final conditions of a TrainJob or a JobSet; a JobSet's is "Completed"."""
 NO_SUCH_JOB = "(NotFound)"
-"""kubectl's word for what is not there, or not any more."""
+"""kubectl's message for a missing or deleted object."""
 JOB_MOUNT = "/zerofit/job"
 _RUN_MOUNT = "/zerofit/run"
 _PORT = 29500
 _CONTAINER = "node"
-"""Of the replicated job and its container; Kubeflow's runtime torch-distributed calls both so, too."""
+"""Name of the replicated job and its container; Kubeflow's runtime torch-distributed uses it for both,
+too."""
 _RUNTIME = "torch-distributed"
 _SECRET = "zerofit-env"
-"""The Secret from which variables with a secret's name are taken."""
+"""The Secret for variables with a secret's name."""
 _LARGEST_CONFIG_MAP = MIB
 """https://kubernetes.io/docs/concepts/configuration/configmap/"""
 _VOLUME = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?):(/[\w./-]+)")
 _LONGEST_NAME = 40
-"""Pods' names end in more, and 63 characters is a label's limit."""
+"""Names of pods have a suffix, and 63 characters is the limit of a label."""
 
 
 def run_folder(folder: Path, flags: ClusterFlags) -> str:
-    """Return the run folder in the pods: on the volume that outlives them, if there is one."""
+    """Return the run folder in the pods: on the volume that outlives them, if any."""
     volume = _volume(flags)
     return f"{volume[1]}/zerofit-runs/{folder.name}" if volume else _RUN_MOUNT
 
 
 def render(to_submit: ToSubmit) -> Rendered:
-    """Return the manifests, and the command that creates what they hold."""
+    """Return the manifests, and the command that creates their objects."""
     if to_submit.flags.image is None:
         raise UserError(
             "image-missing",
             "pods need an image",
             found="--on kubernetes without --image",
-            why="the container must hold zerofit, the script and what it imports",
+            why="the container must have zerofit, the script and its imports",
             fix="name it: --image registry.example/train:1",
         )
     name = _name(to_submit.job.run)
@@ -71,7 +72,7 @@ def render(to_submit: ToSubmit) -> Rendered:
     command = (
         "kubectl",
         *_namespace(to_submit.flags.namespace),
-        "create",  # `apply` keeps the whole object in an annotation once more, of 256 KiB at most
+        "create",  # `apply` would also store the whole object in an annotation, of 256 KiB at most
         "--output=name",
         f"--filename={config_map}",
         f"--filename={path}",
@@ -91,7 +92,7 @@ def _namespace(namespace: str | None) -> tuple[str, ...]:
 
 
 def _name(run: str) -> str:
-    """Return a run's name as Kubernetes takes it."""
+    """Return a run's name as a valid Kubernetes name."""
     return f"zf-{re.sub('[^a-z0-9]+', '-', run.lower())}"[:_LONGEST_NAME].strip("-")
 
 
@@ -103,8 +104,8 @@ def _config_map(to_submit: ToSubmit, name: str) -> dict[str, Any]:
             "plan-too-large",
             "the plan is too large for a ConfigMap",
             found=f"{format_bytes(size)}",
-            why=f"Kubernetes keeps at most {format_bytes(_LARGEST_CONFIG_MAP)} in one",
-            fix="give a plan without a capture: `zerofit plan --model ... --output FILE`, then --plan FILE",
+            why=f"the limit of Kubernetes is {format_bytes(_LARGEST_CONFIG_MAP)}",
+            fix="pass a plan without a capture: `zerofit plan --model ... --output FILE`, then --plan FILE",
         )
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
@@ -125,7 +126,7 @@ def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
             "numNodes": resources.num_nodes,
             "numProcPerNode": to_submit.plan.topology.ranks_per_node,
             "command": _command(to_submit),
-            # the kubelet puts them in: Kubeflow Trainer sets them for its torch runtime
+            # the kubelet substitutes them: Kubeflow Trainer sets them for its torch runtime
             "args": ["$(PET_NODE_RANK)", "$(PET_MASTER_ADDR)", "$(PET_MASTER_PORT)"],
             "env": _env(to_submit),
             "resourcesPerNode": _resources(to_submit),
@@ -153,7 +154,7 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
         "name": _CONTAINER,
         "image": flags.image,
         "command": _command(to_submit),
-        # an indexed Job sets the variable, and the kubelet puts it in
+        # an indexed Job sets the variable, and the kubelet substitutes it
         "args": ["$(JOB_COMPLETION_INDEX)", f"{name}-{_CONTAINER}-0-0.{name}", str(_PORT)],
         "env": _env(to_submit),
         "resources": _resources(to_submit),
@@ -168,7 +169,7 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
             "rules": [
                 {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {
-                    "action": "FailJob",  # which ends the JobSet, too; else it is started again
+                    "action": "FailJob",  # which also ends the JobSet; otherwise it is restarted
                     "onExitCodes": {
                         "containerName": _CONTAINER,
                         "operator": "NotIn",
@@ -205,7 +206,7 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
 def _command(to_submit: ToSubmit) -> list[str]:
     """Return the command of a container; its arguments are the node's number, and node 0's address and port.
 
-    The shell takes the SIGTERM of a pod that has to go, and has all nodes save.
+    The shell handles the SIGTERM of an evicted pod, and makes all nodes save.
     """
     folder = to_submit.job.run_folder
     launcher = f'{to_submit.python} -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
@@ -223,13 +224,13 @@ def _env(to_submit: ToSubmit) -> list[dict[str, Any]]:
 
 
 def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
-    """Return the labels that a pod's node must have, as a field of its spec; nothing where none is named."""
+    """Return the required node labels as a field of a pod's spec; empty if there are none."""
     for one in flags.node_selector:
         if not re.fullmatch(r"[\w./-]+=[\w.-]*", one):
             raise bad_value(
                 "--node-selector",
                 one,
-                why="it is a label of nodes and its value",
+                why="it must be a node label and its value",
                 fix="`kubectl get nodes --show-labels` lists them; nvidia.com/gpu.product names the GPU",
             )
     labels = dict(one.split("=", 1) for one in flags.node_selector)
@@ -273,7 +274,7 @@ def _mounts(to_submit: ToSubmit) -> list[dict[str, str]]:
 
 
 def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
-    """Return the claim of the volume, and where it is mounted."""
+    """Return the volume's claim, and its mount path."""
     if flags.volume is None:
         return None
     found = _VOLUME.fullmatch(flags.volume)
@@ -281,14 +282,14 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
         raise bad_value(
             "--volume",
             flags.volume,
-            why="it is the name of a PersistentVolumeClaim and the folder in the container",
-            fix="write it like --volume checkpoints:/data",
+            why="it must be the name of a PersistentVolumeClaim and the folder in the container",
+            fix="write it as in --volume checkpoints:/data",
         )
     return found[1], found[3].rstrip("/")
 
 
 def job_id_of(output: str) -> str:
-    """Return what `kubectl create --output=name` made last: "jobset.jobset.x-k8s.io/zf-..."."""
+    """Return the last object created by `kubectl create --output=name`: "jobset.jobset.x-k8s.io/zf-..."."""
     return output.strip().splitlines()[-1]
 
 
@@ -298,7 +299,7 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 
 
 def state_of(output: str) -> str | None:
-    """Return the state from what that prints: the newest condition that holds."""
+    """Return the state in that command's output: the newest true condition."""
     conditions = json.loads(output).get("status", {}).get("conditions", [])
     true = [one for one in conditions if one.get("status") == "True"]
     if not true:
@@ -308,7 +309,7 @@ def state_of(output: str) -> str | None:
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
-    """Return the command that cancels a job; what its pods wrote to a volume stays."""
+    """Return the command that cancels a job; files on a volume are kept."""
     return ("kubectl", *_namespace(namespace), "delete", job_id, "--wait=false")
 
 

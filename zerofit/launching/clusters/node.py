@@ -1,7 +1,7 @@
 """The launcher on one node of a submitted run: python -m zerofit.launching.clusters.node JOB_FOLDER FLAGS.
 
-A scheduler's job starts it once on each node. It meets the others, checks with them that all is as planned,
-starts this node's ranks, and ends with the exit code of the whole run: 75 where the run can go on.
+A scheduler's job starts it once per node. It meets the others, checks with them that all is as planned,
+starts this node's ranks, and exits with the exit code of the whole run: 75 if the run can be resumed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _FAREWELL_S = 5.0
-"""How long node 0 lets the others find the same error. ASSUMPTION: they ask five times a second."""
+"""How long node 0 waits for the others to find the same error. ASSUMPTION: they poll five times a second."""
 
 
 class _Said(Observer):
-    """Says on stderr which node speaks."""
+    """Prefixes messages on stderr with the node."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -99,22 +99,22 @@ def _checked_host(host: str) -> str:
         return host
     raise UserError(
         "bad-host",
-        "the address of node 0 is no host's",
+        "the address of node 0 is not a host name",
         found=f"--address {host!r}",
-        why="it holds letters, digits, dots, hyphens and colons, and begins with a letter or a digit",
-        fix="see what the scheduler's job gives as the first node",
+        why="it may have letters, digits, dots, hyphens and colons, and must begin with a letter or digit",
+        fix="check the first node in the scheduler's job",
     )
 
 
 def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
     for name in [name for name in os.environ if name.startswith("PET_")]:
-        del os.environ[name]  # an operator's; torchrun would take them for flags of its own
+        del os.environ[name]  # set by an operator; torchrun would parse them as its own flags
     # With it torchrun's agent and the ranks share a store that a restart breaks (pytorch issue 135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     run_folder = Path(job.run_folder)
     stop_file = run_folder / STOP_FILE
     if place.node == 0:
-        stop_file.unlink(missing_ok=True)  # of the attempt before
+        stop_file.unlink(missing_ok=True)  # of the previous attempt
     facts = facts_of_node(plan, job)
     if place.num_nodes == 1:
         check_nodes(plan, job, (place.name,), (facts,))
@@ -127,7 +127,9 @@ def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
             rendezvous = _checked_together(job, plan, meeting, peers, observer)
         except UserError:
             if place.node == 0:
-                time.sleep(_FAREWELL_S)  # without its store the others could only say that this node has gone
+                time.sleep(
+                    _FAREWELL_S
+                )  # without its store the others could only report that this node is gone
             raise
     signal.signal(signal.SIGUSR1, lambda *_: peers.ask_to_stop())
     number, checkpoint = _attempt(run_folder, meeting)
@@ -136,19 +138,19 @@ def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
     launch = Launch(plan=plan, target=target, rendezvous=rendezvous)
     fill_run_folder(folder, launch_files(launch, folder))
     if place.node == 0 and number:
-        how = f"resumes from {checkpoint}" if checkpoint else "starts anew, as nothing was saved"
+        how = f"resumes from {checkpoint}" if checkpoint else "starts from scratch, since nothing was saved"
         observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
     return start(launch, folder, observer=observer, others=peers)
 
 
 def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:
-    """Return where the ranks meet, once all nodes are seen to be as they must."""
+    """Return the ranks' rendezvous, after all nodes passed the checks."""
     place = meeting.place
     check_nodes(plan, job, meeting.names, meeting.said)
     choose_interface(meeting)
     found = warnings_of(plan, job, meeting.names, meeting.said) + clock_warnings(meeting)
     took_s = check_all_reduce(meeting, peers, on_cpu=plan.topology.on_cpu)
-    met = f"{place.num_nodes} nodes have met and added up a tensor in {took_s:.0f} s"
+    met = f"{place.num_nodes} nodes have met and run an all-reduce in {took_s:.0f} s"
     for sentence in (*found, met) if place.node == 0 else ():
         observer.say(sentence)
     return Rendezvous(
@@ -159,7 +161,7 @@ def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, obse
 
 
 def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None]:
-    """Return the number of starts before this one, and the checkpoint to go on from: all nodes alike."""
+    """Return the number of earlier starts, and the checkpoint to resume from, equal on all nodes."""
 
     def number() -> str:
         return str(sum((one / "ranks").exists() for one in attempts(run_folder)))
@@ -174,7 +176,7 @@ def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None
 
 
 def _resumed(plan: Plan, job: Job, checkpoint: str | None) -> tuple[Plan, tuple[str, ...]]:
-    """Return plan and script so that they go on from a checkpoint."""
+    """Return plan and script arguments that resume from a checkpoint."""
     way = resume_way(plan.capture)
     if checkpoint is None or not way.is_known:
         return plan, job.target
@@ -185,4 +187,4 @@ def _resumed(plan: Plan, job: Job, checkpoint: str | None) -> tuple[Plan, tuple[
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # a thread may wait for a node that has gone
+    os._exit(code)  # a thread may be waiting for a node that is gone

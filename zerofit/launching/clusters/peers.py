@@ -1,4 +1,4 @@
-"""The launchers of a run's nodes: they meet at node 0, and each hears how the others are and how they end."""
+"""The launchers of a run's nodes: they meet at node 0, and exchange their state and their end."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 _TELL_EVERY_S = 1.0
 LOST_S = 15.0
-"""A node of which nothing is heard for so long is lost. ASSUMPTION: no switch or busy node takes longer."""
+"""Silence after which a node is considered lost. ASSUMPTION: no switch or busy node takes longer."""
 _CONNECT_S = 5.0
 _ROUND_S = 0.2
 _FAREWELL_S = 10.0
-"""How long node 0, on which they all meet, waits until the others have heard how the run ended."""
+"""How long node 0, which hosts the store, waits until the others know how the run ended."""
 _NO_CAUSES = (EndKind.LOST_NODE, EndKind.LAUNCHER, None)
-"""Ends that another node's may have led to, or that are none; a launcher loses the others' like a rank."""
+"""Ends that may be consequences of another node's, or are no failure; a launcher loses the others like a
+rank."""
 EXIT_UNREACHABLE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlace:
-    """Which node this is, and where the nodes meet."""
+    """This node's number, and where the nodes meet."""
 
     node: int
     """This node's number, from 0."""
@@ -44,7 +45,7 @@ class NodePlace:
     address: str
     """Name or address of node 0."""
     port: int
-    """Port on node 0 at which the launchers meet; the ranks have others."""
+    """Port on node 0 for the launchers; the ranks use others."""
     limit_s: float
     """How long the nodes wait for each other."""
 
@@ -55,43 +56,43 @@ class NodePlace:
 
 
 def name_of(node: int, host: str) -> str:
-    """Return a node in a message."""
+    """Return a node as named in messages."""
     return f"node {node} ({host})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """The store of all nodes, and what each said of itself."""
+    """The store of all nodes, and each node's facts."""
 
     store: Any
     """A torch.distributed.TCPStore on node 0."""
     place: NodePlace
     said: tuple[dict[str, Any], ...]
-    """By node: what it told, with its "host" and its "address" as the others reach it."""
+    """By node: its facts, with its "host" and the "address" at which others reach it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each node in a message."""
+        """Each node as named in messages."""
         return tuple(name_of(node, one["host"]) for node, one in enumerate(self.said))
 
     @property
     def master_address(self) -> str:
-        """Address at which the other nodes have reached node 0; its own name may be 127.0.1.1 there."""
+        """Address at which the other nodes reached node 0, which may resolve its own name to 127.0.1.1."""
         return str(self.said[1]["master_address"])
 
     def tell(self, key: str, value: str) -> None:
-        """Tell all nodes something.
+        """Publish a value to all nodes.
 
         Raises:
-            UserError: node 0 does not answer.
+            UserError: node 0 does not respond.
         """
         self._answer(lambda: self.store.set(key, value))
 
     def hear(self, key: str, *, limit_s: float) -> str | None:
-        """Return what a node tells; None where it has not within the limit.
+        """Return a published value; None if it is not published within the limit.
 
         Raises:
-            UserError: node 0 does not answer.
+            UserError: node 0 does not respond.
         """
         until = time.monotonic() + limit_s
         while True:
@@ -102,10 +103,10 @@ class Meeting:
             time.sleep(_ROUND_S)
 
     def by_node_0(self, key: str, make: Callable[[], str]) -> str:
-        """Return what node 0 has made, on all nodes.
+        """Return a value made by node 0, on all nodes.
 
         Raises:
-            UserError: node 0 does not answer.
+            UserError: node 0 does not respond.
         """
         if self.place.node == 0:
             self.tell(key, make())
@@ -115,7 +116,7 @@ class Meeting:
         return value
 
     def _answer(self, operation: Callable[[], Any]) -> Any:
-        """Return what the store answers; a call to one that has gone may never return."""
+        """Return the store's answer; calls to a store that is gone may never return."""
         answers: list[Any] = []
 
         def ask() -> None:
@@ -130,26 +131,27 @@ class Meeting:
         return answers[0]
 
     def lost(self, node: int) -> UserError:
-        """Return the error of a node that has gone after all had met."""
+        """Return the error for a node that was lost after all had met."""
         return UserError(
             "node-lost",
-            f"{self.names[node]} does not answer any more",
-            found=f"{self.place.name} has heard nothing of it for {LOST_S:.0f} s, or was cut off from it",
-            why="it came to the meeting of the nodes, so it or the network has failed since",
+            f"{self.names[node]} no longer responds",
+            found=f"{self.place.name} has received nothing from it for {LOST_S:.0f} s, or lost the "
+            "connection",
+            why="it had met the other nodes, so it or the network has failed since",
             fix="see the output of that node, and its network",
             exit_code=EXIT_UNREACHABLE,
         )
 
 
 def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
-    """Wait until all nodes have come, and return what each said of itself.
+    """Wait until all nodes have come, and return each one's facts.
 
     Args:
-        run: the run's name, which all must have.
-        facts: what this node says of itself.
+        run: the run's name, which must be equal on all nodes.
+        facts: of this node.
 
     Raises:
-        UserError: node 0 is not reached, or other nodes have not come within the limit.
+        UserError: node 0 can't be reached, or other nodes have not come within the limit.
     """
     from torch.distributed import TCPStore
 
@@ -168,10 +170,10 @@ def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
             store = connect(place, facts["master_address"])
             _check_same_run(store, place, run)
         except RuntimeError:
-            raise _not_reached(place, "what listens there is no launcher") from None
+            raise _not_reached(place, "the process listening there is not a launcher") from None
     missing = [node for node in range(place.num_nodes) if node != place.node]
     said: list[Any] = []
-    with contextlib.suppress(RuntimeError):  # node 0 has given up, for the same reason
+    with contextlib.suppress(RuntimeError):  # node 0 has given up for the same reason
         store.set(f"beat/{place.node}", "0")
         store.set(f"said/{place.node}", json.dumps(facts))
         while missing and time.monotonic() < until:
@@ -182,7 +184,7 @@ def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
     if missing:
         raise _not_come(place, missing)
     if not said:
-        raise _not_reached(place, "it has gone again")
+        raise _not_reached(place, "it has disconnected")
     return Meeting(store=store, place=place, said=tuple(said))
 
 
@@ -200,12 +202,12 @@ def connect(place: NodePlace, master_address: str) -> Any:
 
 
 def _reach(place: NodePlace, until: float) -> tuple[str, str]:
-    """Return the address of node 0, and this node's own on the way there."""
+    """Return the address of node 0, and this node's own address on the route to it."""
     while True:
         try:
             address = str(socket.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)[0][4][0])
             connection = socket.create_connection((address, place.port), timeout=_CONNECT_S)
-        except OSError as error:  # the name may not be known yet, and node 0 not listen yet
+        except OSError as error:  # the name may not resolve yet, or node 0 not listen yet
             if time.monotonic() > until:
                 raise _not_reached(place, error.strerror or str(error)) from None
             time.sleep(_ROUND_S)
@@ -223,9 +225,9 @@ def _check_same_run(store: Any, place: NodePlace, run: str) -> None:
         raise UserError(
             "node-of-another-run",
             "node 0 belongs to another run",
-            found=f"{place.address}:{place.port} is of {other}, and {place.name} is of {run}",
-            why="two runs meet at the same port of one node",
-            fix="start this one again, or on other nodes",
+            found=f"{place.address}:{place.port} belongs to {other}, and {place.name} to {run}",
+            why="two runs use the same port of one node",
+            fix="restart this one, or use other nodes",
             exit_code=EXIT_UNREACHABLE,
         )
 
@@ -233,10 +235,10 @@ def _check_same_run(store: Any, place: NodePlace, run: str) -> None:
 def _port_taken(place: NodePlace, error: Exception) -> UserError:
     return UserError(
         "port-taken",
-        "the port on which the nodes meet can't be used",
+        "the port for the nodes' rendezvous can't be used",
         found=f"port {place.port} of {place.name}: {str(error).splitlines()[0]}",
         why="another process listens on it, and the other nodes wait for this one",
-        fix="start the job again, or on another node",
+        fix="restart the job, or use another node",
         exit_code=EXIT_UNREACHABLE,
     )
 
@@ -244,10 +246,11 @@ def _port_taken(place: NodePlace, error: Exception) -> UserError:
 def _not_reached(place: NodePlace, problem: str) -> UserError:
     return UserError(
         "node-unreachable",
-        "node 0 does not answer",
+        "node 0 does not respond",
         found=f"{place.name} can't reach node 0 at {place.address}, port {place.port}: "
         f"{problem} ({place.limit_s:.0f} s)",
-        why="all nodes meet at node 0: its name or address is wrong, it is not running, or the way is closed",
+        why="all nodes meet at node 0: its name or address is wrong, it is not running, or a firewall "
+        "blocks it",
         fix=f"check that {place.address} is node 0, that its launcher has started, and that the port is open",
         exit_code=EXIT_UNREACHABLE,
     )
@@ -259,16 +262,16 @@ def _not_come(place: NodePlace, missing: Sequence[int]) -> UserError:
         "node-missing",
         f"{nodes} did not come",
         found=f"{place.name} has waited {place.limit_s:.0f} s",
-        why="the ranks of all nodes train together, so none can begin",
+        why="the ranks of all nodes train together, so none can start",
         fix="see the output of these nodes: their launcher did not start, or they can't reach node 0",
         exit_code=EXIT_UNREACHABLE,
     )
 
 
 def interface_to(address: str) -> str | None:
-    """Return the network interface by which an address is reached; None where that can't be told."""
+    """Return the network interface on the route to an address; None if unknown."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing: it asks the routing table
+        probe.connect((address, 9))  # sends nothing: it queries the routing table
         own = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if any(one.address == own for one in addresses):
@@ -277,13 +280,13 @@ def interface_to(address: str) -> str | None:
 
 
 class Peers:
-    """A listener to the other nodes while the ranks run.
+    """Exchanges state with the other nodes while the ranks run.
 
-    A thread talks to the store, by a connection of its own: a call to a node that has gone may never return.
+    A thread talks to the store, over its own connection: a call to a node that is gone may never return.
 
     Args:
-        meeting: None where there is one node alone.
-        stop_file: is there once the run is to save and to end, as the scheduler wants the nodes back.
+        meeting: None for a single node.
+        stop_file: exists once the run must save and end, because the scheduler reclaims the nodes.
     """
 
     def __init__(self, meeting: Meeting | None, stop_file: Path) -> None:
@@ -303,10 +306,10 @@ class Peers:
             self._thread.start()
 
     def look(self, has_begun: Callable[[], bool]) -> bool:
-        """Return True if the ranks of this node must end, as another node has failed.
+        """Return True if the ranks of this node must end, because another node has failed.
 
         Args:
-            has_begun: returns True once all ranks of this node take signals.
+            has_begun: returns True once all ranks of this node handle signals.
         """
         now = time.monotonic()
         if now - self._looked_at < _TELL_EVERY_S:
@@ -315,28 +318,28 @@ class Peers:
         self._is_asked_to_stop |= self._stop_file.exists()
         if self._is_asked_to_stop and not self._was_told_to_stop and has_begun():
             self._was_told_to_stop = True
-            os.kill(os.getpid(), signal.SIGUSR1)  # which goes on to the ranks (launching/watch.py)
+            os.kill(os.getpid(), signal.SIGUSR1)  # which is forwarded to the ranks (launching/watch.py)
         failed = [end for _, end in self._ends.values() if end.exit_code and end.kind is not EndKind.STOPPED]
         self._is_ended_by_others |= self._lost() is not None or bool(failed)
         return self._is_ended_by_others
 
     def check(self) -> None:
-        """Check that no node has been lost.
+        """Check that no node is lost.
 
         Raises:
-            UserError: one has.
+            UserError: one is.
         """
         if self._meeting is not None and (node := self._lost()) is not None:
             raise self._meeting.lost(node)
 
     def ask_to_stop(self) -> None:
-        """Have the ranks of all nodes save together and end."""
+        """Make the ranks of all nodes save together and end."""
         self._is_asked_to_stop = True
 
     def agree(self, end: RunEnd) -> RunEnd:
-        """Return how the whole run ended: the first failure of any node that is no consequence.
+        """Return how the whole run ended: the first failure of any node that is no consequence of another.
 
-        It waits until all nodes that are still there have ended.
+        Waits until all remaining nodes have ended.
         """
         if self._meeting is None:
             return end
@@ -367,12 +370,12 @@ class Peers:
                 return end  # all nodes have
             return replace(end, cause=f"{end.cause}, on {self._meeting.names[node]}")
         if lost is not None and self._meeting is not None:
-            cause = f"{self._meeting.names[lost]} was lost: nothing was heard of it for {LOST_S:.0f} s"
+            cause = f"{self._meeting.names[lost]} was lost: nothing was received from it for {LOST_S:.0f} s"
             return RunEnd(exit_code=EXIT_UNREACHABLE, cause=cause, kind=EndKind.LOST_NODE)
         return own
 
     def _lost(self) -> int | None:
-        """Return the first node of which nothing is heard any more; node 0 where the store is not."""
+        """Return the first node that has gone silent; node 0 if the store is gone."""
         now = time.monotonic()
         if self._meeting is None or len(self._ends) == self._num_nodes:
             return None
@@ -388,7 +391,7 @@ class Peers:
     def _talk(self) -> None:
         assert self._meeting is not None
         count, is_told, is_asked = 0, False, False
-        with contextlib.suppress(RuntimeError):  # the store is gone, with node 0; then nothing is heard
+        with contextlib.suppress(RuntimeError):  # the store is gone, with node 0; then nothing is received
             store = connect(self._meeting.place, self._meeting.master_address)
             while True:
                 count += 1
@@ -423,7 +426,7 @@ class Peers:
 
 
 _TOLD = ("exit_code", "cause", "kind", "rank", "missing_bytes", "peak_bytes")
-"""Message by which one node tells the others of its end."""
+"""Message in which a node reports its end to the others."""
 
 
 def _to_text(at: float, end: RunEnd) -> str:

@@ -1,4 +1,4 @@
-"""Before any rank starts: the nodes must be alike, be as the plan says, and add up a tensor together."""
+"""Checks before any rank starts: equal nodes, as planned, and a working all-reduce between them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 
 _REDUCE_LIMIT_S = 40.0
-"""ASSUMPTION: importing torch and making a group of all nodes takes less, unless something is in the way."""
+"""ASSUMPTION: importing torch and creating a group of all nodes takes less, unless something is wrong."""
 _REDUCED_BYTES = 4 << 20
 _CLOCK_S = 5.0
 _LEAST_FREE_BYTES = 10 * GIB
 _LEAST_MEMORY_SHARE = 0.95
-"""GPUs of one kind differ by some MiB from driver to driver. ASSUMPTION."""
+"""Memory of GPUs of one kind differs by some MiB between drivers. ASSUMPTION."""
 _POLL_S = 0.1
 
 
 def facts_of_node(plan: Plan, job: Job) -> dict[str, Any]:
-    """Return what this node says of itself to the others."""
+    """Return this node's facts for the other nodes."""
     import resource
 
     gpus = () if plan.topology.on_cpu else probe_machine(may_be_unreadable=True).gpus
@@ -54,7 +54,7 @@ def facts_of_node(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def check_nodes(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[str, Any], ...]) -> None:
-    """Check that all nodes can run one plan together; each node comes to the same answer.
+    """Check that all nodes can run one plan together; each node reaches the same result.
 
     Raises:
         UserError: a node differs from node 0, or lacks GPUs.
@@ -67,12 +67,10 @@ def check_nodes(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[s
 
 
 def warnings_of(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[str, Any], ...]) -> list[str]:
-    """Return what may go wrong later, a sentence each."""
+    """Return warnings about possible problems, one sentence each."""
     found = []
     if job.code_digest and said[0]["code"] != job.code_digest:
-        found.append(
-            "the script's folder has changed since it was submitted; the plan is for what it was then"
-        )
+        found.append("the script's folder has changed since the submission that the plan is for")
     pins = plan.strategy.optimizer_offload is not OffloadDevice.NONE and not plan.topology.on_cpu
     for name, one in zip(names, said, strict=True):
         if one["free_bytes"] < _LEAST_FREE_BYTES:
@@ -80,14 +78,14 @@ def warnings_of(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[s
             found.append(f"{name} has {free} of disk left for the run folder, {job.run_folder}")
         if one["memlock_bytes"] is not None and pins:
             limit = format_bytes(one["memlock_bytes"])
-            found.append(f"{name} lets a process lock {limit} of memory (ulimit -l), and offload pins more")
+            found.append(f"{name} lets a process lock {limit} of memory (ulimit -l), but offload pins more")
     return found
 
 
 def clock_warnings(meeting: Meeting) -> list[str]:
-    """Return which nodes' clocks are off, a sentence each; all nodes call it at the same time.
+    """Return a sentence for each node whose clock is off; called by all nodes at the same time.
 
-    Logs of several nodes are put in order by time.
+    Logs of several nodes are sorted by time.
     """
     place = meeting.place
     meeting.tell(f"ready/{place.node}", "")
@@ -114,12 +112,12 @@ def _check_gpus(plan: Plan, name: str, gpus: list[tuple[str, int]]) -> None:
         return
     raise UserError(
         "node-without-its-gpus",
-        f"{name} has not the GPUs of the plan",
+        f"{name} lacks the GPUs of the plan",
         found=f"{kinds or 'no GPU'}; the plan is for {needed} x "
         f"{planned[0].name if planned else 'GPU'} ({format_bytes(least)}) on each node",
-        why="the ranks of all nodes train together, and its own could not start, or run out of memory",
+        why="the ranks of all nodes train together, and its own could not start, or would run out of memory",
         fix="ask the cluster for such nodes (`zerofit submit --constraint` on Slurm, --node-selector on "
-        "Kubernetes), or submit again with --gpus as they are; `nvidia-smi` says if the node's driver works",
+        "Kubernetes), or submit again with the actual --gpus; `nvidia-smi` tells if the node's driver works",
         exit_code=EXIT_UNREACHABLE,
     )
 
@@ -129,17 +127,17 @@ _ALIKE = {
         "nodes-differ-in-versions",
         "install the same versions, or use one environment on a shared disk",
     ),
-    "plan": ("nodes-differ-in-plan", "give all nodes the run folder that `zerofit submit` has made"),
+    "plan": ("nodes-differ-in-plan", "give all nodes the run folder created by `zerofit submit`"),
     "code": (
         "nodes-differ-in-code",
-        "give all nodes the same copy of the script and of the files beside it",
+        "give all nodes the same copy of the script and the files beside it",
     ),
 }
-"""The facts in which all nodes must be alike: the error of one that is not, and its fix."""
+"""The facts that must be equal on all nodes: the error if one is not, and its fix."""
 
 
 def _differ(what: str, name: str, mine: Any, first: str, others: Any) -> UserError:
-    """Return the error of a node that differs from node 0 in one of these facts."""
+    """Return the error for a node that differs from node 0 in one of these facts."""
     if what != "versions":
         found = f"{name}: {mine[:12] or 'none'}, {first}: {others[:12] or 'none'}"
     else:
@@ -149,18 +147,18 @@ def _differ(what: str, name: str, mine: Any, first: str, others: Any) -> UserErr
     rule, fix = _ALIKE[what]
     return UserError(
         rule,
-        f"the nodes do not have the same {what}",
+        f"the nodes differ in their {what}",
         found=found,
-        why="ranks that differ hang, or train something else than the plan says",
+        why="different ranks hang, or train something else than planned",
         fix=fix,
         exit_code=EXIT_UNREACHABLE,
     )
 
 
 def choose_interface(meeting: Meeting) -> str | None:
-    """Have gloo and NCCL use the interface by which the nodes reach each other, and return its name.
+    """Make gloo and NCCL use the interface on the route between the nodes, and return its name.
 
-    Else gloo takes the one that the node's own name leads to, and on Debian that is 127.0.1.1.
+    By default gloo uses the interface of the node's own name, which on Debian is 127.0.1.1.
     """
     mine = meeting.place.node
     other = meeting.master_address if mine else meeting.said[1]["address"]
@@ -172,10 +170,10 @@ def choose_interface(meeting: Meeting) -> str | None:
 
 
 def check_all_reduce(meeting: Meeting, peers: Peers, *, on_cpu: bool) -> float:
-    """Add up a tensor over one process of each node, and return how long it took.
+    """Run an all-reduce over one process per node, and return its time in seconds.
 
     Raises:
-        UserError: it failed or took too long; it names the nodes that did not answer.
+        UserError: it failed or took too long; it names the nodes that did not respond.
     """
     place = meeting.place
     port = meeting.by_node_0("port of reduction", lambda: str(free_port(0)))
@@ -210,9 +208,9 @@ def _not_added_up(meeting: Meeting, silent: list[str], said: str) -> UserError:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "unknown")
     return UserError(
         "nodes-cannot-reduce",
-        f"{', '.join(silent)} did not add up a tensor with the others",
+        f"{', '.join(silent)} did not take part in the all-reduce",
         found=f"{said[:200]}   ({meeting.place.name}, interface {interface})",
-        why="the nodes reach node 0, and the ranks must reach each other, at any port",
+        why="the nodes can reach node 0, but the ranks must reach each other at any port",
         fix="open all ports between the nodes on this interface, or name another one: "
         "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with --env",
         exit_code=EXIT_UNREACHABLE,
@@ -220,7 +218,7 @@ def _not_added_up(meeting: Meeting, silent: list[str], said: str) -> UserError:
 
 
 def _reduce(address: str, port: str, backend: str, rank: str, world_size: str) -> None:
-    """Add up a tensor with the other nodes; the process of one node."""
+    """Run one node's process of the all-reduce."""
     import torch
     from torch import distributed
 
@@ -233,7 +231,7 @@ def _reduce(address: str, port: str, backend: str, rank: str, world_size: str) -
     tensor = torch.ones(_REDUCED_BYTES // 4, device=device)
     distributed.all_reduce(tensor)
     if tensor[-1].item() != int(world_size):
-        raise SystemExit(f"the sum is {tensor[-1].item()} in place of {world_size}")
+        raise SystemExit(f"the sum is {tensor[-1].item()} instead of {world_size}")
     with contextlib.suppress(RuntimeError):
         distributed.destroy_process_group()
 

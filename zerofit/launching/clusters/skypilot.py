@@ -1,4 +1,4 @@
-"""SkyPilot: a run as the file of a managed job, and the words of its client."""
+"""SkyPilot: a run as a managed job's file, and its client's commands."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
 
 JOIN_LIMIT_S = 900.0
-"""Nodes set themselves up at their own pace. ASSUMPTION, as for pods."""
+"""Nodes are set up independently. ASSUMPTION, as for pods."""
 OVER = ()
 NO_SUCH_JOB = None
-"""Its table of jobs is for people: nobody reads from it whether one has ended."""
+"""Its table of jobs is not machine-readable."""
 _JOB_MOUNT = "~/zerofit-job"
 _PORT = 29500
 _SPEC = re.compile(r"(\d+)x(.+)")
 
 
 def run_folder(folder: Path, flags: ClusterFlags) -> str:
-    """Return the run folder on the nodes: in the bucket that outlives them, if there is one."""
+    """Return the run folder on the nodes: in the bucket that outlives them, if any."""
     volume = _volume(flags)
     return f"{volume[1]}/zerofit-runs/{folder.name}" if volume else f"/tmp/zerofit-runs/{folder.name}"
 
@@ -88,22 +88,22 @@ def _run(to_submit: ToSubmit) -> list[str]:
 
 
 def _accelerators(to_submit: ToSubmit) -> str:
-    """Return the GPUs of a node as SkyPilot names them: "H100:8", "A100-80GB:8", "A100:8" with 40 GB."""
+    """Return the GPUs of a node in SkyPilot's names: "H100:8", "A100-80GB:8", "A100:8" with 40 GB."""
     found = _SPEC.fullmatch(to_submit.gpus or "")
     if found is None:
         raise UserError(
             "gpus-missing",
-            "SkyPilot must be told the kind of GPU",
+            "SkyPilot needs the GPU model",
             found=f"--gpus {to_submit.gpus}" if to_submit.gpus else "--plan without --gpus",
-            why="it looks for a cloud that has it",
-            fix="say it like --gpus 8xH100",
+            why="it searches for a cloud that has it",
+            fix="set it as in --gpus 8xH100",
         )
     kind = re.sub(r"-(\d+)G$", r"-\1GB", found[2]).replace("A100-40GB", "A100")
     return f"{kind}:{found[1]}"
 
 
 def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
-    """Return the bucket, and where it is mounted."""
+    """Return the bucket, and its mount path."""
     if flags.volume is None:
         return None
     bucket, joint, path = flags.volume.rpartition(":")
@@ -112,13 +112,13 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
     raise bad_value(
         "--volume",
         flags.volume,
-        why="it is a bucket and the folder on the nodes",
-        fix="write it like --volume s3://checkpoints:/data",
+        why="it must be a bucket and the folder on the nodes",
+        fix="write it as in --volume s3://checkpoints:/data",
     )
 
 
 def job_id_of(output: str) -> str:
-    """Return the managed job's number from what the client printed."""
+    """Return the managed job's id from the client's output."""
     found = re.search(r"[Jj]ob(?: ID)?:?\s+(\d+)", output)
     return found[1] if found else ""
 
@@ -129,7 +129,7 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 
 
 def state_of(output: str) -> str | None:
-    """Return nothing: the table is for people."""
+    """Return None: the table is not machine-readable."""
     return None
 
 

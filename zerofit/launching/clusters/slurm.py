@@ -1,4 +1,4 @@
-"""Slurm: a run as an sbatch script, and the words of its clients."""
+"""Slurm: a run as an sbatch script, and its clients' commands."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
 
 JOIN_LIMIT_S = 40.0
-"""Slurm starts all nodes of a job together. With the checks an error is said within a minute."""
+"""Slurm starts all nodes of a job together. With the checks, an error is reported within a minute."""
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
-"""States in which a job stays (squeue(1), JOB STATE CODES)."""
+"""Final states of a job (squeue(1), JOB STATE CODES)."""
 NO_SUCH_JOB = "Invalid job id"
-"""Words of the clients about a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
+"""Messages of the clients for a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
 _FIRST_PORT, _PORTS = 20000, 20000
-"""Jobs that share a node must not share a port: it is made of the job's number."""
+"""Jobs on the same node must not share a port: it is derived from the job id."""
 _FAREWELL_S = 60
-"""How long srun waits for the other nodes once one has ended; they agree on the cause before."""
+"""How long srun waits for the other nodes after one has ended; they agree on the cause before."""
 _WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
 
 
@@ -93,7 +93,7 @@ def _script(to_submit: ToSubmit) -> str:
 
 
 def _minutes(seconds: int | None) -> int | None:
-    """Return a time as sbatch takes it: whole minutes."""
+    """Return a time in sbatch's unit: whole minutes."""
     return None if seconds is None else max(1, math.ceil(seconds / 60))
 
 
@@ -102,7 +102,7 @@ def _plain(name: str) -> str:
 
 
 def _quoted(value: object) -> str:
-    """Return a value for an #SBATCH line, which sbatch splits like a shell and where nothing expands."""
+    """Return a value for an #SBATCH line, which sbatch splits like a shell, without expansion."""
     text = str(value)
     return text if re.fullmatch(r"[\w./:@%,+=-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
@@ -113,7 +113,7 @@ def _checked(flag: str, value: str | None) -> str | None:
     raise bad_value(
         flag,
         value,
-        why="a name of Slurm's has letters, digits and . , : @ + - _ in it",
+        why="names in Slurm have letters, digits and . , : @ + - _",
         fix="see `sinfo` for the partitions, `sacctmgr show account` for the accounts",
     )
 
@@ -124,13 +124,13 @@ def _checked_constraint(value: str | None) -> str | None:
     raise bad_value(
         "--constraint",
         value,
-        why="it names features of nodes, joined by & or |",
+        why="it must be node features, joined by & or |",
         fix="`sinfo --format='%N %f %G'` lists the nodes' features",
     )
 
 
 def job_id_of(output: str) -> str:
-    """Return the job's number from what `sbatch --parsable` printed: "123" or "123;cluster"."""
+    """Return the job id in the output of `sbatch --parsable`: "123" or "123;cluster"."""
     return output.strip().splitlines()[-1].partition(";")[0]
 
 
@@ -140,7 +140,7 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 
 
 def state_of(output: str) -> str | None:
-    """Return the state from what that prints, with the reason of one that waits; None where it says none."""
+    """Return the state in that command's output, with the reason if pending; None if there is none."""
     found = re.search(r"JobState=(\w+) Reason=(\S+)", output)
     if found is None:
         return None
@@ -153,5 +153,5 @@ def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 
 
 def run_folder(folder: Path, flags: ClusterFlags) -> str:
-    """Return the run folder on the nodes: the same one, on a disk that all see."""
+    """Return the run folder on the nodes: the same one, on a shared disk."""
     return str(folder)

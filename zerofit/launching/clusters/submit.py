@@ -1,4 +1,4 @@
-"""submit: a script captured and planned once, here, and its run handed to a cluster's scheduler."""
+"""submit: captures and plans a script locally, and submits its run to a cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 SUBMITTED_FILE = "submitted.json"
 CLIENT_LIMIT_S = 60.0
-"""How long a scheduler's client may take to answer. ASSUMPTION."""
+"""Time limit for a scheduler's client. ASSUMPTION."""
 
 
 class ClusterEngine(StrEnum):
@@ -78,21 +78,21 @@ ENGINES: Mapping[ClusterEngine, Any] = {
     ClusterEngine.KUBERNETES: kubernetes,
     ClusterEngine.SKYPILOT: skypilot,
 }
-"""By engine the module that renders its job and knows its client's words."""
+"""The module of each scheduler, which renders its job and has its client's commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedRun:
-    """A run that a scheduler has, or, after a dry run, would get."""
+    """A run submitted to a scheduler, or, after a dry run, to be submitted."""
 
     plan: Plan
     folder: Path
     files: Mapping[Path, str] = field(repr=False)
-    """Text of the files that the run folder gets, by path."""
+    """Texts of the run folder's files, by path."""
     command: str
     """The command that submits it, for a shell."""
     job_id: str | None
-    """The scheduler's name of it; None after a dry run."""
+    """The scheduler's job id; None after a dry run."""
 
 
 def submit(
@@ -111,7 +111,7 @@ def submit(
     cluster: ClusterFlags | None = None,
     **settings: Any,
 ) -> SubmittedRun:
-    """Capture and plan a script here, where no GPU is needed, and submit its run to a cluster.
+    """Capture and plan a script locally, where no GPU is needed, and submit its run to a cluster.
 
     `zerofit.submit("train.py", "--epochs", "3", on="slurm", num_nodes=4, gpus="8xH100")`.
 
@@ -119,24 +119,24 @@ def submit(
         script: the script, or with `module` the module, to train.
         arguments: the script's own.
         on: "slurm", "kubernetes" or "skypilot".
-        gpus: the GPUs of one node, such as "8xH100"; left out where a plan is given.
-        num_nodes: nodes that train together: 1, or those of the plan, where it is left out.
-        module: True where the script is a module, as with `python -m`.
-        plan: a plan to follow, or the file that holds one; made from the script where it is left out.
-        run_dir: folder of all run folders; on Slurm all nodes must see it.
-        capture_limit_s: how long the script may take to come to its training.
-        is_checked: False to go on where compatibility rules say that it can't work.
-        dry_run: True to return what would be submitted.
-        observer: is told of captures, plans and findings; silent by default.
-        cluster: partition, time and what else the scheduler is told.
+        gpus: the GPUs of one node, such as "8xH100"; not needed with a plan.
+        num_nodes: number of nodes; by default 1, or the plan's.
+        module: True to run a module, as with `python -m`.
+        plan: a plan, or its file; by default it is made for the script.
+        run_dir: folder of all run folders; for Slurm it must be shared by all nodes.
+        capture_limit_s: time limit for the script to reach its training.
+        is_checked: False to continue despite errors of compatibility rules.
+        dry_run: True to only return what would be submitted.
+        observer: receives progress, plans and findings; silent by default.
+        cluster: partition, time limit and other settings of the scheduler.
         settings: of strategy and model, as for zerofit.plan.
 
     Returns:
-        The run folder, and the scheduler's name of the job.
+        The run folder, and the job id.
 
     Raises:
-        UserError: something that was given is wrong, nothing fits, or the scheduler refuses it.
-        ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
+        UserError: an argument is wrong, nothing fits, or the scheduler refuses the job.
+        ExceptionGroup: of UserErrors, if compatibility rules forbid the run.
     """
     target = script_target(script, arguments, module=module)
     engine, flags = ClusterEngine(on), cluster or ClusterFlags()
@@ -156,7 +156,7 @@ def submit(
     to_launch = Launch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)
     if flags.max_requeues and (why_once := _why_once(engine, flags, script, can_resume=way.is_known)):
-        observer.say(f"{why_once} is not started again")
+        observer.say(f"{why_once} is not restarted")
         flags = replace(flags, max_requeues=0)
     if (lost := _lost_output_folder(plan, engine, flags)) is not None:
         observer.say(lost)
@@ -186,9 +186,9 @@ def submit(
         python=sys.executable if shares_disks else "python",
     )
     if plan.topology.on_cpu:
-        observer.say("--cpu: host memory is asked for as the plan on GPUs needs it, and no GPU")
+        observer.say("--cpu: host memory is requested as for the plan on GPUs, but no GPU")
     if resources.wall_time_s is None and flags.wall_time_s is None:
-        observer.say("the number of steps or their time is not known: the cluster's own time limit holds")
+        observer.say("the number of steps or their time is unknown: the cluster's default time limit applies")
     rendered: Rendered = scheduler.render(to_submit)
     files = {
         folder.plan: plan_to_json(plan),
@@ -200,11 +200,11 @@ def submit(
 
 
 def _why_once(engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_resume: bool) -> str | None:
-    """Return why a run can't go on where it ended, as the begin of a sentence; None where it can."""
+    """Return why a run can't be resumed, as the start of a sentence; None if it can."""
     if not can_resume:
         return f"{script} shows no way to resume from a checkpoint, so its run"
     if engine is not ClusterEngine.SLURM and flags.volume is None:
-        return "no --volume keeps checkpoints beyond a pod, so the run"
+        return "no --volume keeps checkpoints after a pod ends, so the run"
     return None
 
 
@@ -251,10 +251,10 @@ def _plan(
             "gpus-missing",
             "a plan for a cluster needs its GPUs",
             found="no --gpus and no --plan",
-            why="the run is planned here, for the nodes that it will get",
-            fix="say the GPUs of one node: --gpus 8xH100",
+            why="the run is planned here, for the nodes it will use",
+            fix="set the GPUs of one node: --gpus 8xH100",
         )
-    from zerofit.planning.inputs import check_model_flags  # estimates are much code
+    from zerofit.planning.inputs import check_model_flags  # imports many modules
     from zerofit.planning.plan import plan_to_run
     from zerofit.planning.ranks import check_ranks_of
     from zerofit.planning.subject import CapturedRun
@@ -272,7 +272,7 @@ def _plan(
 
 
 def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) -> Plan:
-    """Return the plan that was given, if it is for this run and nothing else was said of it."""
+    """Return the given plan, if it is for this run and no other settings were given."""
     plan = request.plan
     assert plan is not None
     check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
@@ -283,9 +283,9 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
     if said:
         raise UserError(
             "plan-and-strategy",
-            "the plan brings a whole strategy",
+            "the plan has a complete strategy",
             found=f"{', '.join(said)} with --plan",
-            why="nodes follow the plan as it is",
+            why="nodes follow the plan unchanged",
             fix=f"leave out {', '.join(said)}, or --plan for a plan that is made here",
         )
     if request.num_nodes not in (None, plan.topology.num_nodes):
@@ -293,16 +293,16 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
             "plan-for-other-nodes",
             "the plan is for another number of nodes",
             found=f"--nodes {request.num_nodes} with a plan for {plan.topology.num_nodes}",
-            why="batches and memory of a plan are those of its ranks",
-            fix="leave out --nodes, or plan for as many",
+            why="batches and memory of a plan depend on its number of ranks",
+            fix="leave out --nodes, or make a plan for this number",
         )
     if plan.capture is not None and masked(plan.capture.target) != masked(target):
         was, runs = (shlex.join(masked(one)) for one in (plan.capture.target, target))
         raise UserError(
             "plan-of-another-run",
             "the plan file is for another command line",
-            found=f"it was made for `{was}`, and `{runs}` is to run",
-            why="the micro-batch and the memory of a plan are those of one model and its batches",
+            found=f"it was made for `{was}`, but this is `{runs}`",
+            why="the micro-batch and the memory of a plan are for one model and its batches",
             fix="leave out --plan, for a plan that is made here",
         )
     return plan
@@ -318,19 +318,19 @@ _SCHEDULERS_OF = {
     "node_selector": ("kubernetes",),
     "has_trainer": ("kubernetes",),
 }
-"""Which schedulers take a field of ClusterFlags; those that are not listed all do."""
+"""The schedulers that support a field of ClusterFlags; all do if it is not listed."""
 _FLAG_OF = {"has_trainer": "--job-set"}
 
 
 def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
-    """Check that no flag is given that the scheduler would not hear of."""
+    """Check that no flag is given that the scheduler would ignore."""
     nothing = ClusterFlags()
     for name, engines in _SCHEDULERS_OF.items():
         if engine.value not in engines and getattr(flags, name) != getattr(nothing, name):
             flag = _FLAG_OF.get(name, f"--{name.replace('_', '-')}")
             raise UserError(
                 "flag-of-another-scheduler",
-                f"{engine.value} takes no {flag}",
+                f"{engine.value} does not support {flag}",
                 found=f"{flag} with --on {engine.value}",
                 why=f"it is for {' and '.join(engines)}",
                 fix=f"leave out {flag}, or submit to {engines[0]}",
@@ -338,20 +338,20 @@ def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
 
 
 def _check_save_time(engine: ClusterEngine, save_time_s: int, wall_time_s: int | None) -> None:
-    """Check that a run is not told to save before it starts; other schedulers signal at the limit itself."""
+    """Check that a run is not told to save before it starts; not all schedulers signal earlier."""
     if engine is ClusterEngine.SLURM and wall_time_s is not None and save_time_s >= wall_time_s:
         raise UserError(
             "save-time-too-long",
             "the ranks would be told to save before they start",
             found=f"--save-time {save_time_s} (seconds), of a time limit of {wall_time_s} seconds",
-            why="--save-time, 300 if it is left out, counts back from the end of the time limit",
-            fix=f"give a shorter one, such as --save-time {max(1, wall_time_s // 4)}, or a longer --time, "
+            why="--save-time, 300 by default, counts back from the end of the time limit",
+            fix=f"set a shorter one, such as --save-time {max(1, wall_time_s // 4)}, or a longer --time, "
             "such as --time 90 (minutes) or --time 12:00:00",
         )
 
 
 def _lost_output_folder(plan: Plan, engine: ClusterEngine, flags: ClusterFlags) -> str | None:
-    """Return the sentence that Trainer's output folder is not on the volume; None where nobody knows so."""
+    """Return a warning if Trainer's output folder is not on the volume; None if unknown."""
     output = None if plan.capture is None else plan.capture.trainer_arguments.get("output_dir")
     if engine is ClusterEngine.SLURM or flags.volume is None or not isinstance(output, str):
         return None
@@ -359,21 +359,21 @@ def _lost_output_folder(plan: Plan, engine: ClusterEngine, flags: ClusterFlags) 
     if os.path.normpath(output).startswith(f"{kept}/"):
         return None
     return (
-        f"checkpoints go to {output}, which is lost with its node: --volume keeps what is below {kept}; "
-        f"have the script write to {kept}/{Path(output).name}"
+        f"checkpoints go to {output}, which is lost with its node: --volume only keeps {kept}; make the "
+        f"script write to {kept}/{Path(output).name}"
     )
 
 
 def _check_no_secrets(target: tuple[str, ...]) -> None:
-    """Check that no argument of the script is a secret, which would stand in the job's files."""
+    """Check that no argument of the script is a secret, which would be written into the job's files."""
     names = secret_variables(target)
     if names:
         raise UserError(
             "secret-in-arguments",
             "an argument of the script is a secret",
             found=shlex.join(masked(target)),
-            why="the arguments of a submitted run are written into its job and shown by the scheduler",
-            fix=f"have the script read it from a variable, and name that: --env {names[0]}",
+            why="arguments of a submitted run are written into its job and shown by the scheduler",
+            fix=f"make the script read it from a variable, and pass that: --env {names[0]}",
         )
 
 
@@ -382,44 +382,45 @@ _OUT_OF_REACH = (
     *("no such host", "i/o timeout", "no configuration has been provided", "current-context is not set"),
     *("unable to contact slurm controller", "could not establish a configuration source"),
 )
-"""Words of clients that reach no scheduler, in lower case.
+"""Messages of clients that can't reach their scheduler, in lower case.
 
 Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go;
 Go's net package; slurm/src/common/slurm_errno.c and read_config.c.
 """
 _REACH = {
-    "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` says if one answers",
-    "sky": "`sky status` says if its server answers",
+    "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` tells if one responds",
+    "sky": "`sky status` tells if its server responds",
 }
-"""How to see whether a client's scheduler answers; the others are Slurm's."""
+"""How to check that a client's scheduler responds; the default is Slurm's."""
 
 
 def _unreachable(command: tuple[str, ...], said: str) -> UserError:
     return UserError(
         "scheduler-unreachable",
-        f"{command[0]} does not reach its scheduler",
+        f"{command[0]} can't reach its scheduler",
         found=f"{shlex.join(command)}: {said}",
-        why="the client is not set up for a cluster here, or that one does not answer",
+        why="the client is not configured for a cluster, or the cluster does not respond",
         fix=_REACH.get(
-            command[0], "`scontrol ping` says if Slurm answers; submit where it does: a login node"
+            command[0],
+            "`scontrol ping` tells if Slurm responds; submit where it does, such as on a login node",
         ),
         exit_code=1,
     )
 
 
 def run_client(command: tuple[str, ...]) -> str:
-    """Return what a scheduler's client prints.
+    """Return the output of a scheduler's client.
 
     Raises:
-        UserError: it is not installed, or it fails or does not answer.
+        UserError: it is not installed, or fails or does not respond.
     """
     if shutil.which(command[0]) is None:
         raise UserError(
             "client-missing",
             f"{command[0]} is not installed here",
             found=shlex.join(command),
-            why="a run is submitted and followed by the scheduler's own client",
-            fix=f"do it where {command[0]} is, or with --dry-run see what would be submitted",
+            why="a run is submitted and followed through the scheduler's client",
+            fix=f"run this where {command[0]} is installed, or use --dry-run to see what would be submitted",
         )
     try:
         done = subprocess.run(
@@ -435,9 +436,9 @@ def run_client(command: tuple[str, ...]) -> str:
         raise _unreachable(command, said)
     raise UserError(
         "scheduler-refused",
-        f"{command[0]} has refused",
+        f"{command[0]} refused the request",
         found=f"{shlex.join(command)}: {said}",
-        why="the scheduler says so itself",
-        fix="change what it names; `--dry-run` shows all that the job asks for",
+        why="this is the scheduler's own message",
+        fix="change the settings that it names; `--dry-run` shows all of the job's requests",
         exit_code=1,
     )

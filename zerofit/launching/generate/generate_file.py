@@ -1,4 +1,4 @@
-"""generate_file: what `zerofit generate` does: prompts in, completions out, under the fastest layout."""
+"""generate_file, the function behind `zerofit generate`: completions for a file of prompts."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
     from zerofit.planning.inference.problem import InferencePlan
 
 _TARGET = "generate"
-"""Run folders of `zerofit generate` are named after this."""
+"""Used in the names of run folders."""
 _MUST_SAY = {
     "zero_stage": "--zero-stage",
     "param_offload": "--param-offload",
     "micro_batch_size": "--batch-size",
     "precision": "--dtype",
 }
-"""Flags that each of several nodes needs, as each plans for itself."""
+"""Flags that are required on several nodes, since each plans for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedFile:
-    """How a run ended, or with dry_run what it would do."""
+    """The result of a run, or with dry_run what it would do."""
 
     results: Path
-    """The file with the completions, which is there if the exit code is 0."""
+    """The file with the completions, which exists if the exit code is 0."""
     run_folder: Path
     files: dict[Path, str]
-    """Text of the files that the run folder got before the start, by path."""
+    """Texts of the run folder's files before the start, by path."""
     command: str
-    """The command that started the ranks, for a shell."""
+    """The command that starts the ranks, for a shell."""
     exit_code: int = 0
-    """0: all is done; 1: a rank failed; 128 + N: signal N ended it."""
+    """0: success; 1: a rank failed; 128 + N: ended by signal N."""
 
 
 def generate_file(
@@ -79,45 +79,45 @@ def generate_file(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> GeneratedFile:
-    """Write a completion for each prompt of a file, with what this machine has.
+    """Write a completion for each prompt in a file, with the hardware of this machine.
 
-    The fastest layout that fits, by an estimate: the whole model on each GPU, ZeRO-3 over all of them, or
-    ZeRO-3 with parameters in host memory or on NVMe. Called again after a kill, it does only what is missing.
+    Uses the fastest layout that is estimated to fit: the whole model on each GPU, ZeRO-3 over all GPUs, or
+    ZeRO-3 with parameters in host memory or on NVMe. After a kill, the same call resumes.
 
     Args:
         model: folder of the model, or a cached hub id.
-        prompts: .txt with a prompt a line, or .jsonl with a string, or an object with "prompt" or "messages",
-            a line; "-" reads JSONL from standard input.
-        out: JSONL file for the completions, which must not be there; "-" is standard output, at the end.
-        tokenizer: folder or cached hub id; the model's own, if left out.
+        prompts: .txt with one prompt per line, or .jsonl with a string, or an object with "prompt" or
+            "messages", per line; "-" reads JSONL from standard input.
+        out: JSONL file for the completions, which must not exist; "-" writes to standard output at the end.
+        tokenizer: folder or cached hub id; by default the model's own.
         generation_config: JSON file with settings of transformers' GenerationConfig.
         seed: of sampling.
-        chat: whether plain prompts are what a user says in a chat.
-        chat_template: Jinja file in place of the tokenizer's own template.
-        batch_size: prompts in one call on one rank.
-        dtype: format of the weights: "fp32", "fp16" or "bf16"; the model's own, if left out.
-        gather: under ZeRO-3, "always" gathers the weights once, "never" layer by layer for every token.
-        zero_stage: 0 for the whole model on each rank, 3 for a part of it on each.
-        param_offload: where the parts of the model rest under ZeRO-3: "none", "cpu" or "nvme".
+        chat: whether plain prompts are user messages of a chat.
+        chat_template: Jinja file that replaces the tokenizer's own template.
+        batch_size: prompts per call on one rank.
+        dtype: format of the weights: "fp32", "fp16" or "bf16"; by default the model's own.
+        gather: under ZeRO-3, "always" gathers the weights at once, "never" layer by layer for every token.
+        zero_stage: 0 for the whole model on each rank, 3 to partition it.
+        param_offload: where parameters are stored under ZeRO-3: "none", "cpu" or "nvme".
         nvme_path: folder on the NVMe disk, for offload to nvme.
-        num_processes: ranks on all nodes together; one a GPU, if left out.
-        num_nodes: nodes that take part; each makes this call.
+        num_processes: ranks on all nodes together; by default one per GPU.
+        num_nodes: number of nodes; each makes this call.
         machine_rank: this node's number, from 0.
         main_process_ip: address of node 0.
         main_process_port: port on node 0.
         gpu_ids: GPUs of this node to use, such as "0,2".
-        cpu: whether to leave GPUs alone, and generate on the CPU.
+        cpu: whether to generate on the CPU, ignoring GPUs.
         trust_remote_code: whether to run Python code that comes with the model.
         run_dir: folder of all run folders.
         dry_run: whether to write and start nothing.
-        observer: is told of what is done, and shown the plan, also where nothing fits; silent by default.
-        **settings: of transformers' GenerationConfig, such as max_new_tokens, temperature, num_beams;
-            they come before generation_config, and that before the model's own.
+        observer: receives progress and the plan, even if nothing fits; silent by default.
+        **settings: of transformers' GenerationConfig, such as max_new_tokens, temperature, num_beams; they
+            override generation_config, which overrides the model's own.
 
     Raises:
-        UserError: something of this is wrong, or nothing fits; nothing was started.
+        UserError: an argument is wrong, or nothing fits; nothing was started.
     """
-    # Only here: they bring much code, which --help does not need.
+    # Imported here: they load much code, which --help does not need.
     from zerofit.core.request import Request
     from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
@@ -171,7 +171,7 @@ def generate_file(
         observer.say(f"--prompts {prompts}: {lines.num_blank} blank {are} left out")
     plan = _plan(facts, found, whole, nodes, request, gather=Gather(gather), out=out, observer=observer)
     if chat_template and not chat and all(isinstance(line.prompt, str) for line in lines.lines):
-        observer.say(f"--chat-template {chat_template} changes nothing: no prompt is a chat without --chat")
+        observer.say(f"--chat-template {chat_template} has no effect: without --chat no prompt is a chat")
     run = GenerationRun(
         model=folder,
         tokenizer=tokenizer_folder,
@@ -186,12 +186,12 @@ def generate_file(
     )
     observer.say(f"generation: {whole.line(seed=seed)}")
     if num_done := run.count_done():
-        observer.say(f"{num_done} of {len(found)} prompts are done already")
+        observer.say(f"{num_done} of {len(found)} prompts are already done")
     return _start(run, run_dir, dry_run=dry_run, observer=observer)
 
 
 def _check_nodes(request: Request, out: str) -> None:
-    """Check that several nodes, each of which plans for itself, come to the same plan and one file."""
+    """Check that several nodes, each of which plans for itself, get the same plan and one file."""
     if (request.num_nodes or 1) == 1:
         return
     if out == "-":
@@ -199,7 +199,7 @@ def _check_nodes(request: Request, out: str) -> None:
             "generate-nodes-need-file",
             "several nodes need a file for the results",
             found=f"--out - with --num-machines {request.num_nodes}",
-            why="the ranks of all nodes keep their results beside it, until they are put together",
+            why="the ranks of all nodes write their results beside it, to be merged at the end",
             fix="name a file on a file system that all nodes share",
         )
     missing = ", ".join(flag for name, flag in _MUST_SAY.items() if getattr(request, name) is None)
@@ -208,13 +208,13 @@ def _check_nodes(request: Request, out: str) -> None:
             "nodes-need-one-plan",
             "several nodes need one plan",
             found=f"--num-machines {request.num_nodes} without {missing}",
-            why="each node plans by itself, and nodes whose plans differ wait for each other forever",
-            fix=f"give {missing} on every node; `--dry-run` on one of them says what fits",
+            why="each node plans separately, and nodes with different plans wait for each other forever",
+            fix=f"set {missing} on every node; `--dry-run` on one of them shows what fits",
         )
 
 
 def _check_assistant(settings: GenerationSettings, batch_size: int | None, *, num_prompts: int) -> None:
-    """Check that tokens are proposed for one prompt at a time."""
+    """Check that assisted generation has one prompt per batch."""
     from zerofit.generation.lockstep import check_assistant
 
     try:
@@ -247,7 +247,7 @@ def _plan(
     from zerofit.planning.inference.problem import InferenceWorkload
     from zerofit.planning.plan import DOES_NOT_FIT
 
-    # Each batch has its own seed: tokens are drawn in the batches in which the first of them were.
+    # The batch determines the seed: resumed sampling must use the original batches.
     drawn = drawn_batch_size(out) if settings.samples and request.micro_batch_size is None else None
     machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=request.on_cpu)
     if not request.on_cpu:
@@ -274,8 +274,8 @@ def _plan(
             "nothing-fits",
             "no layout fits",
             found=f"--model {facts.name}: {plan.chosen.shortage}",
-            why="zerofit does not start what will run out of memory",
-            fix=plan.suggestions[0] if plan.suggestions else "take a smaller model, or a larger machine",
+            why="zerofit does not start runs that would run out of memory",
+            fix=plan.suggestions[0] if plan.suggestions else "use a smaller model, or a larger machine",
             exit_code=DOES_NOT_FIT,
         )
     check_nvme_path(plan.as_plan())
@@ -283,9 +283,9 @@ def _plan(
 
 
 def _drawn_before(plan: InferencePlan, parts: Path) -> InferencePlan:
-    """Return the plan with what it says of --batch-size said of the unfinished results that decide it."""
-    why = f"that of the unfinished results in {parts}: other batches draw other tokens"
-    suggestions = {"leave out --batch-size": f"rm -r {parts}, to begin anew in smaller batches"}
+    """Return the plan with the unfinished results as reason for its batch size."""
+    why = f"from the unfinished results in {parts}: other batches sample other tokens"
+    suggestions = {"leave out --batch-size": f"rm -r {parts}, to restart with smaller batches"}
     return replace(
         plan,
         reasons=tuple(
@@ -308,7 +308,7 @@ def _rendezvous(nodes: Nodes, plan: InferencePlan) -> Rendezvous:
 
 
 def _start(run: GenerationRun, run_dir: Path, *, dry_run: bool, observer: Observer) -> GeneratedFile:
-    """Write the run folder, start the ranks and wait for their end; with dry_run, say what that would be."""
+    """Write the run folder, start the ranks and wait for their end; with dry_run, only report it."""
     from zerofit.launching.generate import output
     from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
     from zerofit.launching.start import launch_command, start

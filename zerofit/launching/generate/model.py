@@ -1,4 +1,4 @@
-"""The model and the tokenizer of `zerofit generate`: folders that are here, whole, and can generate."""
+"""The model and tokenizer of `zerofit generate`: local, complete, and able to generate."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from zerofit.generation.model_kind import Positions
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
-"""Weights in one file, in the order in which transformers looks for them
-(transformers 5.23, modeling_utils.py, _get_resolved_checkpoint_files)."""
+"""Single weight files, in transformers' order of precedence (transformers 5.23, modeling_utils.py,
+_get_resolved_checkpoint_files)."""
 _INDEX = ".index.json"
-"""Behind the name of a file with weights: names the shards that hold them."""
+"""Suffix of a weight file's name for the index of its shards."""
 _MAX_LISTED = 6
 
 
@@ -30,7 +30,7 @@ def find_model(text: str) -> Path:
     """Return the folder of a model's config and weights.
 
     Args:
-        text: the folder, or the id of a model in the hub's cache.
+        text: the folder, or a hub id in the cache.
     """
     located = locate_config(text)
     if located.origin in (ModelOrigin.FOLDER, ModelOrigin.FILE):
@@ -45,7 +45,7 @@ def find_tokenizer(text: str | None, *, model: Path, model_text: str) -> Path:
     """Return the folder of the tokenizer.
 
     Args:
-        text: what --tokenizer names; None takes the model's own.
+        text: the value of --tokenizer; None uses the model's own.
     """
     folder = tokenizer_folder(text if text is not None else str(model))
     if folder is not None:
@@ -54,8 +54,8 @@ def find_tokenizer(text: str | None, *, model: Path, model_text: str) -> Path:
         "tokenizer-missing",
         "there is no tokenizer",
         found=f"--tokenizer {text}" if text is not None else f"--model {model_text}, without one beside it",
-        why="it makes tokens of the prompts, and text of what the model makes",
-        fix="--tokenizer DIR names a folder that tokenizer.save_pretrained() wrote, or a cached hub id",
+        why="it tokenizes prompts, and decodes completions",
+        fix="set --tokenizer DIR to a folder written by tokenizer.save_pretrained(), or a cached hub id",
     )
 
 
@@ -63,7 +63,7 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
     """Return transformers' tokenizer.
 
     Args:
-        chat_template: a file with the template to use in place of its own; None for that.
+        chat_template: a file with a template that replaces its own; None keeps it.
     """
     from transformers import AutoTokenizer
 
@@ -71,7 +71,7 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except Exception as error:  # the libraries raise whatever they come upon
+    except Exception as error:  # the libraries may raise anything
         raise broken_tokenizer(folder, error) from None
     if chat_template is not None:
         try:
@@ -81,8 +81,8 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
                 "chat-template-unreadable",
                 "the chat template can't be read",
                 found=f"--chat-template {chat_template}: {getattr(error, 'strerror', None) or error}",
-                why="it is a Jinja template, as text",
-                fix="name a file that holds one, or leave it out for the tokenizer's own",
+                why="it must be a Jinja template as text",
+                fix="name a file with one, or leave it out for the tokenizer's own",
                 see="https://huggingface.co/docs/transformers/chat_templating",
             ) from None
     return tokenizer
@@ -92,16 +92,16 @@ def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tup
     """Return a model's facts and transformers' config of it.
 
     Raises:
-        UserError: it has no head that writes text.
+        UserError: it has no head that generates text.
     """
     source = probe_model(str(folder), trust_remote_code=trust_remote_code)
     if source.task not in (Task.CAUSAL_LM, Task.SEQ2SEQ_LM):
         raise UserError(
             "model-does-not-generate",
-            "this model writes no text",
+            "this model does not generate text",
             found=f"--model {text}: {source.facts.architecture}, for {source.task.value}",
-            why=f"{source.task_reason}; generating takes a model for causal-lm or seq2seq-lm",
-            fix="name a model that was trained to write text",
+            why=f"{source.task_reason}; generation needs a model for causal-lm or seq2seq-lm",
+            fix="name a model that generates text",
         )
     from transformers import AutoConfig
 
@@ -111,14 +111,14 @@ def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tup
 
 
 def generating_positions(facts: ModelFacts, config: Any) -> Positions:
-    """Return a model's numbers of positions, as the ranks will read them."""
+    """Return a model's maximum numbers of tokens, as the ranks will read them."""
     from zerofit.generation.model_kind import positions_of
 
     positions, most = positions_of(config), facts.max_sequence_length
     rows = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if config.is_encoder_decoder or most is None or rows is None:
         return positions
-    return positions.less(max(rows - most, 0))  # RoBERTa's table has rows before that of the first token
+    return positions.less(max(rows - most, 0))  # RoBERTa's table has extra rows before the first token's
 
 
 def _cached(name: str, text: str) -> Path:
@@ -131,13 +131,13 @@ def _cached(name: str, text: str) -> Path:
         "model-not-here",
         "the model is not on this machine",
         found=f"--model {text}: no folder, and not in the hub's cache",
-        why="zerofit generate reads the weights on every rank, and downloads nothing",
+        why="zerofit generate loads the weights on every rank, and downloads nothing",
         fix=f"download it: hf download {name}",
     )
 
 
 def _check_weights(folder: Path, text: str) -> None:
-    """Check that files with weights are there and whole."""
+    """Check that weight files exist and are complete."""
     for name in _WHOLE:
         if (folder / name).is_file():
             return _check_whole(folder / name)
@@ -151,8 +151,8 @@ def _check_weights(folder: Path, text: str) -> None:
         "model-folder-without-weights",
         "the model's folder has no weights",
         found=f"--model {text}, with {listed} in it",
-        why=f"they stand in {' or '.join(_WHOLE)}, or in shards with an index beside them",
-        fix="name the folder that save_pretrained wrote; of a ZeRO checkpoint make one with zero_to_fp32.py",
+        why=f"expected are {' or '.join(_WHOLE)}, or shards with an index",
+        fix="name a folder written by save_pretrained; convert a ZeRO checkpoint with zero_to_fp32.py",
     )
 
 
@@ -170,7 +170,7 @@ def _check_shards(index: Path, text: str) -> None:
 
 
 def _check_whole(file: Path) -> None:
-    """Check that a file of safetensors is as long as its header says; no weight is read."""
+    """Check that a safetensors file has the size in its header; no weight is read."""
     if file.suffix != ".safetensors":
         return
     from safetensors import SafetensorError, safe_open
@@ -185,8 +185,8 @@ def _check_whole(file: Path) -> None:
 def _not_whole(found: str) -> UserError:
     return UserError(
         "model-weights-not-whole",
-        "the model's weights are not whole",
+        "the model's weights are incomplete",
         found=found,
-        why="a download or a copy was cut short",
-        fix="fetch them again: hf download, git lfs pull, or copy the folder anew",
+        why="a download or copy was interrupted",
+        fix="download them again: hf download, git lfs pull, or copy the folder again",
     )

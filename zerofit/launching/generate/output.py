@@ -1,4 +1,4 @@
-"""Where the results of `zerofit generate` go: what is refused, what earlier runs left, standard output."""
+"""Output of `zerofit generate`: checks of --out, results of earlier runs, standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 _READER_HAS_GONE = 141
-"""A shell's exit code for a process that SIGPIPE ended."""
+"""A shell's exit code for a process ended by SIGPIPE."""
 
 
 def check_out(out: str) -> None:
@@ -30,18 +30,18 @@ def check_out(out: str) -> None:
     if out.startswith("/dev/") or (path.exists() and not path.is_file() and not path.is_dir()):
         raise UserError(
             "generate-out-no-file",
-            "results go into a file, or to standard output",
+            "results must go to a file, or to standard output",
             found=f"--out {out}",
-            why="a file gets its name when all results are in it, which a device or a pipe can't wait for",
-            fix="name a new file; --out - is standard output",
+            why="the file is renamed into place at the end, which is impossible for a device or pipe",
+            fix="name a new file, or use --out - for standard output",
         )
     check_free(path)
     if not path.parent.is_dir():
         raise UserError(
             "generate-out-folder-missing",
-            "the folder for the results is not there",
+            "the folder for the results does not exist",
             found=f"--out {out}: no folder {path.parent}",
-            why="zerofit makes no folders for results: a slip of the keys would hide them",
+            why="zerofit does not create folders for results, since a typo would hide them",
             fix=f"mkdir -p {path.parent}, or name a file in another folder",
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -49,15 +49,15 @@ def check_out(out: str) -> None:
 
 
 def drawn_batch_size(out: str) -> int | None:
-    """Return in what batches the results that an earlier run left were made; None where there are none."""
+    """Return the batch size of an earlier run's results; None if there are none."""
     try:
         return None if out == STDOUT else kept_batch_size(Path(out))
-    except OSError:  # what looks at them next says it
+    except OSError:  # the next check will report it
         return None
 
 
 def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
-    """Return a line about the results that an interrupted run left, and how to go on; empty without any.
+    """Return a line on the results of an interrupted run, and how to resume; empty if there are none.
 
     Args:
         is_named: whether the command line names this file.
@@ -68,12 +68,12 @@ def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
     if not num_done:
         return ""
     command = "the same command" if is_named else f"the same command with --out {out}"
-    return f"{num_done} of {num_prompts} prompts are done, and kept: {command} goes on from them"
+    return f"{num_done} of {num_prompts} prompts are done: {command} resumes"
 
 
 @contextmanager
 def stdout_is_stderr() -> Iterator[None]:
-    """Send what the ranks and their libraries print to standard error: standard output is for results."""
+    """Redirect output of the ranks and their libraries to stderr: stdout is for results."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)
@@ -91,12 +91,12 @@ def copy_to_stdout(path: Path) -> None:
             shutil.copyfileobj(file, sys.stdout.buffer)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains once more while closing it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python complains again while closing it
         raise UserError(
             "generate-stdout-not-writable",
             "the results can't be written to standard output",
             found=f"--out -: {error.strerror}",
-            why="what reads it has gone, or the disk behind it is full",
+            why="its reader has exited, or its disk is full",
             fix=f"all results are in {path}",
             exit_code=_READER_HAS_GONE if error.errno == errno.EPIPE else 1,
         ) from None

@@ -1,4 +1,4 @@
-"""The prompts of `zerofit generate`: read, as tokens, and short enough for the model."""
+"""The prompts of `zerofit generate`: read, tokenized, and checked against the model's maximum length."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 _AT_A_TIME = 1000
-"""Texts that are encoded in one call. ASSUMPTION: enough for all cores, and megabytes of what it returns."""
+"""Texts encoded in one call. ASSUMPTION: enough for all cores, with an output of megabytes."""
 _FORMATS = {
     ".txt": PromptFormat.TEXT,
     ".jsonl": PromptFormat.JSONL,
     ".ndjson": PromptFormat.JSONL,
     ".json": PromptFormat.JSONL,
-    "": PromptFormat.JSONL,  # standard input, and what a shell gives as /dev/fd/63
+    "": PromptFormat.JSONL,  # standard input, and /dev/fd/63 from a shell
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as the model gets it."""
+    """A tokenized prompt."""
 
     line: PromptLine
     tokens: array[int]
-    """Four bytes each: of long prompts there may be many."""
+    """Four bytes each, since there may be many long prompts."""
 
 
 def read_prompts_file(name: str) -> PromptLines:
@@ -56,10 +56,10 @@ def read_prompts_file(name: str) -> PromptLines:
     if form is None:
         raise UserError(
             "prompts-kind-unknown",
-            "the file's name does not say how it holds prompts",
+            "the extension of the prompts file is not supported",
             found=f"--prompts {name}",
-            why="prompts are read from .jsonl (a JSON string or object a line) and .txt (a prompt a line)",
-            fix="write them as one of these",
+            why="supported are .jsonl (a JSON string or object per line) and .txt (a prompt per line)",
+            fix="use one of these formats",
         )
     try:
         data = path.read_bytes()
@@ -67,7 +67,9 @@ def read_prompts_file(name: str) -> PromptLines:
         others = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         near = nearest(path.name, others) if isinstance(error, FileNotFoundError) else None
         fix = (
-            f"did you mean --prompts {path.parent / near}?" if near else "name a file with one prompt a line"
+            f"did you mean --prompts {path.parent / near}?"
+            if near
+            else "name a file with one prompt per line"
         )
         raise _unreadable(f"--prompts {path}: {error.strerror}", fix) from None
     return read_prompt_lines(data, name=name, form=form)
@@ -78,16 +80,16 @@ def _unreadable(found: str, fix: str) -> UserError:
         "prompts-unreadable",
         "the file of prompts can't be read",
         found=found,
-        why="it is read before anything starts",
+        why="prompts are read before the start",
         fix=fix,
     )
 
 
 def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> tuple[Prompt, ...]:
-    """Return the prompts as tokens.
+    """Return the tokenized prompts.
 
     Args:
-        as_chat: whether a plain prompt is what a user says in a chat.
+        as_chat: whether a plain prompt is a user message of a chat.
 
     Raises:
         UserError: there is no chat template, or it refuses a chat, or a prompt has no tokens.
@@ -105,10 +107,10 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
     if refused:
         raise UserError(
             "chat-refused",
-            "the chat template does not take some of the chats",
+            "the chat template refuses some of the chats",
             found=shorten(refused),
-            why="templates may ask for certain roles in a certain order",
-            fix="write the messages as the model's page says",
+            why="templates may require certain roles in a certain order",
+            fix="write the messages as documented for the model",
         )
     tokens = _encoded(texts, are_chats, tokenizer)
     empty = [f"line {line.number}" for line, ids in zip(lines, tokens, strict=True) if not ids]
@@ -117,7 +119,7 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
             "prompt-without-tokens",
             "prompts have no tokens",
             found=shorten(empty),
-            why="the tokenizer leaves nothing of them that the model could go on from",
+            why="after tokenization nothing is left to continue",
             fix="leave those lines out",
         )
     return tuple(Prompt(line=line, tokens=ids) for line, ids in zip(lines, tokens, strict=True))
@@ -135,8 +137,8 @@ def check_lengths(
             "prompt-too-long",
             "prompts are longer than the model's positions",
             found=shorten(f"line {prompt.line.number}: {len(prompt.tokens)} tokens" for prompt in long),
-            why=f"the model has {has} positions, and fails or writes nonsense beyond them"
-            + ("" if has_encoder else "; one at least is for the completion"),
+            why=f"the model has {has} positions; beyond them it fails or generates nonsense"
+            + ("" if has_encoder else "; at least one is for the completion"),
             fix=f"shorten them to {most} tokens, or leave them out",
         )
     longest = max(len(prompt.tokens) for prompt in prompts)
@@ -147,8 +149,8 @@ def check_lengths(
             "completion-too-long",
             "the model has no positions for completions of this length",
             found=f"at most {max_new_tokens} new tokens, and {before}",
-            why=f"the model has {positions.num_tokens} positions, and fails or writes nonsense beyond them",
-            fix=f"give --max-new-tokens {room} or less"
+            why=f"the model has {positions.num_tokens} positions; beyond them it fails or generates nonsense",
+            fix=f"set --max-new-tokens to {room} or less"
             + ("" if has_encoder else ", or shorten the longest prompts"),
         )
 
@@ -159,13 +161,13 @@ def _templated(prompt: str | Chat, tokenizer: Any) -> str:
 
 
 def _encoded(texts: Sequence[str], are_chats: Sequence[bool], tokenizer: Any) -> list[array[int]]:
-    """Return the tokens of texts; those of chats have the special ones from their template."""
+    """Return the tokens of texts; chats have special tokens from their template."""
     found: list[array[int]] = []
     for is_chat, group in groupby(zip(are_chats, texts, strict=True), key=itemgetter(0)):
         alike = [text for _, text in group]
         for begin in range(0, len(alike), _AT_A_TIME):
             some = alike[begin : begin + _AT_A_TIME]
-            # Not verbose: the tokenizer's own maximum, of which it warns, is not the model's.
+            # Not verbose: the tokenizer warns about its own maximum, which is not the model's.
             encoded = tokenizer(some, add_special_tokens=not is_chat, verbose=False)
             found += (array("i", ids) for ids in encoded["input_ids"])
     return found
@@ -177,7 +179,7 @@ def _no_template(line: PromptLine, tokenizer: Any) -> UserError:
         "no-chat-template",
         "the tokenizer has no chat template",
         found=f"{found}; {type(tokenizer).__name__} of {tokenizer.name_or_path}",
-        why="the template says how messages become the text that the model was trained on",
-        fix="give one with --chat-template FILE, or write the whole text as prompt",
+        why="the template converts messages to the format that the model was trained on",
+        fix="pass one with --chat-template FILE, or write the whole text as prompt",
         see="https://huggingface.co/docs/transformers/chat_templating",
     )

@@ -1,4 +1,4 @@
-"""A run of `zerofit generate`: its job, its files, its fingerprint, where its ranks meet."""
+"""A run of `zerofit generate`: its job, its files, its fingerprint, its rendezvous."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _PROGRAM = "zerofit.generation.program"
 _DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})
-"""Endings of the files of a model and a tokenizer that decide about what is generated."""
+"""Extensions of the files of a model and tokenizer that affect the results."""
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for the fingerprint to be computed once
+@dataclass(frozen=True, kw_only=True)  # without slots, since the fingerprint is cached
 class GenerationRun:
     """A run: model, prompts, settings, plan and output."""
 
@@ -49,9 +49,9 @@ class GenerationRun:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that decides about the results; where, and on how many ranks, they are made does not."""
+        """Of everything that affects the results, unlike their place and the number of ranks."""
         settings = self.settings
-        # Batches decide about what is drawn: each has its own seed.
+        # Batches affect sampling, since each has its own seed.
         drawn = [self.seed, self.plan.batch_size] if settings.samples else None
         folders = [_stamp(self.model), _stamp(self.tokenizer)]
         whole = [folders, settings.whole, settings.max_new_tokens, self.plan.dtype, drawn]
@@ -61,12 +61,12 @@ class GenerationRun:
         return digest.hexdigest()
 
     def count_done(self) -> int:
-        """Return the number of prompts that an earlier run of the same job has done; nothing is written.
+        """Return the number of prompts done by an earlier run of the same job; nothing is written.
 
         Raises:
-            UserError: unfinished results of another kind are there, or another run is writing them.
+            UserError: there are unfinished results of another job, or another run is writing them.
         """
-        # Node 0 looks: copies of a model have other times.
+        # Node 0 decides: copies of a model have different times.
         if self.out == STDOUT or self.rendezvous.machine_rank:
             return 0
         out = Path(self.out).absolute()
@@ -80,14 +80,14 @@ class GenerationRun:
                 and self.settings.samples
                 and drawn not in (None, batch_size)
             ):
-                error.found += f"; in batches of {drawn} prompts, and {batch_size} are asked for"
+                error.found += f"; in batches of {drawn} prompts, but {batch_size} are requested"
                 error.fix += f"; if batches alone differ: --batch-size {drawn}"
             raise
         except OSError as error:
             raise not_writable(parts_folder(out), error) from None
 
     def files(self, folder: RunFolder) -> dict[Path, str]:
-        """Return the text of each file that the run folder gets before the start."""
+        """Return the text of each file of the run folder before the start."""
         files = {
             _prompts_file(folder): "".join(map(_prompt_line, self.prompts)),
             _job_file(folder): job_to_json(self.job(folder)),
@@ -122,7 +122,7 @@ class GenerationRun:
         )
 
     def out_file(self, folder: RunFolder) -> Path:
-        """Return the file that the ranks write: standard output gets a copy of it at the end."""
+        """Return the file that the ranks write; it is copied to standard output at the end."""
         return folder.path / "results.jsonl" if self.out == STDOUT else Path(self.out).absolute()
 
     def _deepspeed_config(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How `zerofit generate` samples or searches: its flags over a JSON file over the model's own settings."""
+"""Generation settings of `zerofit generate`: flags override a JSON file, which overrides the model's own."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from zerofit.generation.call_settings import CallSettings
 
 DEFAULT_MAX_NEW_TOKENS = 256
-"""ASSUMPTION: a paragraph or two; transformers' own 20 cuts most answers off."""
+"""ASSUMPTION: a paragraph or two; transformers' default of 20 truncates most answers."""
 _SAMPLING = ("temperature", "top_p", "top_k")
-"""Settings that say nothing unless tokens are drawn."""
+"""Settings without effect unless sampling is on."""
 _FLOATS = ("temperature", "top_p", "repetition_penalty")
-"""Settings that transformers refuses as whole numbers, which JSON writes without a point."""
+"""Settings that transformers refuses as integers, which JSON writes without a decimal point."""
 _SEE = "https://huggingface.co/docs/transformers/main_classes/text_generation"
 _FIXES = {
-    "max_length": 'write "max_new_tokens" in its place, or leave it out and give --max-new-tokens',
+    "max_length": 'write "max_new_tokens" instead, or leave it out and set --max-new-tokens',
     "min_length": 'write "min_length": 0 into a file for --generation-config, and "min_new_tokens" there',
 }
-"""Fixes for settings that have no meaning here."""
+"""Fixes for unsupported settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenSettings:
-    """Settings of flags and file, by the names of GenerationConfig's fields; flags win."""
+    """Settings of flags and file, by GenerationConfig's field names; flags take precedence."""
 
     values: dict[str, Any]
     places: dict[str, str]
-    """The flag or the file that says each."""
+    """The flag or file of each."""
 
     def named(self, name: str) -> str:
         """Return a setting as the user wrote it."""
@@ -55,25 +55,25 @@ class GivenSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
-    """How completions are made."""
+    """The generation settings of a run."""
 
     call: CallSettings
     """As the ranks will read them."""
     given: dict[str, Any]
     """Settings of flags and file, and do_sample; without max_new_tokens."""
     whole: dict[str, Any]
-    """With what the model's own settings fill in."""
+    """Completed by the model's own settings."""
     max_new_tokens: int
     max_new_tokens_by: str
     """The flag or file that sets it, in words."""
 
     @property
     def samples(self) -> bool:
-        """Tokens are drawn, so that a seed and the batches decide about them."""
+        """True if tokens are sampled, so that they depend on a seed and the batches."""
         return bool(self.whole["do_sample"])
 
     def line(self, *, seed: int) -> str:
-        """Return in a line how completions are made."""
+        """Return the settings in one line."""
         num_beams, num_completions = self.call.config.num_beams or 1, self.call.num_return_sequences
         words = [f"sampling with seed {seed}"] if self.samples else []
         words += [f"{num_beams} beams"] if num_beams > 1 else []
@@ -81,15 +81,15 @@ class GenerationSettings:
         if self.samples:
             words += [f"{name} {self.whole[name]}" for name in _SAMPLING if self.whole.get(name) is not None]
         if num_completions > 1:
-            words.append(f"{num_completions} completions a prompt")
+            words.append(f"{num_completions} completions per prompt")
         return ", ".join([*words, f"at most {self.max_new_tokens} new tokens ({self.max_new_tokens_by})"])
 
 
 def given_settings(flags: Mapping[str, Any], *, file: Path | None) -> GivenSettings:
-    """Return the settings of flags and file; flags win.
+    """Return the settings of flags and file; flags take precedence.
 
     Args:
-        flags: by the names of GenerationConfig's fields; None where nothing was said.
+        flags: by GenerationConfig's field names; None if not given.
     """
     by_flag = {name: value for name, value in flags.items() if value is not None}
     drawing = [name for name in _SAMPLING if name in by_flag]
@@ -97,23 +97,23 @@ def given_settings(flags: Mapping[str, Any], *, file: Path | None) -> GivenSetti
         named = ", ".join(f"{_flag(name)} {by_flag[name]}" for name in drawing)
         raise UserError(
             "greedy-with-sampling",
-            "a greedy completion draws nothing",
+            "greedy generation does not sample",
             found=f"--greedy with {named}",
-            why="these say how tokens are drawn at random",
+            why="these control sampling",
             fix="leave out --greedy, or the others",
         )
     if drawing:
-        by_flag["do_sample"] = True  # who gives a temperature wants it to count
+        by_flag["do_sample"] = True  # a given temperature should take effect
     by_file = _read_file(file) if file else {}
     places = {name: str(file) for name in by_file} | {name: _flag(name) for name in by_flag}
     return GivenSettings(values={**by_file, **by_flag}, places=places)
 
 
 def whole_settings(given: GivenSettings, *, folder: Path, config: Any, tokenizer: Any) -> GenerationSettings:
-    """Return the given settings, filled with the model's own.
+    """Return the given settings, completed by the model's own.
 
     Raises:
-        UserError: transformers does not take them, or they have no meaning here.
+        UserError: transformers refuses them, or they are unsupported.
     """
     own, own_place = _own_settings(folder, config)
     call = _call_settings(given, own, own_place, config=config, tokenizer=tokenizer)
@@ -127,10 +127,10 @@ def whole_settings(given: GivenSettings, *, folder: Path, config: Any, tokenizer
         is_own = "temperature" not in given.values
         raise UserError(
             "temperature-zero",
-            "tokens can't be drawn at temperature 0",
+            "sampling at temperature 0 is impossible",
             found=f'"temperature": 0   ({own_place})' if is_own else given.named("temperature"),
-            why="logits are divided by it; as it goes to 0, the likeliest token is taken each time",
-            fix="say --greedy, which takes the likeliest token",
+            why="logits are divided by it; towards 0, the most likely token is chosen each time",
+            fix="use --greedy, which chooses the most likely token",
         )
     by = given.places.get("max_new_tokens") or (own_place if call.max_new_tokens else None)
     others = {name: value for name, value in given.values.items() if name != "max_new_tokens"}
@@ -151,7 +151,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         document = parse_json(file.read_text(encoding="utf-8-sig"))
         if not isinstance(document, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         place = f"line {error.lineno}: invalid JSON: " if isinstance(error, json.JSONDecodeError) else ""
         found = getattr(error, "strerror", None) or getattr(error, "msg", None) or error
@@ -166,7 +166,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _own_settings(folder: Path, config: Any) -> tuple[Any, str]:
-    """Return the settings that come with a model, and where they stand, in words."""
+    """Return a model's own settings, and their place, in words."""
     from transformers import GenerationConfig
 
     file = folder / "generation_config.json"
@@ -175,17 +175,17 @@ def _own_settings(folder: Path, config: Any) -> tuple[Any, str]:
     place = f"the model's {file.name}"
     try:
         return GenerationConfig.from_pretrained(folder), place
-    except Exception as error:  # whatever transformers comes upon
+    except Exception as error:  # transformers may raise anything
         raise _broken(f"{file}: {first_line(error)}", place) from None
 
 
 def _call_settings(
     given: GivenSettings, own: Any, own_place: str, *, config: Any, tokenizer: Any
 ) -> CallSettings:
-    """Return the settings as the ranks will read them, checked by transformers."""
+    """Return the settings as the ranks will read them, validated by transformers."""
     from zerofit.generation.call_settings import read_settings
 
-    # All that is read of a model: it is not there yet.
+    # The attributes of a model that are read: it is not loaded yet.
     model: Any = SimpleNamespace(config=config, generation_config=own)
     try:
         return read_settings(model, tokenizer, given=None, settings=given.values)
@@ -206,7 +206,7 @@ def _broken(found: str, what: str) -> UserError:
         "generation-config-broken",
         f"{what} can't be read",
         found=found,
-        why="it is a JSON object with settings of transformers' GenerationConfig, as it saves itself",
-        fix="name or save such a file, or give the settings as flags",
+        why="it must be a JSON object with settings of transformers' GenerationConfig, as saved by it",
+        fix="name such a file, or pass the settings as flags",
         see=_SEE,
     )

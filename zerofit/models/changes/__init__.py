@@ -1,1 +1,1 @@
-"""Changes to a live model, in place: what the tracer, the training process and the ladder all use."""
+"""In-place changes of a model, shared by the tracer, the training process and the ladder."""

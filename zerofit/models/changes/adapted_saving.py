@@ -1,4 +1,4 @@
-"""Leads what a script does with its own variable to the adapters that were put on that model."""
+"""Redirects saving of the script's base model to the adapters added to it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from zerofit.models.changes.adapters import has_adapters
 
 _KEY = "_zerofit_adapted"
 _PREFIX = "base_model.model."
-"""The prefix that peft puts before the base's names (peft/peft_model.py, tuners_utils.py)."""
+"""peft's prefix for the base's parameter names (peft/peft_model.py, tuners_utils.py)."""
 
 
 def lead_to(base: Any, adapted: Any) -> None:
-    """Let save_pretrained() and push_to_hub() of a base save its adapters, as peft does.
+    """Make save_pretrained() and push_to_hub() of a base save its adapters, as peft does.
 
-    peft puts adapters into the base itself. A base that saved itself would write names that from_pretrained
-    does not know. A deep copy of it leads to a copy of the adapters; without adapters, as after
-    merge_and_unload(), it saves itself.
+    peft inserts adapters into the base itself, which would save parameter names that from_pretrained does not
+    know. A deep copy saves its own adapters; without adapters, as after merge_and_unload(), the base saves
+    itself.
 
     Args:
-        base: the model as the script has it.
+        base: the model of the script.
         adapted: peft's model around it.
     """
     for one in (base, adapted):
-        vars(one)[_KEY] = adapted  # past Module.__setattr__, which would take it for a part
+        vars(one)[_KEY] = adapted  # bypasses Module.__setattr__, which would register it as a submodule
     for name in ("save_pretrained", "push_to_hub"):
         if hasattr(base, name):
             vars(base)[name] = MethodType(_save if name == "save_pretrained" else _push, base)
 
 
 def adapted_of(model: Any) -> Any | None:
-    """Return peft's model around a base, or around itself, as long as it has adapters of zerofit's."""
+    """Return the peft model that zerofit has put around a base; None if it has no adapters."""
     adapted = vars(model).get(_KEY)
     return adapted if adapted is not None and has_adapters(adapted) else None
 

@@ -1,10 +1,11 @@
-"""Puts peft's LoRA adapters on a model: on which modules, for which task, and what else trains beside them.
+"""Adds peft's LoRA adapters to a model: target modules, task, and other modules to train.
 
-Where nothing is said, an unquantized base is adapted where peft's table for its family has it: mostly the
-query and value projections, as the LoRA paper found best for a given number of parameters
-(https://arxiv.org/abs/2106.09685, section 7.1). Families that the table lacks, and a quantized base, are
-adapted in every linear layer but the head, as QLoRA needs it to reach full fine-tuning
-(https://arxiv.org/abs/2305.14314, section 4; https://huggingface.co/docs/peft/en/developer_guides/quantization).
+By default, an unquantized base gets adapters on the modules in peft's table for its family: mostly query and
+value projections, which the LoRA paper found best for a given number of parameters
+(https://arxiv.org/abs/2106.09685, section 7.1). Families missing in the table, and quantized bases, get them
+on every linear layer but the head, which QLoRA needs to reach full fine-tuning
+(https://arxiv.org/abs/2305.14314, section 4;
+https://huggingface.co/docs/peft/en/developer_guides/quantization).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Lora, Quantization
 
 ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the head."""
+"""peft's keyword for every linear layer but the head."""
 _TASKS = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
@@ -35,11 +36,11 @@ _TASKS = {
     "LMHeadModel": "CAUSAL_LM",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
 }
-"""peft's task of a class of transformers, by the end of its name."""
+"""peft's task type by the suffix of a transformers class name."""
 _WITH_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
-"""Tasks whose classes in peft train the head by themselves."""
+"""Tasks whose peft classes train the head automatically."""
 _TEXT = "input_ids"
-"""The main input of models that peft's classes for tasks hand it to by this name."""
+"""The main input that peft's task classes pass to the model under this name."""
 
 
 def adapt(
@@ -51,23 +52,23 @@ def adapt(
     saved_modules: Precision = Precision.FP32,
     has_values: bool = True,
 ) -> Any:
-    """Return a model with LoRA adapters, which alone train, with a new head where its task has one.
+    """Return a model with LoRA adapters; only these train, and the head if its task has a new one.
 
-    The random numbers for the adapters are drawn aside: those of the script go on as without them.
+    The random state of the script is not changed.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training; it is changed in place.
         lora: rank, scale, dropout and modules.
-        quantization: format of the base, which decides the modules where lora names none.
-        adapters: FP32 as they train best; another leaves them in the format of the weights beside them.
-        saved_modules: likewise, of modules that train whole.
-        has_values: False on tensors without values, on which nothing is drawn.
+        quantization: format of the base, which determines the modules if lora names none.
+        adapters: FP32, which trains best; otherwise adapters keep the format of the weights beside them.
+        saved_modules: the same for fully trained modules.
+        has_values: False for tensors without values, which need no initialisation.
 
     Returns:
         peft's model around it.
 
     Raises:
-        UserError: it has adapters already, peft finds no modules to adapt, or not the head by its name.
+        UserError: it already has adapters, or peft finds no modules to adapt, or not the named head.
     """
     from peft import get_peft_model
 
@@ -77,7 +78,7 @@ def adapt(
     config = lora_config(model, lora, quantization=quantization, has_values=has_values)
     try:
         with _own_random_numbers(model) if has_values else nullcontext(), warnings.catch_warnings():
-            # peft 0.21 asks for a field that transformers 5.23 has renamed.
+            # peft 0.21 reads a field that transformers 5.23 has renamed.
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             adapted = get_peft_model(model, config, autocast_adapter_dtype=adapters is Precision.FP32)
     except ValueError as error:
@@ -85,17 +86,17 @@ def adapt(
         if "excluded" in str(error) and (frozen := _frozen_modules(model)):
             raise UserError(
                 "lora-targets-frozen",
-                "every module that would get an adapter is frozen",
+                "all modules that would get an adapter are frozen",
                 found=f"{found}, and {len(frozen)} frozen modules such as {frozen[0]}",
-                why="modules that were frozen before get no adapters",
-                fix="freeze nothing, as adapters do it by themselves, or freeze less",
+                why="modules frozen by the user get no adapters",
+                fix="freeze nothing, since adapters freeze the base anyway, or freeze less",
             ) from error
         raise UserError(
             "lora-targets-unknown",
             "peft finds no modules to adapt",
             found=found,
             why=str(error).splitlines()[0],
-            fix="name the modules that get an adapter with --lora-targets",
+            fix="name the modules to adapt with --lora-targets",
         ) from error
     if adapters is saved_modules is Precision.FP32:
         _train_in_fp32(adapted)
@@ -108,14 +109,14 @@ def lora_config(
     """Return peft's LoraConfig for a model.
 
     Args:
-        has_values: whether adapters get first values.
+        has_values: whether adapters are initialised.
     """
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
     task, heads, frozen = _task_of(model), head_modules(model), _frozen_modules(model)
     if task in _WITH_HEAD and not heads:
-        task = None  # the script froze the head, which peft's class for the task would train
+        task = None  # the script froze the head, which peft's task class would train
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -130,20 +131,20 @@ def lora_config(
 
 
 def head_modules(model: Any) -> tuple[str, ...]:
-    """Return the modules beside the base of a model whose head is new with each task, and so trains whole.
+    """Return the modules beside the base that are new for each task, and so must train fully.
 
-    The head of a language model is as well trained as its base, and is none of these. Of a list or a dict of
-    modules it is each one. What the script has frozen is left out.
+    Excluded are a language model's head, which is pretrained like its base, and modules frozen by the script.
+    For a list or dict of modules, each member is returned.
 
     Args:
-        model: one of transformers, or of a script's own class that is made of one.
+        model: of transformers, or of a script's own class that contains one.
     """
     beside = (pair for holder in _holders(model) for pair in _beside_base(*holder))
     return tuple(name for name, module in beside if any(_trains(one) for one in module.parameters()))
 
 
 def _holders(model: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the modules that hold a base, or a module with one, and heads beside it, each with its name."""
+    """Yield, with names, the modules that contain a base, or a module with one, and heads beside it."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
@@ -156,7 +157,7 @@ def _holders(model: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the modules beside the base in one that holds it, with their names; of a list, each one."""
+    """Yield, with names, the modules beside the base in a module; for a list, each member."""
     from torch.nn import ModuleDict, ModuleList
 
     base = getattr(holder, "base_model_prefix", None)
@@ -171,15 +172,15 @@ def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _trains(parameter: Any) -> bool:
-    """Return True if a weight is not frozen; quantized ones have no gradients by themselves."""
+    """Return True if a weight is not frozen; quantized weights have no gradients themselves."""
     return bool(parameter.requires_grad) or not parameter.is_floating_point()
 
 
 def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
-    """Check that peft can train and save what stands beside the base: modules that it finds by their name.
+    """Check that peft can train and save the modules beside the base, which it finds by name.
 
     Raises:
-        UserError: there is a bare parameter, or other modules have such a name.
+        UserError: there is a bare parameter, or other modules share such a name.
     """
     bare = [
         f"{name}.{own}" if name else own
@@ -190,10 +191,10 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
     if bare:
         raise UserError(
             "lora-bare-parameter",
-            "a parameter that stands in no module would neither train nor be saved",
+            "a parameter outside any submodule would neither train nor be saved",
             found=f"LoRA, and {type(model).__name__} with {', '.join(bare)} beside its base",
-            why="peft trains adapters and whole modules, and saves no other parameters",
-            fix="put it in a torch.nn.Module of its own, whose forward() uses it, or freeze it",
+            why="peft only trains and saves adapters and whole modules",
+            fix="move it into a torch.nn.Module whose forward() uses it, or freeze it",
         )
     for name in heads:
         alike = [
@@ -204,19 +205,19 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
         if alike:
             raise UserError(
                 "lora-head-name-taken",
-                "the head has the name of modules in the base",
+                "the head has the same name as modules in the base",
                 found=f"LoRA, and {type(model).__name__} with its head {name} and {alike[0]}",
-                why=f"peft finds what trains whole by the end of its name: {len(alike)} modules of the base "
-                "would train whole along with the head",
-                fix="give the head a name of its own in the class, such as self.head",
+                why=f"peft finds fully trained modules by the end of their name: {len(alike)} modules of "
+                "the base would be fully trained, too",
+                fix="give the head a unique name in the class, such as self.head",
             )
 
 
 def _check_there(model: Any, wanted: Iterable[str], *, what: str, rule: str) -> None:
-    """Check that the model has each module that a user names; peft is silent about those it does not find.
+    """Check that the model has each module that the user names, since peft ignores missing ones.
 
     Raises:
-        UserError: it lacks one.
+        UserError: one is missing.
     """
     names = [f".{name}" for name, _ in model.named_modules() if name]
     lost = [one for one in wanted if not any(name.endswith(f".{one}") for name in names)]
@@ -227,16 +228,15 @@ def _check_there(model: Any, wanted: Iterable[str], *, what: str, rule: str) -> 
             rule,
             "no module has such a name",
             found=f"LoRA with the {what} {','.join(lost)}, and {type(model).__name__}",
-            why="peft takes the modules that it finds, and says nothing of the others",
-            fix=f"give {', '.join(near)}" if near else "give names that model.named_modules() has",
+            why="peft ignores names that it does not find",
+            fix=f"give {', '.join(near)}" if near else "use names from model.named_modules()",
         )
 
 
 def _frozen_modules(model: Any) -> list[str]:
-    """Return the modules whose weight is frozen before adapters come: they get none.
+    """Return the modules that were frozen before adapters are added, which get none.
 
-    None where that is all that could have one: a script that froze its whole base by hand made it ready for
-    adapters.
+    Empty if these are all candidates: a script that froze its whole base prepared it for adapters.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -254,10 +254,10 @@ def _frozen_modules(model: Any) -> list[str]:
 
 
 def adapted_words(model: Any) -> str:
-    """Return what of an adapted model trains, for the user.
+    """Return a description of what trains in an adapted model.
 
     Args:
-        model: what adapt() returned.
+        model: output of adapt().
     """
     from peft.tuners.lora import LoraLayer
 
@@ -280,7 +280,7 @@ def _whole_modules(model: Any) -> list[str]:
 
 
 def has_adapters(model: Any) -> bool:
-    """Return True if a model has adapters of peft's."""
+    """Return True if a model has peft adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(module, BaseTunerLayer) for module in model.modules())
@@ -291,9 +291,9 @@ def _check_unadapted(model: Any) -> None:
         raise UserError(
             "lora-adapted-already",
             "the model has adapters already",
-            found=f"LoRA, and {type(model).__name__} with adapters of the script's own",
-            why="a second set would train on top of the first",
-            fix="train without LoRA of zerofit's, or take the adapters out of the script",
+            found=f"LoRA, and {type(model).__name__} with the script's own adapters",
+            why="a second set would be added to the first",
+            fix="train without zerofit's LoRA, or remove the adapters from the script",
         )
 
 
@@ -308,16 +308,16 @@ def _targets(model: Any, lora: Lora, *, is_quantized: bool) -> list[str] | str:
 
 
 def _of_family(model: Any) -> list[str] | str | None:
-    """Return what peft's table has for the family of a model, or of the one model that a class is made of."""
+    """Return the entry of peft's table for the family of a model, or of the only model inside a class."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TABLE
 
     parts = [*transformers_parts(model)]
     found: Any = TABLE.get(parts[0].config.model_type) if len(parts) == 1 else None
-    return [*found] if isinstance(found, list) else found  # a text is a pattern of peft's
+    return [*found] if isinstance(found, list) else found  # a string is a pattern of peft's
 
 
 def _all_linear(model: Any) -> list[str] | str:
-    """Return every linear layer but the head; peft's own word where it knows the head."""
+    """Return every linear layer but the head; peft's keyword if it knows the head."""
     import torch
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
@@ -343,7 +343,7 @@ def _task_of(model: Any) -> str | None:
 
 
 def _own_random_numbers(model: Any) -> AbstractContextManager[Any]:
-    """Return a context after which random numbers go on as if none had been drawn in it."""
+    """Return a context manager that restores the random state."""
     import torch
 
     devices = {one.device for one in model.parameters() if one.device.type == "cuda"}
@@ -352,9 +352,9 @@ def _own_random_numbers(model: Any) -> AbstractContextManager[Any]:
 
 
 def _train_in_fp32(model: Any) -> None:
-    """Keep what trains in fp32: a step is often smaller than what 16 bits can add to a weight.
+    """Keep trainable weights in fp32: an update is often smaller than the resolution of 16 bits.
 
-    What ZeRO-3 has partitioned stays in its format: DeepSpeed has fp32 master weights beside it.
+    Parameters partitioned by ZeRO-3 keep their format, since DeepSpeed has fp32 master weights.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Switches gradient checkpointing on or off in a model, in each of its blocks or in some."""
+"""Switches gradient checkpointing on or off for all or some of a model's blocks."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
 def set_checkpointing(
     model: Any, *, wanted: bool | None, every: int = 1, allow_reentrant: bool = True
 ) -> tuple[str, ...]:
-    """Switch gradient checkpointing on or off in a model, or in those of transformers or diffusers in it.
+    """Switch gradient checkpointing on or off in a model and in transformers' and diffusers' models in it.
 
-    What is switched on here is not reentrant: that kind needs no inputs with gradients, so that adapters on
-    a frozen model need nothing more. What the script switched on stays of its kind.
-    The model's cache is left alone: transformers' layers do without it while they train and checkpoint, and
-    the script's own generation and the saved configuration keep it.
+    Checkpointing enabled here is not reentrant, so that adapters on a frozen model don't need inputs with
+    gradients. The script's own checkpointing keeps its kind. The KV cache is not changed: transformers'
+    layers don't use it while they train with checkpointing, and generation and the saved configuration keep
+    it.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
-        wanted: whether to checkpoint; None leaves that to the script, unless only some blocks are to.
-        every: the first of each so many blocks recomputes, in their order; more than 1 asks for it.
-        allow_reentrant: whether what the script switched on may stay reentrant.
+        wanted: whether to checkpoint; None leaves it to the script, unless `every` is above 1.
+        every: checkpoint the first of every so many blocks; a value above 1 implies `wanted`.
+        allow_reentrant: whether the script's own checkpointing may stay reentrant.
 
     Returns:
         What was changed, in words.
 
     Raises:
-        UserError: only some of the blocks are to recompute, and the model has no switch in each.
+        UserError: only some blocks should be checkpointed, and the model has no switch per block.
     """
     if wanted is None and every > 1:
         wanted = True
     able = checkpointing_parts(model)
     if wanted and not able:
-        return (f"gradient checkpointing is not switched on: {type(model).__name__} has none",)
+        return (f"gradient checkpointing is not switched on: {type(model).__name__} does not support it",)
     notes = []
     for part in able:
         notes += _set_in(part, wanted=wanted, every=every, allow_reentrant=allow_reentrant)
@@ -54,10 +54,10 @@ def set_checkpointing(
 
 
 def check_every(model: Any, every: int) -> None:
-    """Check that some of a model's blocks can recompute without the others.
+    """Check that a model can checkpoint some of its blocks.
 
     Args:
-        model: a model of transformers, or a wrapper of peft's around one.
+        model: a model of transformers, or a peft wrapper around one.
         every: one block in so many.
 
     Raises:
@@ -67,10 +67,10 @@ def check_every(model: Any, every: int) -> None:
         return
     raise UserError(
         "checkpointing-all-or-nothing",
-        "this model recomputes all of its blocks or none",
+        "this model can only checkpoint all of its blocks",
         found=f"gradient checkpointing of every {every} blocks, and {type(model).__name__}",
         why="its blocks have no switch of their own (transformers' GradientCheckpointingLayer)",
-        fix="recompute all blocks, or none",
+        fix="checkpoint all blocks, or none",
         see=SEE,
     )
 
@@ -81,7 +81,7 @@ def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool
         if not is_on:
             return []
         disable_checkpointing(part)
-        return [f"gradient checkpointing is off in {name}; the script switched it on"]
+        return [f"gradient checkpointing is off in {name}; the script had it on"]
     check_every(part, every)
     notes = []
     if not is_on:
@@ -97,14 +97,14 @@ def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool
 
 
 def _is_reentrant(part: Any) -> bool:
-    """Return True if a model's checkpointing runs as a backward pass inside the backward pass."""
+    """Return True if a model's checkpointing is reentrant: a backward pass inside the backward pass."""
     functions = [checkpointing_function(module) for module in part.modules()]
-    # torch's own default is True where nothing is said (torch/utils/checkpoint.py, 2.13 asks for it).
+    # torch's own default is True if unset (torch/utils/checkpoint.py, 2.13 warns).
     return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)
 
 
 def checkpointing_parts(module: Any) -> tuple[Any, ...]:
-    """Return the outermost models of transformers and diffusers in a torch.nn.Module that can checkpoint."""
+    """Return the outermost models of transformers and diffusers in a module that support checkpointing."""
     import transformers
 
     parts = _outermost(

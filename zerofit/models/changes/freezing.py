@@ -1,4 +1,4 @@
-"""Lets parameters of a live model not train."""
+"""Freezes parameters of a model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _SHOWN = 8
-"""Modules that a message lists."""
+"""Maximum number of modules listed in a message."""
 
 
 def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Let the parameters that words or patterns name not train: no gradient, no optimizer state.
+    """Freeze the parameters selected by keywords or patterns: no gradients, no optimizer states.
 
-    A tied parameter goes by each of its names. Dropout in frozen modules stays on, and the running statistics
-    of batch norms still change.
+    A tied parameter matches under any of its names. Dropout in frozen modules stays on, and running
+    statistics of batch norms are still updated.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
-        patterns: words and shell patterns (see zerofit.core.freezing).
+        patterns: keywords and shell patterns (see zerofit.core.freezing).
 
     Returns:
         What was frozen, in words.
 
     Raises:
-        UserError: one of them names nothing, or nothing would train.
+        UserError: one of them matches nothing, or nothing would train.
     """
     if not patterns:
         return ()
@@ -51,10 +51,10 @@ def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def base_prefix_of(model: Any) -> str | None:
-    """Return the name under which a model holds its base, for zerofit.core.freezing; "" if it is one itself.
+    """Return the attribute of a model's base, for zerofit.core.freezing; "" if the model is a base itself.
 
-    None for models that are none of transformers, and for classes such as T5ForConditionalGeneration whose
-    parts stand beside their head.
+    None for models outside transformers, and for classes such as T5ForConditionalGeneration whose encoder and
+    decoder are beside the head.
     """
     from transformers import PreTrainedModel
 
@@ -67,7 +67,7 @@ def base_prefix_of(model: Any) -> str | None:
 
 
 def num_elements(parameters: Iterable[Any]) -> int:
-    """Return the elements of parameters, whole ones where ZeRO-3 has partitioned them."""
+    """Return the total number of elements, of whole parameters if ZeRO-3 has partitioned them."""
     return sum(int(getattr(one, "ds_numel", None) or one.numel()) for one in parameters)
 
 
@@ -77,10 +77,10 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
     if num_wanted > num_blocks:
         raise UserError(
             "freeze-too-many-blocks",
-            "the model has fewer blocks than are to be frozen",
+            "the model has fewer blocks than to freeze",
             found=f"freezing of {pattern}, and {type(model).__name__} with {num_blocks} blocks",
-            why="the number says how many blocks of each stack are frozen, counted from the input",
-            fix=f"give embeddings+{num_blocks} or less, or {ALL_BUT_HEAD}",
+            why="the number of blocks to freeze is for each stack, from the input",
+            fix=f"use embeddings+{num_blocks} or less, or {ALL_BUT_HEAD}",
         )
     if not matches(names, pattern, base_prefix=prefix):
         raise UserError(
@@ -93,17 +93,17 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
 
 
 def _near(pattern: str, names: tuple[str, ...]) -> str:
-    """Return what may have been meant: a module that holds it, or a name that is like it."""
+    """Return a suggestion for a pattern: a module that contains it, or a similar name."""
     modules = {name.rpartition(".")[0] for name in names}
     modules |= {".".join(one.split(".")[:end]) for one in modules for end in range(1, one.count(".") + 1)}
     plain = pattern.strip("*.")
     inner = sorted((one for one in modules if one.endswith(plain)), key=len)
     found = inner[0] if plain and inner else nearest(plain, sorted(modules))
     shown = f"{found}.*" if found else _modules(names)[0]
-    if shown == "*":  # parameters without a module around them, all of which must not be frozen
+    if shown == "*":  # parameters directly in the model, all of which must not be frozen
         shown = names[0]
     pattern_said = f"'{shown}'" if found else f"a pattern such as '{shown}'"
-    return f"{pattern_said}, or one of the words {', '.join(WORDS)}"
+    return f"{pattern_said}, or one of the keywords {', '.join(WORDS)}"
 
 
 def _modules(names: Iterable[str]) -> list[str]:
@@ -121,7 +121,7 @@ def _nothing_trains(
     model: Any, patterns: Sequence[str], names: frozenset[str], parameters: dict[str, Any]
 ) -> UserError:
     said, name = ", ".join(patterns), type(model).__name__
-    why = "every parameter that trains in the script is frozen by it"
+    why = "it freezes every parameter that the script trains"
     fix = "freeze less, such as embeddings+1"
     if ALL_BUT_HEAD in patterns:
         frozen = {id(parameters[one]): one for one in names}
@@ -130,7 +130,7 @@ def _nothing_trains(
             why = f"{name} has no head: all of it is the base model"
         elif tied:
             inner = frozen[id(parameters[tied[0]])]
-            why = f"its head {tied[0]} is tied to {inner}: one parameter, which is a part of the base model"
+            why = f"its head {tied[0]} is tied to {inner}: one parameter, which is part of the base model"
     return UserError(
         "freeze-leaves-nothing",
         "nothing would be left to train",

@@ -1,4 +1,4 @@
-"""Sets the attention implementation of a model that is made already."""
+"""Sets the attention implementation and tf32 of an existing model and process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEE = "https://huggingface.co/docs/transformers/en/attention_interface"
 
 
 def set_attention(model: Any, name: str) -> tuple[str, ...]:
-    """Set the attention implementation of the models of transformers in a module.
+    """Set the attention implementation of transformers' models in a module.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
@@ -27,11 +27,11 @@ def set_attention(model: Any, name: str) -> tuple[str, ...]:
         What was changed, in words.
 
     Raises:
-        UserError: a model lacks it, or it is not installed.
+        UserError: a model does not support it, or it is not installed.
     """
     parts = tuple(transformers_parts(model))
     if not parts:
-        return (f"attention is left as it is: {type(model).__name__} has no model of transformers in it",)
+        return (f"attention is unchanged: {type(model).__name__} contains no transformers model",)
     notes = []
     for part in parts:
         own = attention_of(part.config)
@@ -49,22 +49,22 @@ def _set_in(part: Any, name: str) -> None:
     own = attention_of(part.config)
     try:
         if not can_set_attention(part):
-            raise ValueError("its code has attention written out, and can't be set to another")
+            raise ValueError("its code implements attention itself, and can't use another")
         part.set_attn_implementation(name)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         put_attention_back(part.config, own)
         raise UserError(
             "attention-not-available",
-            f"this model can't take {name} as its attention",
+            f"this model does not support {name} attention",
             found=f"attention {name}, and {type(part).__name__} with {own}",
             why=" ".join(str(error).split()),
-            fix=f"give {' or '.join(available(part))}, or keep the model's own",
+            fix=f"use {' or '.join(available(part))}, or keep the model's own",
             see=SEE,
         ) from error
 
 
 def available(part: Any) -> tuple[str, ...]:
-    """Return the attention implementations that a model of transformers can take here."""
+    """Return the attention implementations available here for a transformers model."""
     from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
     own = attention_of(part.config)
@@ -79,7 +79,7 @@ def available(part: Any) -> tuple[str, ...]:
 
 
 _AMPERE = 8
-"""The first major compute capability with tf32
+"""The first compute capability (major) with tf32
 (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices)."""
 
 
@@ -91,14 +91,14 @@ def has_tf32() -> bool:
 
 
 def set_tf32(wanted: bool) -> tuple[str, ...]:
-    """Allow or forbid tf32 in the matrix products of this process; convolutions are left alone.
+    """Allow or forbid tf32 in the matrix products of this process, but not in convolutions.
 
-    It is torch's own setting for them. transformers' TrainingArguments.tf32 sets
-    torch.backends.fp32_precision, after which torch.get_float32_matmul_precision(), which torch.compile asks,
-    raises an error (torch 2.13).
+    This uses torch.set_float32_matmul_precision. TrainingArguments.tf32 sets torch.backends.fp32_precision
+    instead, after which torch.get_float32_matmul_precision(), which torch.compile calls, raises an error
+    (torch 2.13).
 
     Args:
-        wanted: whether fp32 products may round their inputs.
+        wanted: whether fp32 products may use tf32.
 
     Returns:
         What was changed, in words.
@@ -108,5 +108,5 @@ def set_tf32(wanted: bool) -> tuple[str, ...]:
     torch.set_float32_matmul_precision("high" if wanted else "highest")
     if not wanted:
         return ("fp32 matrix products keep full precision (tf32 is off)",)
-    where = "" if has_tf32() else ", which changes nothing here: no GPU of this process has tf32"
-    return (f"fp32 matrix products round their inputs to tf32{where}",)
+    where = "" if has_tf32() else ", without effect here: no GPU of this process has tf32"
+    return (f"fp32 matrix products use tf32{where}",)

@@ -1,4 +1,4 @@
-"""Puts Liger's kernels in the place of a model's modules."""
+"""Replaces a model's modules by Liger's kernels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SEE = "https://github.com/linkedin/Liger-Kernel"
 
 
 def use_liger(model: Any) -> tuple[str, ...]:
-    """Let a model compute norms, feed-forward blocks and the loss with Liger's kernels.
+    """Use Liger's kernels for a model's norms, feed-forward blocks and loss.
 
-    The loss of a causal model is then computed in pieces of the sequence, and its logits are never whole.
+    The loss of a causal model is then computed in chunks of the sequence, without materialising all logits.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
@@ -29,8 +29,8 @@ def use_liger(model: Any) -> tuple[str, ...]:
     check_liger()
     parts = tuple(transformers_parts(model))
     if not parts:
-        return (f"Liger's kernels are left out: {type(model).__name__} has no model of transformers in it",)
-    # As transformers calls it (transformers/integrations/liger.py, 5.23).
+        return (f"Liger's kernels are left out: {type(model).__name__} contains no transformers model",)
+    # As in transformers (transformers/integrations/liger.py, 5.23).
     kernels = import_module("liger_kernel.transformers")
     families = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     for part in parts:
@@ -39,7 +39,7 @@ def use_liger(model: Any) -> tuple[str, ...]:
                 "liger-family-unknown",
                 "Liger has no kernels for this family of models",
                 found=f"Liger's kernels, and {type(part).__name__} of the family {part.config.model_type}",
-                why=f"liger-kernel knows {', '.join(sorted(families))}",
+                why=f"liger-kernel supports {', '.join(sorted(families))}",
                 fix="train without Liger's kernels",
                 see=SEE,
             )
@@ -60,14 +60,14 @@ def check_liger() -> None:
             "liger-not-installed",
             "liger-kernel is not installed",
             found="Liger's kernels, and no package liger_kernel in this environment",
-            why="its kernels take the place of transformers' modules",
+            why="its kernels replace transformers' modules",
             fix="pip install liger-kernel, or train without Liger's kernels",
             see=SEE,
         )
     if not torch.cuda.is_available():
         raise UserError(
             "liger-needs-gpu",
-            "Liger's kernels run on a GPU only",
+            "Liger's kernels only run on GPUs",
             found="Liger's kernels, and no GPU in this process",
             why="they are written in Triton, which compiles for GPUs",
             fix="train without Liger's kernels",

@@ -1,7 +1,7 @@
-"""The quantized base of QLoRA: bitsandbytes' nf4 with quantized scales, as weights are loaded.
+"""The quantized base of QLoRA: bitsandbytes' nf4 with double quantization, applied while loading.
 
-What is not quantized, such as norms and embeddings, stays in the format it was loaded in. peft's own
-prepare_model_for_kbit_training puts all of it in fp32, vocabulary tables too; frozen weights take no small
+Other weights, such as norms and embeddings, keep the format they were loaded in. peft's
+prepare_model_for_kbit_training converts all of them to fp32, even embeddings; frozen weights get no small
 updates that would need it, and norms compute in fp32 by themselves or under autocast.
 """
 
@@ -23,13 +23,13 @@ SEE = "https://huggingface.co/docs/transformers/en/quantization/bitsandbytes"
 
 
 def quantization_config(precision: Precision | None) -> Any:
-    """Return transformers' configuration of a base in nf4, for from_pretrained(quantization_config=...).
+    """Return transformers' configuration of an nf4 base, for from_pretrained(quantization_config=...).
 
-    Blocks of 64 weights share a scale, and the scales are quantized again, as QLoRA has it: half a byte and
-    0.016 bytes a weight (https://arxiv.org/abs/2305.14314, section 3).
+    Blocks of 64 weights share a scale, and scales are quantized again, as in QLoRA: half a byte and 0.016
+    bytes per weight (https://arxiv.org/abs/2305.14314, section 3).
 
     Args:
-        precision: format that weights are unpacked to for each product; None stands for fp32.
+        precision: compute dtype of dequantized weights; None means fp32.
     """
     from transformers import BitsAndBytesConfig
 
@@ -43,9 +43,9 @@ def quantization_config(precision: Precision | None) -> Any:
 
 @contextmanager
 def whole_heads() -> Iterator[None]:
-    """Let transformers leave heads that are new with a task unquantized while it loads a model.
+    """Keep transformers from quantizing new task heads while it loads a model.
 
-    By itself it leaves out the last layer alone, and a head may have two, which are to train
+    By default it only excludes the last layer, but a head may have two layers to train
     (transformers/quantizers/base.py, get_keys_to_not_convert).
     """
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
@@ -64,19 +64,19 @@ def whole_heads() -> Iterator[None]:
 
 
 def make_trainable(model: Any) -> None:
-    """Let a model that was loaded in nf4 train, and be evaluated in between.
+    """Prepare a model loaded in nf4 for training and intermediate evaluation.
 
-    Layers that the checkpoint has no weights for, such as a new pooler, become plain ones: transformers 5.23
-    gives them values and leaves them unquantized, in a class that computes with quantized weights alone.
-    The others keep their weights in one layout: in evaluation on a CPU bitsandbytes 0.50 would put them into
-    another for good, which takes no backward pass, and refuses sizes that are no multiple of 32.
+    Layers without weights in the checkpoint, such as a new pooler, become plain ones: transformers 5.23
+    initialises them unquantized, in a class that only computes with quantized weights. The others keep their
+    weights in one layout: in evaluation on a CPU, bitsandbytes 0.50 would permanently convert them to another
+    one, which supports no backward pass, and only sizes that are a multiple of 32.
 
     Args:
-        model: as from_pretrained returned it.
+        model: as returned by from_pretrained.
     """
     import torch
 
-    layers: Any = importlib.import_module("bitsandbytes.nn")  # it comes without types
+    layers: Any = importlib.import_module("bitsandbytes.nn")  # it has no type annotations
     for name, module in [*model.named_modules()]:
         if not isinstance(module, layers.Linear4bit):
             continue
@@ -94,11 +94,11 @@ def is_quantized(model: Any) -> bool:
 
 
 def check_quantized(model: Any, *, has_adapters: bool) -> None:
-    """Check that a model is the quantized base of adapters.
+    """Check that a model is a quantized base for adapters.
 
     Args:
         model: the one that trains.
-        has_adapters: whether adapters are put on it.
+        has_adapters: whether it gets adapters.
 
     Raises:
         UserError: it is not quantized, its head is, or nothing in it could train.
@@ -108,7 +108,7 @@ def check_quantized(model: Any, *, has_adapters: bool) -> None:
             "quantization-needs-lora",
             "quantized weights do not train",
             found="weights in nf4 without LoRA",
-            why="a step is smaller than what 4 bits can hold, so that adapters train in their place",
+            why="updates are smaller than the resolution of 4 bits, so adapters are trained instead",
             fix="add --lora",
         )
     if not is_quantized(model):
@@ -116,21 +116,21 @@ def check_quantized(model: Any, *, has_adapters: bool) -> None:
             "quantization-without-checkpoint",
             "the base is not quantized",
             found=f"weights in nf4, and {type(model).__name__} with whole weights",
-            why="weights are quantized while from_pretrained() reads them; a model made from a configuration "
-            "reads none, and without training it is no base for adapters",
-            fix="load the model with from_pretrained() under `zerofit launch`; elsewhere give it "
+            why="weights are quantized while from_pretrained() loads them; a model made from a "
+            "configuration loads none, and an untrained model is no base for adapters",
+            fix="load the model with from_pretrained() under `zerofit launch`; elsewhere pass "
             "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
-            f"bnb_4bit_use_double_quant=True{_heads_said(model)}); a second model that is loaded before "
-            "training has begun is taken for a teacher: load the one that trains first",
+            f"bnb_4bit_use_double_quant=True{_heads_said(model)}); a second model loaded before training "
+            "counts as a teacher: load the trained model first",
             see=SEE,
         )
     packed = _packed_heads(model)
     if packed:
         raise UserError(
             "quantized-head",
-            "the head is quantized, and is to train",
+            "the head is quantized, but must train",
             found=f"weights in nf4, and {type(model).__name__} with {', '.join(packed)} in 4 bit",
-            why="a head that is new with the task trains whole, and 4 bits take no steps",
+            why="a new task head is fully trained, which 4-bit weights can't be",
             fix=f"load it with BitsAndBytesConfig(...{_heads_said(model)})",
             see=SEE,
         )
@@ -152,11 +152,11 @@ def _packed_heads(model: Any) -> list[str]:
 
 
 def store_frozen_in(model: Any, precision: Precision) -> tuple[str, ...]:
-    """Keep the weights that adapters freeze in 16 bit, which saves their copies under autocast.
+    """Store the frozen weights under adapters in 16 bit, which saves autocast's copies.
 
-    Autocast alone would leave embeddings and norms in fp32, and with them what blocks hand on to one another.
-    Measured on small models of random weights in bf16: logits are 0.0239 from those of fp32 in place of
-    0.0170 (Llama), 0.0163 in place of 0.0112 (BERT).
+    Autocast alone leaves embeddings and norms in fp32, and therefore the activations between blocks. Measured
+    on small random models in bf16: the error of logits against fp32 is 0.0239 instead of 0.0170 (Llama),
+    0.0163 instead of 0.0112 (BERT).
 
     Args:
         model: an adapted one, before it is wrapped for training.
@@ -172,11 +172,15 @@ def store_frozen_in(model: Any, precision: Precision) -> tuple[str, ...]:
         if not parameter.requires_grad and parameter.dtype is torch.float32:
             parameter.data = parameter.data.to(dtype)
             num_changed += 1
-    return (f"the frozen weights, embeddings and norms too, lie in {precision}",) if num_changed else ()
+    return (
+        (f"the frozen weights, including embeddings and norms, are stored in {precision}",)
+        if num_changed
+        else ()
+    )
 
 
 def torch_dtype(precision: Precision) -> Any:
-    """Return torch's dtype of a number format."""
+    """Return torch's dtype for a precision."""
     import torch
 
     return {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}[

@@ -1,4 +1,4 @@
-"""The tracer: a model's forward and backward pass on tensors without values, as a log of allocations."""
+"""The tracer: a model's forward and backward pass on fake tensors, as a log of allocations."""
 
 from zerofit.models.trace.entry import trace_model
 

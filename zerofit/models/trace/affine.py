@@ -1,4 +1,4 @@
-"""A log as a function of the micro-batch size, fitted to runs at two sizes."""
+"""A log as an affine function of the micro-batch size, fitted to runs at two sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from zerofit.models.trace.raw import Skeleton
 
 Affine = tuple[int, int]
-"""A count as a constant and a part for each sample."""
+"""A number as a constant and a coefficient per sample."""
 AffineLog = RawLog[Affine]
 """A log with two numbers for each one that depends on the micro-batch size."""
 
 
 def fit(low: RawLog[int], high: RawLog[int], samples: tuple[int, int]) -> AffineLog | None:
-    """Return the log that is right at two sizes, or None where they do not the same in the same order."""
+    """Return the log that matches runs at two sizes, or None if their events differ."""
 
     def line(at_low: int, at_high: int) -> Affine:
         each, left = divmod(at_high - at_low, samples[1] - samples[0])
@@ -40,7 +40,7 @@ def fit(low: RawLog[int], high: RawLog[int], samples: tuple[int, int]) -> Affine
 
 
 def exact(log: RawLog[int]) -> AffineLog:
-    """Return the log that holds for the size of one run alone."""
+    """Return the log for the size of a single run."""
     return _mapped(log, lambda size: (size, 0))
 
 
@@ -58,7 +58,7 @@ def difference(log: AffineLog, raw: RawLog[int], samples: int) -> str | None:
 
 
 def _named(log: RawLog[int], column: str) -> list[Any]:
-    """Return a column of a log with operators by name: runs number them in the order of their first call."""
+    """Return a column of a log with operators by name, since runs number them by first call."""
     names = log.operator_names
     if column == "operators":
         return [names[one] for one in log.operators]
@@ -79,7 +79,7 @@ def _numbers(log: RawLog[int]) -> list[int]:
 
 
 def _mapped(log: RawLog[Any], change: Callable[[Any], Any]) -> RawLog[Any]:
-    """Return a log with each number changed that goes with the batch size, in the order of _numbers()."""
+    """Return a log with each size-dependent number changed, in the order of _numbers()."""
     num_bytes = [change(size) for size in log.num_bytes]
     calls = [replace(call, flops=change(call.flops), num_bytes=change(call.num_bytes)) for call in log.calls]
     return replace(log, num_bytes=num_bytes, calls=calls)
@@ -90,10 +90,10 @@ class _NotAffineError(Exception):
 
 
 def to_allocation_log(log: AffineLog, skeleton: Skeleton, least: int) -> AllocationLog:
-    """Return the log in the form that estimates take.
+    """Return the log in the form that estimates use.
 
     Args:
-        least: the smallest micro-batch that it holds for.
+        least: the smallest micro-batch size that it holds for.
     """
     pairs = [*zip(log.codes, log.arguments, strict=True)]
     events = [pair for pair in pairs if pair[0] != CALL]

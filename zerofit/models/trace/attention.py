@@ -1,10 +1,10 @@
-"""Scaled-dot-product attention as CUDA runs it: which kernel takes the call, and what it allocates.
+"""Scaled-dot-product attention as on CUDA: the kernel chosen for a call, and its allocations.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order and the can_use_* conditions) and
-aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention). Which kernel: as PyTorch 2.13,
-before https://github.com/pytorch/pytorch/pull/191085 (the efficient kernel takes shared heads) and
-https://github.com/pytorch/pytorch/pull/185553 (cuDNN takes 256 channels on 10.x too). Whether 2.13 has the
-latter is an ASSUMPTION: it makes a difference to what is allocated only where there is a mask or dropout.
+aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention). The choice is PyTorch 2.13's,
+before https://github.com/pytorch/pytorch/pull/191085 (the efficient kernel supports grouped-query attention)
+and https://github.com/pytorch/pytorch/pull/185553 (cuDNN supports 256 channels on 10.x too). Whether 2.13 has
+the latter is an ASSUMPTION: allocations differ only with a mask or dropout.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def kernel_for(
     is_causal: bool = False,
     shares_heads: bool = False,
 ) -> Kernel:
-    """Return the kernel that PyTorch's CUDA build takes for one call with gradients.
+    """Return the kernel that PyTorch's CUDA build uses for one call with gradients.
 
-    cuDNN comes first on compute capability 9.x and 10.x, as in builds with cuDNN later than 9.15.0; older
-    builds take flash there. With neither mask nor dropout both allocate the same outputs.
+    cuDNN comes first on compute capability 9.x and 10.x, as in builds with cuDNN newer than 9.15.0; older
+    builds use flash there. Without mask and dropout both allocate the same outputs.
 
     Args:
-        bits: of one element of the query.
+        bits: per element of the query.
         is_square: whether there are as many keys as queries.
-        shares_heads: whether enable_gqa gives several query heads one key head. transformers asks for that
-            without a mask alone, and else repeats the key heads (integrations/sdpa_attention.py).
+        shares_heads: whether enable_gqa gives several query heads one key head. transformers uses it only
+            without a mask, and repeats the key heads otherwise (integrations/sdpa_attention.py).
     """
     is_new = capability >= (8, 0)
     is_low = bits == 16 and (is_new or not is_bf16)
@@ -77,7 +77,10 @@ def kernel_for(
 
 
 def _cudnn_takes(capability: tuple[int, int], head_dim: int, value_dim: int) -> bool:
-    """Source: check_cudnn_tensor_shapes; (192, 128) is DeepSeek's latent attention."""
+    """Return True if cuDNN supports these head sizes; (192, 128) is DeepSeek's latent attention.
+
+    Source: check_cudnn_tensor_shapes.
+    """
     if head_dim % 8 or value_dim % 8:
         return False
     most = 256 if capability == (9, 0) else 128
@@ -120,7 +123,7 @@ def attend(
     )
     if query.dim() != 4 or (shares_heads and not enable_gqa):
         kernel = Kernel.MATH
-    with torch.autocast("cpu", enabled=False):  # within the call CUDA's autocast is off too
+    with torch.autocast("cpu", enabled=False):  # CUDA's autocast is also off within the call
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _as_bias(attn_mask, query.dtype)
         if kernel is Kernel.MATH:
@@ -129,7 +132,7 @@ def attend(
 
 
 def _as_bias(mask: Any, dtype: Any) -> Any:
-    """Return a boolean mask as what is added to the scores (convert_boolean_attn_mask)."""
+    """Return a boolean mask as additive bias (convert_boolean_attn_mask)."""
     import torch
 
     hidden, seen = (torch.scalar_tensor(value, dtype=dtype, device=mask.device) for value in (-math.inf, 0.0))
@@ -160,7 +163,7 @@ def flash_kernel(q: Any, k: Any, v: Any, _: Any, dropout: float, is_causal: bool
 def _efficient(
     q: Any, k: Any, v: Any, bias: Any, dropout: float, is_causal: bool, scale: float | None
 ) -> Any:
-    """Lay the mask's rows out on multiples of 16 elements (preprocess_mask, pad_bias)."""
+    """Align the mask's rows to multiples of 16 elements (preprocess_mask, pad_bias)."""
     import torch
 
     if bias is not None:
@@ -184,10 +187,10 @@ def plain_kernel(
     scale: float | None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Do what _scaled_dot_product_attention_math does, step by step: 16-bit inputs are computed in fp32.
+    """Do what _scaled_dot_product_attention_math does, step by step; 16-bit inputs are computed in fp32.
 
-    The operator itself would not do: seen by a dispatch mode it adds the mask out of place, and on the CPU
-    its dropout keeps a scaled fp32 mask. What has a name here lives to the end, as it does there.
+    The operator itself behaves differently: under a dispatch mode it adds the mask out of place, and on the
+    CPU its dropout keeps a scaled fp32 mask. Named variables here live until the end, as there.
     """
     import torch
 
@@ -209,7 +212,7 @@ def plain_kernel(
     weights = torch.ops.aten._safe_softmax(weights, -1)
     if dropout > 0:
         weights = torch.native_dropout(weights, dropout, True)[0]
-    returned = weights.to(dtype)  # the operator's second result, which goes when it ends
+    returned = weights.to(dtype)  # the operator's second output, freed at its end
     out = (weights @ whole_v).to(dtype)
     del returned
     return out
@@ -225,14 +228,14 @@ _LEAST_CAPABILITY = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
 
 @contextmanager
 def flash_package(request: TraceRequest) -> Iterator[None]:
-    """Let transformers find flash-attn's functions where a request asks for them; they take fake tensors.
+    """Provide flash-attn's functions to transformers if a request needs them; they accept fake tensors.
 
-    A padded batch goes through transformers' own unpadding. How many tokens are padding is not known: none
-    are left out, which is what a batch needs at the most. Version 3 is taken to allocate what 2 does, and
-    samples are never packed into one (ASSUMPTIONS).
+    A padded batch goes through transformers' unpadding. The amount of padding is unknown: no tokens are
+    removed, which gives an upper bound. Version 3 is assumed to allocate what 2 does, and samples are never
+    packed into one (ASSUMPTIONS).
 
     Raises:
-        UserError: the GPU or the number format is none that flash-attn takes.
+        UserError: flash-attn does not support the GPU or the precision.
     """
     if not (request.attention or "").startswith(_PREFIX):
         yield
@@ -252,15 +255,15 @@ def _check_flash(request: TraceRequest) -> None:
             "the GPU is too old for this attention",
             found=f"attention {request.attention}, compute capability "
             f"{'.'.join(map(str, request.compute_capability))}",
-            why=f"its kernels are made for {'.'.join(map(str, least))} and later",
-            fix="keep sdpa: PyTorch takes the best kernel that it has for the GPU",
+            why=f"its kernels need {'.'.join(map(str, least))} and later",
+            fix="keep sdpa: PyTorch uses its best kernel for the GPU",
         )
     if request.weights is Precision.FP32 and request.autocast is None:
         raise UserError(
             "flash-attention-needs-16-bit",
-            "this attention takes no fp32",
+            "this attention does not support fp32",
             found=f"attention {request.attention}, fp32 without autocast",
-            why="flash-attn has kernels for fp16 and bf16 alone",
+            why="flash-attn only has kernels for fp16 and bf16",
             fix="train in bf16 or fp16, or keep sdpa",
         )
 

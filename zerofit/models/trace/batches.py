@@ -1,4 +1,4 @@
-"""Batches: the tensors that a task's data collator hands to a model."""
+"""Batches as made by the data collator of each task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def make_batch(model: Any, samples: int, request: TraceRequest) -> dict[str, Any]:
-    """Return the batch that a model of transformers is trained on.
+    """Return a training batch for a transformers model.
 
     Args:
         model: the model with its task head.
-        request: gives the lengths.
+        request: the sequence lengths.
     """
     import torch
 
@@ -38,10 +38,10 @@ def make_batch(model: Any, samples: int, request: TraceRequest) -> dict[str, Any
 
 
 _NUM_CHOICES = 4
-"""ASSUMPTION: answers of a multiple choice, as in SWAG (https://aclanthology.org/D18-1009)."""
+"""ASSUMPTION: choices of multiple-choice tasks, as in SWAG (https://aclanthology.org/D18-1009)."""
 
 _Shape = tuple[tuple[int, ...], bool]
-"""Dimensions, and whether it holds floats."""
+"""Dimensions, and True for floats."""
 _Shapes = dict[str, _Shape]
 
 
@@ -61,7 +61,7 @@ def _inputs(model: Any, task: str, samples: int, request: TraceRequest, accepts:
     if main != "input_ids":
         raise _cannot_feed(task, main)
     if getattr(config, "vision_config", None) is not None and "pixel_values" in accepts:
-        raise _cannot_feed(task, "input_ids with pixel_values, whose count goes by the processor")
+        raise _cannot_feed(task, "input_ids with pixel_values, whose number depends on the processor")
     is_choice = task.endswith("ForMultipleChoice")
     shape = (samples, _NUM_CHOICES, length) if is_choice else (samples, length)
     batch: _Shapes = {"input_ids": (shape, False)}
@@ -103,8 +103,8 @@ _ONE_LABEL = (
 def _cannot_feed(task: str, main: str) -> UserError:
     return UserError(
         "trace-unknown-inputs",
-        "this model's inputs are not known to the tracer",
+        "the tracer does not support this model's inputs",
         found=f"{task}, whose main input is {main}",
-        why="memory is read off a run of the model, which needs a batch of the right shapes",
+        why="memory is measured on a traced run of the model, which needs a batch of the right shapes",
         fix="name a text, vision or speech model of transformers, or plan with --fast from its dimensions",
     )

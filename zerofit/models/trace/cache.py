@@ -1,4 +1,4 @@
-"""The cache of traces: a compressed JSON file each, named by everything that decides it. Without torch."""
+"""The cache of traces: one compressed JSON file each, named by a digest of its inputs. Without torch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _DECIDING = (
     *("core/allocation_log.py", "core/freezing.py", "core/strategy.py", "core/upstream/*.py"),
     *("models/meta_device.py", "models/changes/*.py", "models/trace/*.py"),
 )
-"""The files of zerofit that decide what a trace holds and how it is written."""
+"""zerofit's files that affect the content and format of a trace."""
 _MOST_BYTES = 256 << 20
-"""Capacity of the folder; the oldest traces are removed first."""
+"""Maximum size of the folder; the oldest traces are deleted first."""
 
 
 def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:
-    """Return where traces are kept: the folder traces in zerofit's cache folder."""
+    """Return the folder of cached traces."""
     return cache_folder(environment, home) / "traces"
 
 
@@ -55,10 +55,10 @@ def key_of(source: ModelSource, request: TraceRequest) -> str:
 
 
 def _remote_code(source: ModelSource) -> list[Path]:
-    """Return the files that a model's own Python code is known by.
+    """Return files that identify a model's custom code.
 
-    Of a folder its modules; of a repository on the hub the file in which the local cache keeps the commit
-    that `main` was last seen at (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+    For a folder its modules; for a hub repository the file in which the local cache stores the commit of
+    `main` (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -87,18 +87,18 @@ def _adapter() -> Any:
 
 
 def read_trace(path: Path, request: TraceRequest) -> Trace | None:
-    """Return the trace in a file, or None where there is none or it can't be read."""
+    """Return the trace in a file, or None if there is none or it can't be read."""
     try:
         logs, notes = _adapter().validate_json(zlib.decompress(path.read_bytes()))
         return Trace(request=request, logs=logs, notes=notes)
-    except (OSError, zlib.error, ValueError):  # pydantic's errors are such
+    except (OSError, zlib.error, ValueError):  # includes pydantic's errors
         return None
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace whole or not at all, and remove the oldest ones where they are too much together.
+    """Write a trace atomically, and delete the oldest ones above the maximum size.
 
-    A folder that can't be written to keeps none.
+    Nothing is stored if the folder is not writable.
     """
     try:
         write_whole(path, zlib.compress(_adapter().dump_json((trace.logs, trace.notes)), 3))
@@ -108,7 +108,7 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def _prune(folder: Path, most_bytes: int) -> None:
-    """Remove the oldest traces of a folder beyond a number of bytes."""
+    """Delete the oldest traces of a folder above a maximum size."""
     total = 0
     seen = [(path.stat(), path) for path in folder.glob("*.trace")]
     for status, path in sorted(seen, key=lambda one: one[0].st_mtime_ns, reverse=True):

@@ -1,4 +1,4 @@
-"""CostBook: the floating-point operations and the bytes of each operator's call."""
+"""CostBook: the floating-point operations and bytes of each operator call."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import Pass
 
 _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "_reshape_alias", "detach"}
-"""Operators that touch no memory."""
+"""Operators that access no memory."""
 
 
 class CostBook:
-    """Counts by PyTorch's own registry of formulas (torch.utils.flop_counter)."""
+    """Counts operations by PyTorch's registry of formulas (torch.utils.flop_counter)."""
 
     def __init__(self) -> None:
         import torch
@@ -40,7 +40,7 @@ class CostBook:
         outputs: list[Any],
         during: Pass,
     ) -> OperatorCall[int] | None:
-        """Return the cost of one call, or None where it only makes a view."""
+        """Return the cost of one call, or None if it only makes a view."""
         is_free = self._is_free.get(function)
         if is_free is None:
             is_free = self._is_free[function] = _makes_a_view(function)
@@ -57,7 +57,7 @@ class CostBook:
             kind = CostKind.GROUPED if grouped else CostKind.MATMUL
             kind = CostKind.ATTENTION if is_attention else kind
             if is_attention and self._is_causal(function, args, kwargs):
-                flops //= 2  # the formulas count the whole square of scores
+                flops //= 2  # the formulas count the full square of scores
         is_exchange = function.namespace == COLLECTIVES
         if is_exchange:
             kind = CostKind.EXCHANGE
@@ -67,16 +67,16 @@ class CostBook:
         return OperatorCall(operator, kind, during, precision, flops, moved)
 
     def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:
-        """Return an attention kernel's arguments for its formula, which in torch 2.8 knows no shared heads.
+        """Return an attention kernel's arguments for its formula, which in torch 2.8 lacks GQA.
 
-        Each head of the queries meets keys, whoever shares them: (samples, heads, tokens, channels).
+        Key heads are expanded to all query heads: (samples, heads, tokens, channels).
         """
         shapes = [tuple(one.shape) if isinstance(one, self._tensor) else one for one in args]
         heads = max((one[1] for one in shapes if _is_of_heads(one)), default=0)
         return [(one[0], heads, *one[2:]) if _is_of_heads(one) else one for one in shapes]
 
     def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if an attention kernel is told to leave out what lies ahead of a token."""
+        """Return True if an attention kernel is called with a causal mask."""
         place = self._causal_at.get(function)
         if place is None:
             names = [argument.name for argument in function._schema.arguments]
@@ -89,7 +89,7 @@ def _is_of_heads(shape: Any) -> bool:
 
 
 def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
-    """Count transformers' own grouped product, which PyTorch has no formula for: a row meets one matrix."""
+    """Count transformers' own grouped product, for which PyTorch has no formula: one matrix per row."""
     name = function._overloadpacket.__name__
     if name not in ("grouped_mm_fallback", "grouped_mm_fallback_backward"):
         return 0

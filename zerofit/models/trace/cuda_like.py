@@ -1,4 +1,4 @@
-"""cuda_like: the mode under which functions on CPU tensors do what they would do on CUDA ones."""
+"""cuda_like: a mode in which functions on CPU tensors behave as on CUDA tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def cuda_like(request: TraceRequest) -> Any:
-    """Return a TorchFunctionMode that puts CUDA's way in the place of the CPU's.
+    """Return a TorchFunctionMode that replaces the CPU's behaviour by CUDA's.
 
-    Substituted: attention kernels, dropout (one kernel that keeps a boolean mask), softmax and log_softmax
-    from fp16 straight to fp32, rms_norm (one kernel), the functions that autocast runs in fp32 on CUDA but
-    not on the CPU, and cross_entropy, of which it runs one half so.
+    Replaced are attention kernels, dropout (one kernel that saves a boolean mask), softmax and log_softmax
+    from fp16 directly to fp32, rms_norm (one kernel), functions that autocast runs in fp32 on CUDA but not on
+    the CPU, and cross_entropy, which autocast runs partly in fp32.
 
-    Beside these, what the request's engine and its PyTorch put there: see TraceRequest's saves_linear_inputs
-    and softmax_saves_input.
+    Also replaced are functions changed by the request's engine and PyTorch version: see TraceRequest's
+    saves_linear_inputs and softmax_saves_input.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -71,7 +71,7 @@ def _substitutes(request: TraceRequest) -> dict[Any, Any]:
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
-    """Source: aten/src/ATen/native/Dropout.cpp, dropout: CUDA tensors take native_dropout."""
+    """Do what native_dropout does, which CUDA tensors use (aten/src/ATen/native/Dropout.cpp, dropout)."""
     import torch
 
     if not training or p == 0 or input.numel() == 0:
@@ -91,7 +91,10 @@ def _functional_softmax(
 
 
 def _softmax(is_log: bool, input: Any, dim: int, dtype: Any = None) -> Any:  # noqa: A002
-    """Source: aten/src/ATen/native/SoftMax.cpp: CUDA's fp32 kernel reads fp16 itself; bf16 it does not."""
+    """Compute softmax as CUDA's fp32 kernel, which reads fp16, but not bf16, directly.
+
+    Source: aten/src/ATen/native/SoftMax.cpp.
+    """
     import torch
 
     if dtype is torch.float32 and input.dtype is torch.float16:
@@ -110,10 +113,10 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Under CUDA's autocast a 16-bit log_softmax, of which nll_loss takes an fp32 copy.
+    """Compute a 16-bit log_softmax, of which nll_loss gets an fp32 copy, as under CUDA's autocast.
 
-    cross_entropy is on none of autocast's lists and names log_softmax its input's format, which autocast lets
-    be; nll_loss is on the fp32 list. The CPU's autocast has cross_entropy in fp32 as a whole. Source:
+    cross_entropy is on none of CUDA autocast's lists and passes its input's dtype to log_softmax, which
+    autocast respects; nll_loss is on the fp32 list. CPU autocast runs all of cross_entropy in fp32. Source:
     aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_symint; torch/include/ATen/autocast_mode.h.
     """
     import torch
@@ -131,7 +134,7 @@ def _cross_entropy(
 
 
 def half_softmax() -> Any:
-    """Return the autograd function of a softmax, or its logarithm, that reads fp16 and writes fp32."""
+    """Return an autograd function for softmax or log_softmax that reads fp16 and writes fp32."""
     global _half_softmax
     if _half_softmax is None:
         import torch
@@ -156,7 +159,7 @@ _half_softmax: Any = None
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002
-    """Source: aten/src/ATen/native/layer_norm.cpp, rms_norm_symint: CUDA takes the fused kernel."""
+    """Use the fused kernel, as CUDA does. Source: aten/src/ATen/native/layer_norm.cpp, rms_norm_symint."""
     import torch
 
     if weight is not None and weight.dtype != input.dtype:
@@ -177,7 +180,7 @@ _FP32_LAYERS = (
 
 
 def fp32_functions() -> set[Any]:
-    """Functions that CUDA's autocast feeds fp32.
+    """Return the functions whose inputs CUDA's autocast casts to fp32.
 
     Source: torch/include/ATen/autocast_mode.h of 2.13, AT_FORALL_FP32; matrix norms are left out.
     """
@@ -192,7 +195,7 @@ _FP32_BY_DTYPE = ("prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum")
 
 
 def fp32_by_dtype() -> set[Any]:
-    """Functions that CUDA's autocast tells to answer in fp32 unless they are told a format.
+    """Return the functions that CUDA's autocast calls with dtype=fp32 unless a dtype is given.
 
     Source: torch/include/ATen/autocast_mode.h of 2.13, AT_FORALL_FP32_SET_OPT_DTYPE; norms are left out.
     """
@@ -203,10 +206,10 @@ def fp32_by_dtype() -> set[Any]:
 
 
 def zero3_linear() -> Any:
-    """Return what stands in for torch.nn.functional.linear under DeepSpeed's stage 3.
+    """Return the replacement of torch.nn.functional.linear under ZeRO-3.
 
-    It keeps input, weight and bias of every layer through which a gradient flows, where PyTorch's own keeps
-    the input only if the weight trains.
+    It saves input, weight and bias of every layer with a gradient, while PyTorch's saves the input only if
+    the weight trains.
 
     Source: deepspeed/runtime/zero/linear.py, LinearFunctionForZeroStage3.
     """
@@ -237,10 +240,10 @@ def zero3_linear() -> Any:
 
 
 def old_softmaxes() -> dict[Any, Any]:
-    """Return the functions that stand in for softmax and what is made of it, as up to PyTorch 1.10.
+    """Return the replacements of softmax and functions built on it, as up to PyTorch 1.10.
 
     Source: tools/autograd/derivatives.yaml of 1.10: _softmax_backward_data and _log_softmax_backward_data
-    take self; from 1.11 on they take its dtype alone.
+    save self; from 1.11 on only its dtype.
     """
     import torch
 
@@ -285,7 +288,7 @@ def _keeping_softmax(is_log: bool) -> Any:
         @staticmethod
         def forward(ctx: Any, scores: Any, dim: int, dtype: Any) -> Any:
             is_half = scores.dtype is torch.float16 and dtype is torch.float32
-            if is_half:  # CUDA's kernel reads fp16 itself
+            if is_half:  # CUDA's kernel reads fp16 directly
                 out = torch.empty_like(scores, dtype=dtype)
             else:
                 scores = scores.to(dtype)

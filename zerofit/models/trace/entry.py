@@ -1,4 +1,4 @@
-"""The trace of a model: its logs under a request, from runs on fake tensors at several sizes."""
+"""Entry of the tracer: a model's logs for a request, from runs on fake tensors at several sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _ZEROFIT = Path(__file__).parents[2]
 _STARTS = (2, 4, 8, 16, 32)
-"""Sizes from which on a log is tried to be affine; those below get a log each."""
+"""Sizes from which a log is assumed to be affine and tested; smaller sizes get separate logs."""
 
 
 def trace_model(
@@ -50,18 +50,18 @@ def trace_model(
     cache_folder: Path | None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Return what a model's micro-batch allocates and computes, as functions of its size.
+    """Return the allocations and computation of a model's micro-batch, as functions of its size.
 
-    The model's own class runs forward and backward on tensors that have shapes and no values, with CUDA's
-    kernels in the place of the CPU's. Mixtures of experts run as grouped matrix products, whose sizes do not
-    depend on where the router sends a token. A trace in the cache is read without importing torch.
+    The model's own class runs forward and backward on tensors with shapes but no values, with CUDA's kernels
+    substituted for the CPU's. Mixtures of experts run as grouped matrix products, whose sizes do not depend
+    on routing. A cached trace is read without importing torch.
 
     Args:
-        source: what probe_model returned.
-        cache_folder: where traces are kept (see default_cache_folder); None keeps none.
+        source: output of probe_model.
+        cache_folder: the folder of traces (see default_cache_folder); None disables the cache.
 
     Raises:
-        UserError: the model can't be run on such tensors, or not with this request.
+        UserError: the model can't run on such tensors, or not with this request.
     """
     check_sequence_length(source.facts, request.sequence_length, request.target_length)
     path = None if cache_folder is None else cache_folder / f"{key_of(source, request)}.trace"
@@ -86,11 +86,11 @@ def trace_config(
     all_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Return the logs of a model of a configuration, as trace_made does.
+    """Return the logs for a model configuration, as trace_made does.
 
     Args:
-        build: makes the model with its task head of a configuration, a dtype and an attn_implementation:
-            from_config of an Auto class, or _from_config of the model's own.
+        build: creates the model with its task head from a configuration, a dtype and an
+            attn_implementation: from_config of an Auto class, or _from_config of the model's own.
     """
     return trace_made(
         lambda: prepare_model(build, copy.deepcopy(config), request),
@@ -113,18 +113,18 @@ def trace_made(
     all_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Return the logs of a model that a function makes.
+    """Return the logs of a model created by a function.
 
     Args:
-        make_model: makes the model on fake tensors, as the request has it.
-        name: of the model, for a message.
-        attention: the implementation in use, where the request leaves it to the model.
-        loss: computes the loss, where the model alone does not.
-        all_layers: whether no layer may be left out and replicated.
+        make_model: creates the model on fake tensors, as requested.
+        name: of the model, for messages.
+        attention: the implementation in use, if the request leaves it to the model.
+        loss: computes the loss, if the model alone does not.
+        all_layers: whether every layer must run, without replication.
 
     Raises:
-        UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
-            raises is passed on as it is.
+        UserError: the model can't run on fake tensors, or not with this request. Errors of zerofit's own
+            code are passed on unchanged.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -147,7 +147,7 @@ def trace_made(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the libraries' own messages off the terminal: what fails is told in one error."""
+    """Suppress the libraries' messages: failures are reported in one error."""
     names = ("torch._subclasses.fake_tensor", "transformers")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -163,7 +163,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_own(error: Exception) -> bool:
-    """Return True if zerofit's own code raised an error, and not the model's or a library's."""
+    """Return True if an error was raised by zerofit's own code rather than the model's or a library's."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(_ZEROFIT)
 
@@ -172,10 +172,10 @@ def _cannot_trace(name: str, error: Exception) -> UserError:
     said = (str(error).strip().splitlines() or [""])[0]
     return UserError(
         "trace-failed",
-        "the model can't be run without its values",
+        "the model can't run on fake tensors",
         found=f"{name}: {type(error).__name__}: {said[:200]}",
-        why="memory is read off a run on tensors that have shapes and no values",
-        fix="plan with --fast, which goes by the model's dimensions alone",
+        why="memory is measured on a traced run on tensors without values",
+        fix="plan with --fast, which only uses the model's dimensions",
     )
 
 
@@ -219,7 +219,7 @@ def describe(model: Any) -> Skeleton:
 
 @dataclass(slots=True)
 class _Tracing:
-    """Runs one model at several sizes, with few of its layers or all."""
+    """Runs one model at several sizes, with few or all of its layers."""
 
     model: Any
     request: TraceRequest
@@ -242,7 +242,7 @@ class _Tracing:
                 return self._logs()
             except UserError:
                 raise
-            except Exception as reason:  # of a model that needs all its layers
+            except Exception as reason:  # raised by a model that needs all its layers
                 self.model.zero_grad(set_to_none=True)
                 self.say(f"layers differ ({reason})")
         self.stacks = ()
@@ -258,14 +258,14 @@ class _Tracing:
         return Trace(request=self.request, logs=tuple(logs))
 
     def _holds_for_one(self, log: AffineLog) -> bool:
-        """Return True if a log holds for one sample too, or the model takes no single one."""
+        """Return True if a log also holds for one sample, or the model can't run with one."""
         try:
             return difference(log, self._run(1), 1) is None
-        except ValueError:  # of torch.nn.functional.batch_norm, where there is one value to a channel
+        except ValueError:  # raised by torch.nn.functional.batch_norm with a single value per channel
             return True
 
     def _affine(self) -> tuple[int, AffineLog]:
-        """Return the first size from which on one log holds, and that log."""
+        """Return the smallest size from which a single log holds, and that log."""
         for start in _STARTS:
             log = fit(self._run(start), self._run(start + 1), (start, start + 1))
             far = 4 * start + 1
@@ -273,10 +273,10 @@ class _Tracing:
                 return start, log
         raise UserError(
             "trace-not-affine",
-            "this model's memory does not grow evenly with the micro-batch",
+            "this model's memory is not an affine function of the micro-batch size",
             found=f"{type(self.model).__name__}, up to {4 * _STARTS[-1] + 1} samples",
-            why="a log is taken at a few sizes and drawn out to all others",
-            fix="plan with --fast, which goes by the model's dimensions alone",
+            why="the model is traced at a few sizes, and extrapolated to all others",
+            fix="plan with --fast, which only uses the model's dimensions",
         )
 
     def _exact(self, samples: int) -> AllocationLog:
@@ -295,7 +295,7 @@ class _Tracing:
         return self.runs[key]
 
     def _whole(self, log: AffineLog, samples: int) -> AffineLog:
-        """Return the log of all layers, once more layers were seen to do what copies of some do."""
+        """Return the log of all layers, after checking on one more model size that replication is exact."""
         if not self.stacks:
             return log
         seen = difference(self._grown(log, [1] * len(self.stacks)), self._run(samples, more=1), samples)

@@ -1,4 +1,4 @@
-"""Stacks: runs of alike layers in a model, and the model with some of them left out."""
+"""Stacks: repeated layers in a model, and the model with some of them left out."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ _LONGEST_PERIOD = 12
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A list of layers that from one on repeats."""
+    """A list of layers that is periodic from some layer on."""
 
     path: str
     """Qualified name of the ModuleList."""
     first: int
-    """The layer with which the repetition begins."""
+    """The first layer of the repetition."""
     period: int
-    """Layers after which it repeats."""
+    """Number of layers per period."""
     num_layers: int
-    """Of the whole model."""
+    """Layers of the whole model."""
     shift: int = 0
-    """Layers of the repetition that are left aside at its beginning, as their input differs."""
+    """Layers skipped at the start of the repetition, because their inputs differ."""
 
     @property
     def copied(self) -> int:
-        """The first of the layers that are copied: one of the repetition comes before it."""
+        """The first of the layers to copy; one period of the repetition comes before it."""
         return self.first + self.shift + 1
 
     def few(self, more: int = 0) -> int:
-        """Return how many layers a shortened stack has: at least one comes after those that are copied.
+        """Return the number of layers of a shortened stack, with at least one after those to copy.
 
         Args:
-            more: whole periods beyond.
+            more: additional periods.
         """
         least = self.copied + self.period + 1
         return least + (self.num_layers - least) % self.period + more * self.period
 
 
 def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
-    """Return the stacks that can be shortened by two periods and more, outermost ones only.
+    """Return the outermost stacks that can be shortened by at least two periods.
 
     Args:
-        shift: layers that are left aside where a repetition begins.
+        shift: layers skipped at the start of a repetition.
     """
     from torch.nn import ModuleList
 
@@ -63,7 +63,7 @@ def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
 
 
 def _repetition(path: str, signatures: list[Any]) -> Stack:
-    """Return the stack that can be made shortest."""
+    """Return the stack that can be shortened most."""
     total = len(signatures)
     stacks = []
     for period in range(1, min(_LONGEST_PERIOD, total // 2) + 1):
@@ -75,7 +75,7 @@ def _repetition(path: str, signatures: list[Any]) -> Stack:
 
 
 def _signatures(layers: Any, config: Any) -> list[Any]:
-    """Return for each layer all that makes it what it is, its place in the stack left out."""
+    """Return for each layer a key of everything that defines it, except its index."""
     settings = [_settings(layer) for layer in layers]
     places = {
         key
@@ -92,7 +92,7 @@ def _signatures(layers: Any, config: Any) -> list[Any]:
 
 
 def _settings(layer: Any) -> dict[tuple[str, str], Any]:
-    """Return the plain attributes, the kinds and the parameters of a layer's modules."""
+    """Return the plain attributes, classes and parameters of a layer's modules."""
     found: dict[tuple[str, str], Any] = {}
     for name, module in layer.named_modules():
         found[name, "class"] = type(module)
@@ -114,10 +114,10 @@ def _settings_of_layer(config: Any, index: int, num_layers: int) -> Iterator[tup
 
 @contextmanager
 def shortened(model: Any, stacks: tuple[Stack, ...], more: int) -> Iterator[None]:
-    """Leave only the first layers of each stack in the model.
+    """Keep only the first layers of each stack in the model.
 
     Args:
-        more: periods that are left beyond the fewest.
+        more: periods kept in addition to the minimum.
     """
     from torch.nn import ModuleList
 

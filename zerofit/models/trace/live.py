@@ -1,4 +1,4 @@
-"""trace_live: the trace of a model that a script has made, and of the batch that it gives it."""
+"""trace_live: the trace of a model created by a script, for a batch of the script."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from zerofit.models.trace.script_loss import ScriptLoss
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where torch.nn.Module keeps the hooks that its __call__ runs."""
+"""Where torch.nn.Module stores the hooks that its __call__ runs."""
 
 _MAX_SIZES = 8
-"""Whole numbers in a tensor at most for their values to be kept. ASSUMPTION: they are sizes of something."""
+"""Maximum elements of an integer tensor whose values are kept. ASSUMPTION: these are sizes."""
 
 
 def trace_live(
@@ -42,22 +42,22 @@ def trace_live(
     loss: ScriptLoss | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Return the logs of a model as it stands, which is left as it is.
+    """Return the logs of an existing model, which is not changed.
 
-    A copy without values runs: its weights in the request's format, with the request's checkpointing and
-    attention. What else the script made of it stays: adapters, frozen parts, its configuration, modules that
-    it put in evaluation mode.
+    A copy without values runs, with weights in the request's format, and the request's checkpointing and
+    attention. The script's other changes are kept: adapters, frozen parts, configuration, modules in
+    evaluation mode.
 
     Args:
-        model: any torch.nn.Module, on whatever device, without a wrapper of accelerate's.
-        given: what the first training forward was called with.
-        has_tokens: whether the samples have lengths, so that the request's take the place of the batch's own.
-        has_samples: whether a batch can be made of another size; else it stands for one sample as it is.
-        micro_batch_size: samples that the script says a batch has; None where it does not.
-        loss: computes the loss of such a batch, where the model alone does not.
+        model: any torch.nn.Module, on any device, without accelerate's wrappers.
+        given: the arguments of the first training forward pass.
+        has_tokens: whether the samples have lengths, so that the request's replace the batch's own.
+        has_samples: whether batches of other sizes can be made; else the batch counts as one sample.
+        micro_batch_size: the script's batch size; None if unknown.
+        loss: computes the loss of such a batch, if the model alone does not.
 
     Raises:
-        UserError: the model can't be run on fake tensors, or not with this batch or request.
+        UserError: the model can't run on fake tensors, or not with this batch or request.
     """
     _check_plain(model)
     config = getattr(model, "config", None)
@@ -88,18 +88,18 @@ def trace_live(
 
 
 def _check_plain(model: Any) -> None:
-    """Check that the weights are numbers that a fake tensor can stand for."""
+    """Check that the weights are plain tensors that fake tensors can represent."""
     packed = {id(one.weight) for one in model.modules() if packs_in_4_bit(one)}
     others = (one for one in model.parameters() if id(one) not in packed)
     odd = {type(one).__name__ for one in others if not _is_plain(one)}
     if odd or (getattr(model, "is_quantized", False) and not packed):
         raise UserError(
             "trace-quantized",
-            "a quantized model can't be run without its values",
+            "a quantized model can't run on fake tensors",
             found=f"{type(model).__name__} with {', '.join(sorted(odd)) or 'quantized weights'}",
-            why="its layers unpack their weights in kernels that take no tensors without values; of "
-            "bitsandbytes' 4 bits alone it is known what they do",
-            fix="launch with a strategy of your own, such as --zero-stage 2 --micro-batch-size 1",
+            why="its layers dequantize weights in kernels that don't support fake tensors; only "
+            "bitsandbytes' 4-bit layers are simulated",
+            fix="launch with an explicit strategy, such as --zero-stage 2 --micro-batch-size 1",
         )
 
 
@@ -111,7 +111,7 @@ def _is_plain(parameter: Any) -> bool:
 
 
 def prepare_live(model: Any, request: TraceRequest) -> Any:
-    """Return a copy of a model as the request has it; a mode of fake tensors must be on."""
+    """Return a copy of a model as requested; a FakeTensorMode must be active."""
     copied = copy_without_values(model, request)
     if request.attention and hasattr(copied, "set_attn_implementation"):
         copied.set_attn_implementation(request.attention)
@@ -126,14 +126,14 @@ def prepare_live(model: Any, request: TraceRequest) -> Any:
 def copy_without_values(
     model: Any, request: TraceRequest | None = None, *, known: Mapping[int, Any] | None = None
 ) -> Any:
-    """Return a model's copy on fake CPU tensors, without what zerofit has hung on it.
+    """Return a copy of a model on fake CPU tensors, without zerofit's hooks.
 
-    Weights in the format that most of them have take the request's. Others, such as norms that are kept in
-    fp32, keep theirs as long as the request asks for no other format than the model's own.
+    Weights in the model's main dtype get the request's. Others, such as norms in fp32, keep theirs if the
+    request's equals the model's own.
 
     Args:
-        request: None keeps all formats.
-        known: what stands for objects in it already, by their ids.
+        request: None keeps all dtypes.
+        known: existing replacements of objects inside, by id.
     """
     memo: dict[int, Any] = dict(known or {})
     own = main_dtype(one for one in model.parameters() if one.dtype.is_floating_point)
@@ -145,7 +145,7 @@ def copy_without_values(
             dtype = _dtype_of(dtype, own, request, is_adapter=is_adapter)
         memo[id(parameter)] = _fake_parameter(parameter, dtype)
     for module in model.modules():
-        for _, tensor in named_tensors([*vars(module).values()]):  # buffers, and tensors that are neither
+        for _, tensor in named_tensors([*vars(module).values()]):  # buffers, and other tensors
             if id(tensor) not in memo:
                 memo[id(tensor)] = _fake(tensor, tensor.dtype)
         for name in _HOOKS:
@@ -167,7 +167,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 def main_dtype(parameters: Iterable[Any]) -> Any:
-    """Return the format of most elements; None without any."""
+    """Return the dtype of most elements; None if there are none."""
     elements: Counter[Any] = Counter()
     for parameter in parameters:
         elements[parameter.dtype] += parameter.numel()
@@ -185,7 +185,7 @@ def _dtype_of(dtype: Any, own: Any, request: TraceRequest, *, is_adapter: bool) 
 
 
 def _fake(tensor: Any, dtype: Any) -> Any:
-    """Return a tensor without values; a few whole numbers keep theirs, which may be sizes."""
+    """Return a tensor without values; small integer tensors keep theirs, which may be sizes."""
     import torch
 
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""LiveBatch: batches of any size and length, in the form of one that a script's own model was given."""
+"""LiveBatch: batches of any size and length, modelled on one that a script's model received."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from zerofit.models.trace.run import Batch
 
 _PACKED = re.compile(r"^(cu_seq_?lens.*|cumulative_seqlens.*|seq_idx|max_length_[qk])$")
-"""Names under which the ends of samples are told that were laid end to end: flash-attn's and transformers'
+"""Names of arguments with the boundaries of concatenated samples: flash-attn's and transformers'
 (transformers/data/data_collator.py, DataCollatorWithFlattening)."""
 _OF_TOKENS = re.compile(
     r"^(input_ids|labels|token_type_ids|position_ids|cache_position|decoder_.*|(?!pixel_).*mask)$"
 )
-"""Names of tensors in which every size equal to the length goes with it: transformers' and peft's."""
+"""Names of tensors in which every dimension equal to the length scales with it: transformers' and peft's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class LiveBatch:
 
     given: Batch
     num_rows: int | None
-    """Its rows; None where no dimension goes with the samples."""
+    """Rows; None if no dimension scales with the samples."""
     rows_per_sample: int
-    """Rows that each sample is."""
+    """Rows per sample."""
     length: int | None
-    """Tokens of its samples, padding included; None where it has none."""
+    """Tokens of its samples, padding included; None if it has none."""
     target_length: int | None
-    """Tokens of the decoder's side; None without a decoder of its own."""
+    """Tokens on the decoder's side; None without a separate decoder."""
 
     def feed(self, model: Any, samples: int, request: TraceRequest) -> Batch:
         """Return a batch of another size, of tensors without values."""
@@ -74,7 +74,7 @@ class LiveBatch:
             return samples
         if size == self.length and _is_along(name, tensor, 0):
             return request.sequence_length
-        # Several rows to a sample, such as an image's patches; a single row of numbers is a setting.
+        # Several rows per sample, such as an image's patches; a single row of numbers is a setting.
         is_multiple = present > 1 and len(shape) > 1 and size and size % present == 0
         return size // present * samples if is_multiple else size
 
@@ -89,7 +89,7 @@ class LiveBatch:
 def _is_along(name: str, tensor: Any, place: int) -> bool:
     """Return True if a dimension may be that of the tokens.
 
-    Others may be as long by chance: a hidden size, or the side of an image.
+    Others may have the same size by chance: a hidden size, or the side of an image.
     """
     own = name.rpartition(".")[2]
     if own.endswith("inputs_embeds"):
@@ -105,19 +105,19 @@ def live_batch(
     micro_batch_size: int | None,
     has_samples: bool = True,
 ) -> LiveBatch:
-    """Return what a batch shows of its samples and lengths.
+    """Return the samples and lengths of a batch.
 
-    The first dimension is taken for the samples. The last one of input_ids, or of the first tensor of whole
-    numbers that has two, is taken for the length.
+    The first dimension is assumed to be samples. The last one of input_ids, or of the first 2-D integer
+    tensor, is assumed to be the length.
 
     Args:
         has_tokens: whether its samples have lengths.
         has_decoder: whether the model has an encoder and a decoder.
-        micro_batch_size: samples that the script says it has; None where it does not.
-        has_samples: whether it can be made of another size at all.
+        micro_batch_size: the script's batch size; None if unknown.
+        has_samples: whether batches of other sizes can be made at all.
 
     Raises:
-        UserError: samples are laid end to end in it.
+        UserError: samples are concatenated in it.
     """
     tensors = {name.rpartition(".")[2]: tensor for name, tensor in named_tensors(given)}
     packed = next((name for name in tensors if _PACKED.match(name)), None)
@@ -139,14 +139,14 @@ def live_batch(
 
 
 def rows_per_sample(num_rows: int | None, micro_batch_size: int | None) -> int:
-    """Return the rows that a collator made of each sample; 1 where the numbers do not show it."""
+    """Return the rows that a collator made per sample; 1 if the numbers don't show it."""
     if num_rows is None or micro_batch_size is None or num_rows % micro_batch_size:
         return 1
     return max(1, num_rows // micro_batch_size)
 
 
 def _tokens(tensors: dict[str, Any]) -> Any:
-    """Return the tensor that holds the tokens; None where there is none."""
+    """Return the tensor of tokens, or None."""
     if "input_ids" in tensors:
         return tensors["input_ids"]
     whole = (one for one in tensors.values() if one.dim() > 1 and not one.dtype.is_floating_point)
@@ -161,8 +161,8 @@ def _most_frequent_first(tensors: dict[str, Any]) -> int | None:
 def _packed(found: str) -> UserError:
     return UserError(
         "trace-packed-batch",
-        "samples are laid end to end in the script's batches",
+        "the script's batches concatenate samples into one row",
         found=found,
-        why="how memory grows with the samples can't be read off a row that holds several of them",
+        why="a row with several samples does not show how memory grows with their number",
         fix="plan with --model, --seq-len and --global-batch-size, or let the script pad its samples",
     )

@@ -1,4 +1,4 @@
-"""Tensors in nested containers: named by their place, and put in by others."""
+"""Tensors in nested containers: named by their path, and replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
     Args:
         value: mappings, lists, tuples and dataclasses of tensors, or one tensor.
-        name: of the value; keys and places are joined to it by dots.
+        name: of the value; keys and indices are joined to it by dots.
     """
     import torch
 
@@ -28,12 +28,12 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_tensors(value: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
-    """Return a value with every tensor in it changed; what else it holds is the same.
+    """Return a value with every tensor in it replaced, and everything else unchanged.
 
     Args:
         value: mappings, lists, tuples and dataclasses of tensors, or one tensor.
-        change: given a tensor's name and the tensor.
-        name: of the value; keys and places are joined to it by dots.
+        change: called with a tensor's name and the tensor.
+        name: of the value; keys and indices are joined to it by dots.
     """
     import torch
 
@@ -54,7 +54,7 @@ def map_tensors(value: Any, change: Callable[[str, Any], Any], name: str = "") -
 
 
 def _inside(value: Any) -> list[tuple[Any, Any]]:
-    """Return what a container holds, each with its key or place; nothing for any other value."""
+    """Return a container's items with their keys or indices; empty for any other value."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

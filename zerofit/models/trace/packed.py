@@ -1,8 +1,8 @@
-"""Linear layers in nf4 for a trace: bitsandbytes' bytes and temporaries, without its kernels.
+"""nf4 linear layers for a trace: bitsandbytes' storage and temporaries, without its kernels.
 
-A weight of n elements rests in n / 2 bytes. Blocks of 64 share a scale; scales are quantized again to a
-byte each, and 256 of them share an fp32 scale: n / 2 + n / 64 + 4 n / 16384 bytes. Beside them each layer
-keeps the mean of its scales, 4 bytes, and the values that 4 and 8 bits stand for, 64 bytes and 1 KiB.
+A weight of n elements takes n / 2 bytes. Blocks of 64 share a scale; scales are quantized again to a byte
+each, and 256 of them share an fp32 scale: n / 2 + n / 64 + 4 n / 16384 bytes. In addition each layer stores
+the mean of its scales, 4 bytes, and the lookup tables of 4 and 8 bits, 64 bytes and 1 KiB.
 Source: bitsandbytes 0.50.2, functional.py (quantize_4bit, quantize_blockwise).
 """
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import Packing
 
 PER_BYTE = 2
-"""Weights in a byte."""
+"""Weights per byte."""
 BLOCK, SCALE_BLOCK = 64, 256
-"""Weights to a scale, and scales to a scale of theirs."""
+"""Weights per scale, and scales per second-level scale."""
 _VALUES, _SCALE_VALUES = 16, 256
-"""Numbers that 4 bits and 8 bits stand for, kept in fp32."""
+"""Entries of the fp32 lookup tables of 4 and 8 bits."""
 
 
 def pack_linear_layers(model: Any, packing: Packing) -> None:
-    """Put packed layers in the place of those that transformers would quantize as it loads the model.
+    """Replace the layers that transformers would quantize while loading by packed layers.
 
     Args:
-        model: one of transformers on fake tensors; it is changed.
+        model: of transformers on fake tensors; it is changed.
     """
     from torch import nn
     from transformers.pytorch_utils import Conv1D
@@ -46,14 +46,14 @@ def pack_linear_layers(model: Any, packing: Packing) -> None:
 
 
 def packs_in_4_bit(module: Any) -> bool:
-    """Return True if a module is a linear layer of bitsandbytes with weights of 4 bits."""
+    """Return True if a module is bitsandbytes' 4-bit linear layer."""
     return any(kind.__name__ == "Linear4bit" for kind in type(module).__mro__[:-1]) and hasattr(
         module, "compute_dtype"
     )
 
 
 def packed_like(module: Any, packing: Packing) -> Any:
-    """Return a packed layer in the place of torch's Linear or of transformers' Conv1D."""
+    """Return a packed layer that replaces torch's Linear or transformers' Conv1D."""
     from transformers.pytorch_utils import Conv1D
 
     shape = tuple(module.weight.shape)
@@ -68,7 +68,7 @@ def packed_like(module: Any, packing: Packing) -> Any:
 
 
 def packed_as(layer: Any, bias: Any) -> Any:
-    """Return a packed layer in the place of bitsandbytes' own, in its format and with its scales.
+    """Return a packed layer that replaces bitsandbytes' own, in its format and with its scales.
 
     Args:
         layer: a Linear4bit.
@@ -85,10 +85,10 @@ def _layer_class() -> Any:
     from torch import nn
 
     class PackedLinear(nn.Linear):  # type: ignore[misc]
-        """A frozen linear layer whose weight rests in nf4.
+        """A frozen linear layer whose weight is stored in nf4.
 
-        peft takes it for torch's own and makes an adapter of another class than beside bitsandbytes' layer:
-        `clones` makes up for the copy that the latter takes of the output.
+        peft treats it as torch's own and creates another adapter class than for bitsandbytes' layer: `clones`
+        imitates the latter's copy of the output.
         """
 
         def __init__(
@@ -137,10 +137,10 @@ def _product(*, saves_inputs: bool) -> Any:
     import torch
 
     class Product(torch.autograd.Function):  # type: ignore[misc]
-        """The allocations of MatMul4Bit: the whole weight for each product, and nothing kept but packed ones.
+        """The allocations of MatMul4Bit: a dequantized weight per product, and only packed ones saved.
 
-        bitsandbytes' fused kernel, which it takes in the forward pass for few tokens, unpacks nothing; the
-        backward pass does for all (0.50.2, autograd/_functions.py; backends/cuda/ops.py, gemm_4bit).
+        bitsandbytes' fused kernel, used in the forward pass for few tokens, does not dequantize; the backward
+        pass always does (0.50.2, autograd/_functions.py; backends/cuda/ops.py, gemm_4bit).
         """
 
         @staticmethod
@@ -162,19 +162,19 @@ def _unpacked(packed: Any, scales: Any, shape: tuple[int, int], dtype: Any) -> A
 
     if scales.dtype is torch.uint8:
         whole = scales.to(torch.float32)
-        whole += 0.0  # the scales' mean
+        whole += 0.0  # the mean of the scales
     return packed.new_zeros(shape, dtype=dtype)
 
 
 def mend_adapters(model: Any, *, dtype: Any, has_autocast: bool) -> None:
-    """Let peft's adapters on packed layers be as those on bitsandbytes' own.
+    """Make peft's adapters on packed layers behave as on bitsandbytes' own.
 
-    peft leaves an adapter beside packed weights in fp32 whatever the others lie in, copies the output of the
-    base, and under autocast does not cast what goes in (peft 0.21, tuners/lora/bnb.py, Linear4bit.forward).
+    peft keeps an adapter beside packed weights in fp32 whatever the dtype of others, copies the output of the
+    base, and does not cast the input under autocast (peft 0.21, tuners/lora/bnb.py, Linear4bit.forward).
 
     Args:
         model: an adapted one, on fake tensors; it is changed.
-        dtype: torch's format of adapters.
+        dtype: torch dtype of adapters.
         has_autocast: whether the model runs under autocast.
     """
     import torch

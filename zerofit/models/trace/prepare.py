@@ -1,4 +1,4 @@
-"""Prepare a model for a trace: built on fake tensors in the right format, frozen, adapted, checkpointed."""
+"""Prepares a model for a trace: built on fake tensors in the right dtype, frozen, adapted, checkpointed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest) -> Any:
-    """Return a model as the request has it, in training mode.
+    """Return a model as requested, in training mode.
 
-    The cache of keys and values is off, as transformers' Trainer sets it (TrainingArguments.use_cache).
+    The KV cache is off, as in transformers' Trainer (TrainingArguments.use_cache).
 
     Args:
-        build: takes a configuration, dtype and attn_implementation.
+        build: called with a configuration, dtype and attn_implementation.
         config: its configuration; it is changed.
     """
     from transformers.initialization import no_init_weights
@@ -36,16 +36,16 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
         if part is not None and hasattr(part, "use_cache"):
             part.use_cache = False
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0  # its value makes no difference here
+        config.decoder_start_token_id = 0  # its value doesn't matter here
     chosen = {"attn_implementation": request.attention} if request.attention else {}
     with no_init_weights():
         model = build(config, dtype=torch_dtype(request.weights), **chosen)
-    model.tie_weights()  # what no_init_weights leaves out
+    model.tie_weights()  # not handled by no_init_weights
     return as_requested(model, request)
 
 
 def as_requested(model: Any, request: TraceRequest) -> Any:
-    """Return a model quantized, frozen, adapted and checkpointed as the request has it, in training mode."""
+    """Return a model quantized, frozen, adapted and checkpointed as requested, in training mode."""
     if request.quantization is not None:
         pack_linear_layers(model, request.packing)
     freeze(model, request.freeze)
@@ -69,7 +69,7 @@ def as_requested(model: Any, request: TraceRequest) -> Any:
 
 @contextmanager
 def _without_bitsandbytes() -> Iterator[None]:
-    """Hide bitsandbytes from peft, which imports it wherever it is: that takes time, and it prints."""
+    """Hide bitsandbytes from peft, which imports it if installed: that takes time, and prints."""
     name = "bitsandbytes"
     if name in sys.modules:
         yield
@@ -86,13 +86,13 @@ def _without_bitsandbytes() -> Iterator[None]:
 
 
 def checkpoint(model: Any, request: TraceRequest) -> None:
-    """Switch gradient checkpointing on as the training process does, without reentrance, or off."""
+    """Switch gradient checkpointing on as the training process does, non-reentrant, or off."""
     if request.gradient_checkpointing and not checkpointing_parts(model):
         raise UserError(
             "no-gradient-checkpointing",
             "this model has no gradient checkpointing",
             found=type(model).__name__,
-            why="no model of transformers or diffusers in it says that it supports it",
+            why="it contains no transformers or diffusers model that supports it",
             fix="leave gradient checkpointing off",
         )
     set_checkpointing(
@@ -102,7 +102,7 @@ def checkpoint(model: Any, request: TraceRequest) -> None:
 
 @contextmanager
 def replaceable_parameters() -> Iterator[None]:
-    """Let Module.to and its like put new parameters in the place of fake ones, which can't be swapped."""
+    """Make Module.to and similar methods replace fake parameters, which can't be swapped."""
     import torch
     from torch.nn import Module, Parameter
 
@@ -131,7 +131,7 @@ def replaceable_parameters() -> Iterator[None]:
 
 @contextmanager
 def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
-    """Keep transformers from taking fake tensors for a graph capture, and from asking what the CPU can do."""
+    """Keep transformers from treating fake tensors as graph capture, and from checking the CPU's features."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.") and "is_tracing" in vars(module):
@@ -142,7 +142,7 @@ def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: Any) -> bool:
-    """Return True if fake tensors know the grouped product of CUDA; the other one allocates the same."""
+    """Return True if fake tensors support CUDA's grouped product; the alternative allocates the same."""
     import torch
 
     return capability >= (8, 0) and weight.dtype == torch.bfloat16
@@ -150,7 +150,7 @@ def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: An
 
 @contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Put another value in the place of an attribute for a while."""
+    """Temporarily replace an attribute."""
     original = getattr(holder, name)
     setattr(holder, name, value)
     try:
@@ -160,7 +160,7 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def autocast(request: TraceRequest) -> Any:
-    """Return the context in which a forward pass runs."""
+    """Return the autocast context of a forward pass."""
     import torch
 
     if request.autocast is None:

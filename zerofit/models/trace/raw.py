@@ -1,4 +1,4 @@
-"""RawLog: the log of one run, with plain numbers at one micro-batch size, or with functions of that size."""
+"""RawLog: the log of one run, with integers for one micro-batch size, or with functions of that size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Precision
 
 CALL = 8
-"""An event beside those of allocation_log.Event: an operator was called; its index in calls."""
+"""An additional event beside allocation_log.Event: an operator call; the argument is its index in calls."""
 
 
 _Number = TypeVar("_Number")
-"""int for a run at one size; for a log that holds for many, what affine.Affine says."""
+"""int for a run at one size; affine.Affine for a log of many sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall(Generic[_Number]):
-    """The work of one call of an operator."""
+    """The work of one operator call."""
 
     operator: int
     kind: CostKind
@@ -33,7 +33,7 @@ class OperatorCall(Generic[_Number]):
 
 @dataclass(slots=True, kw_only=True)
 class Skeleton:
-    """The part of a trace that is the same at every micro-batch size: the whole model, all its layers."""
+    """The part of a trace that does not depend on the micro-batch size: the whole model with all layers."""
 
     modules: tuple[str, ...]
     module_parameters: tuple[tuple[int, ...], ...]
@@ -43,7 +43,7 @@ class Skeleton:
 
 @dataclass(slots=True)
 class RawLog(Generic[_Number]):
-    """Columns of storages, events and calls, as they were seen."""
+    """Columns of storages, events and calls, as recorded."""
 
     kinds: list[TensorKind] = field(default_factory=list)
     num_bytes: list[_Number] = field(default_factory=list)
@@ -53,7 +53,7 @@ class RawLog(Generic[_Number]):
     arguments: list[int] = field(default_factory=list)
     calls: list[OperatorCall[_Number]] = field(default_factory=list)
     gradient_storages: dict[int, int] = field(default_factory=dict)
-    """Parameter to storage."""
+    """From parameter to storage."""
     operator_names: list[str] = field(default_factory=list)
 
     def note(self, code: int, argument: int) -> None:
@@ -63,10 +63,10 @@ class RawLog(Generic[_Number]):
 
 
 def sort_frees(codes: list[int], arguments: list[int]) -> None:
-    """Put storages that die together in the order of their birth.
+    """Sort storages that are freed together by their allocation.
 
-    Autocast lets go of its copies of weights in the order of a hash table, another one each time; which of
-    several comes first makes no difference to an allocator.
+    Autocast frees its copies of weights in the arbitrary order of a hash table; the order does not matter to
+    an allocator.
     """
     start = 0
     for place in range(len(codes) + 1):
@@ -77,7 +77,7 @@ def sort_frees(codes: list[int], arguments: list[int]) -> None:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return what lies in nested lists, tuples and dicts."""
+    """Return the leaves of nested lists, tuples and dicts."""
     if isinstance(value, (list, tuple)):
         return [leaf for one in value for leaf in leaves(one)]
     if isinstance(value, dict):

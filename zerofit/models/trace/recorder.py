@@ -1,4 +1,4 @@
-"""Recorder: writes each storage's birth and death, each module's and each operator's run into a RawLog."""
+"""Recorder: writes allocations and frees of storages, and runs of modules and operators into a RawLog."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 _INDEXED_BY_MASKS = ("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default")
-"""Operators whose second argument holds indices, some of which may be masks."""
+"""Operators whose second argument is a list of indices, some of which may be masks."""
 _INTO_ZEROS = {
     "scatter_add.default": "scatter_add_",
     "index_add.default": "index_add_",
     "index_put.default": "index_put_",
 }
-"""Autograd's backward of gather, index_select and indexing adds into zeros that it has just made, but under
-fake tensors or a dispatch mode takes another tensor for the sum. Source:
+"""Autograd's backward of gather, index_select and indexing adds into zeros that it has just allocated, but
+under fake tensors or a dispatch mode allocates another tensor for the sum. Source:
 torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward_symint and index_backward."""
 
 
 class Recorder:
-    """Watches one micro-batch.
+    """Records one micro-batch.
 
     Args:
-        is_padded: what a model learns when it asks whether its attention mask hides anything.
-        as_on_cuda: whether CUDA kernels' scratch memory and formats are put in the place of the CPU's.
+        is_padded: the answer if a model checks whether its attention mask hides anything.
+        as_on_cuda: whether to use CUDA kernels' scratch memory and dtypes instead of the CPU's.
     """
 
     def __init__(self, *, is_padded: bool, as_on_cuda: bool) -> None:
@@ -57,16 +57,15 @@ class Recorder:
         self._from_chance: set[int] = set()
         self._sum: tuple[int, int, int] | None = None
 
-    # ------------------------------------------------------------ modules
     def enter(self, module: int, *, tells: bool = True) -> None:
-        """Note that a module's forward begins."""
+        """Record that a module's forward begins."""
         if tells:
             self.log.note(Event.FORWARD_ENTER, module)
         self._stack.append(module)
         self._remember_place()
 
     def leave(self, *, tells: bool = True) -> None:
-        """Note that the innermost module's forward has ended."""
+        """Record that the innermost module's forward has ended."""
         module = self._stack.pop()
         if tells:
             self.log.note(Event.FORWARD_LEAVE, module)
@@ -74,7 +73,7 @@ class Recorder:
 
     @contextmanager
     def inside(self, module: int) -> Iterator[None]:
-        """Tag what is born inside with a module, and drop what an exception leaves on the stack."""
+        """Assign allocations inside to a module, and clean up the stack after an exception."""
         depth = len(self._stack)
         self.enter(module, tells=False)
         try:
@@ -93,7 +92,7 @@ class Recorder:
             self._ran_in.append(place)
 
     def _place(self) -> int:
-        """Return the module that runs, or in the backward pass the one that made the node that runs."""
+        """Return the running module, or in the backward pass the module that created the running node."""
         if not self.is_in_engine:
             return self._stack[-1] if self._stack else -1
         node = self._torch._C._current_autograd_node()
@@ -105,44 +104,43 @@ class Recorder:
 
     @property
     def is_in_backward(self) -> bool:
-        """True if the backward pass runs, recomputation included."""
+        """True if the backward pass runs, including recomputation."""
         return self.phase is TensorKind.ACTIVATION_GRADIENT
 
     @property
     def is_in_engine(self) -> bool:
-        """True if autograd's own code runs; recomputation is not."""
+        """True if autograd's own code runs, excluding recomputation."""
         return self.is_in_backward and not self._torch.is_grad_enabled()
 
-    # ------------------------------------------------------------ storages
     def ignore(self, tensor: Any) -> None:
-        """Leave a tensor out that was there before: a parameter or a buffer."""
+        """Exclude a pre-existing tensor: a parameter or a buffer."""
         self._ignored.add(tensor.untyped_storage()._cdata)
 
     def index_of(self, tensor: Any) -> int | None:
-        """Return the index of the storage under a tensor, or None where it was not born here."""
+        """Return the index of a tensor's storage, or None if it was not allocated here."""
         if is_sparse(tensor):
             return None
         found = self._live.get(tensor.untyped_storage()._cdata)
         return found[1] if found else None
 
     def retag(self, tensor: Any, kind: TensorKind) -> None:
-        """Say what a tensor's storage is for, now that it is known."""
+        """Set the kind of a tensor's storage, once it is known."""
         index = self.index_of(tensor)
         if index is not None:
             self.log.kinds[index] = kind
 
     def retag_what_outlives_the_backward_pass(self) -> None:
-        """Take activations that still live for outputs: the graph of the loss holds them on.
+        """Mark activations that are still live as outputs: the loss's graph keeps them.
 
-        The backward pass frees what autograd saved, and not what a torch.autograd.Function of a model's own
-        keeps as an attribute of its context.
+        The backward pass frees what autograd saved, but not what a model's own torch.autograd.Function
+        stores as an attribute of its context.
         """
         for _, index in self._live.values():
             if self.log.kinds[index] is TensorKind.ACTIVATION:
                 self.log.kinds[index] = TensorKind.OUTPUT
 
     def know_inputs(self, batch: dict[str, Any]) -> None:
-        """Remember which tensors are the attention mask, and which are labels or say what of them counts."""
+        """Remember which tensors are the attention mask, and which are labels or masks of labels."""
         for name, tensor in batch.items():
             known = self._from_mask if name == "attention_mask" else self._from_labels
             index = self.index_of(tensor)
@@ -150,9 +148,10 @@ class Recorder:
                 known.add(index)
 
     def gradient_ready(self, parameter: int, gradient: Any) -> None:
-        """Note that a parameter's gradient is whole.
+        """Record that a parameter's gradient is complete.
 
-        Where several gradients are views of one storage the first has it, and the others one without bytes.
+        If several gradients are views of one storage, the first owns it, and the others get one of zero
+        bytes.
         """
         index = self.index_of(gradient)
         if index is None or index in self.log.gradient_storages.values():
@@ -162,7 +161,7 @@ class Recorder:
         self.log.note(Event.GRADIENT_READY, parameter)
 
     def close(self) -> None:
-        """Note no more deaths."""
+        """Record no more frees."""
         self._live.clear()
         sort_frees(self.log.codes, self.log.arguments)
 
@@ -200,19 +199,18 @@ class Recorder:
         self._sum = None
 
     def _merge(self, key: int, into: int) -> None:
-        """Take back the birth of a sum that on a plain tensor is added into its first summand.
+        """Undo the allocation of a sum that without fake tensors is added in place to its first operand.
 
-        Autograd's input buffer adds in place where it holds the last reference, but never under fake
-        tensors or a dispatch mode. Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        Autograd's input buffer adds in place if it holds the last reference, but never under fake tensors
+        or a dispatch mode. Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
         log = self.log
         for column in (log.kinds, log.num_bytes, log.modules, log.operators, log.codes, log.arguments):
             column.pop()
         self._live[key] = (self._live[key][0], into)
 
-    # ------------------------------------------------------------ operators
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator and note what it does."""
+        """Run an operator and record it."""
         if self.is_in_engine and function.__name__ in _INTO_ZEROS and self._is_newborn(args[0]):
             function = getattr(self._torch.ops.aten, _INTO_ZEROS[function.__name__]).default
         from_parts = on_parts(function, args, self.call)
@@ -226,8 +224,8 @@ class Recorder:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
         if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
-            # Which labels count, and which tokens are padding, is not known: all count. A model that skips
-            # the others needs less.
+            # Which labels are ignored and which tokens are padding is unknown: all count. A model that skips
+            # these needs less.
             function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
             args = (args[0], [args[0].numel(), args[0].dim()])
         if function.__name__ in _INDEXED_BY_MASKS:
@@ -239,7 +237,7 @@ class Recorder:
         self._count(operator, function, args, kwargs, out, outputs)
         born = None
         for position, tensor in enumerate(outputs):
-            if is_sparse(tensor):  # its parts were born before it
+            if is_sparse(tensor):  # its parts were allocated before it
                 continue
             storage = tensor.untyped_storage()
             num_bytes = stored_bytes(function, position, tensor) if self._as_on_cuda else storage.nbytes()
@@ -256,12 +254,12 @@ class Recorder:
         return out
 
     def _is_newborn(self, tensor: Any) -> bool:
-        """Return True if the last event is the birth of a tensor's storage."""
+        """Return True if the last event is the allocation of a tensor's storage."""
         last = self.log.codes[-1:], self.log.arguments[-1:]
         return last == ([Event.ALLOCATE], [self.index_of(tensor)])
 
     def _by_numbers(self, indices: Any) -> Any:
-        """Return the indices with masks of unknown values as what nonzero() makes of them, as kernels do.
+        """Return the indices with masks of unknown values converted as by nonzero(), as kernels do.
 
         Source: aten/src/ATen/native/IndexingUtils.h, expandTensors.
         """
@@ -282,9 +280,9 @@ class Recorder:
             self.log.note(Event.FREE, index)
 
     def _is_engine_sum(self, function: Any, args: tuple[Any, ...]) -> bool:
-        """Return True if autograd adds up two gradients of one tensor.
+        """Return True if autograd adds two gradients of one tensor.
 
-        PyTorch's formulas of first derivatives add no two tensors of one shape by themselves.
+        PyTorch's formulas of first derivatives never add two tensors of the same shape themselves.
         """
         return (
             function is self._torch.ops.aten.add.Tensor
@@ -310,26 +308,26 @@ class Recorder:
             self.log.calls.append(call)
 
     def _is_unknown(self, tensor: Any) -> bool:
-        """Return True if a fake tensor was made of the labels or the mask."""
+        """Return True if a fake tensor was computed from the labels or the mask."""
         return self._is_fake(tensor) and self.index_of(tensor) in self._from_labels | self._from_mask
 
     def _is_fake(self, tensor: Any) -> bool:
         return type(tensor).__name__ == "FakeTensor"
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
-        """Remember that an integer or boolean was made of the mask, the labels or a random number."""
+        """Mark integer and boolean tensors computed from the mask, the labels or random numbers."""
         sources = {self.index_of(one) for one in leaves(args) if isinstance(one, self._torch.Tensor)}
         for known in (self._from_mask, self._from_labels, self._from_chance):
             if sources & known:
                 known.add(index)
 
     def _item(self, tensor: Any) -> Any:
-        """Answer a question about values that fake tensors have not: only control flow asks."""
+        """Answer for a value that fake tensors don't have; only control flow asks."""
         if tensor.dtype is not self._torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         index = self.index_of(tensor)
         if index in self._from_chance:
-            return False  # no layer is dropped (layerdrop): the most that a step holds
+            return False  # no layer is dropped (layerdrop), which gives the maximum
         if index not in self._from_mask:
             return True
         asks_for_padding = self.log.operator_names[self.log.operators[index]].startswith(
@@ -344,7 +342,7 @@ def operator_is_item(function: Any) -> bool:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Return True if a tensor's elements lie side by side, none twice."""
+    """Return True if a tensor's elements are contiguous in memory, without overlap."""
     size = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1:
@@ -355,7 +353,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def watching(recorder: Recorder) -> Any:
-    """Return the dispatch mode that shows every operator to a recorder."""
+    """Return the dispatch mode that passes every operator to a recorder."""
     from torch import ops
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,4 +1,4 @@
-"""Replicate: the log of a model with more layers out of one with fewer, by repeating some of them."""
+"""Replicates layers: the log of a model with more layers from one with fewer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class NotPeriodicError(Exception):
-    """The layers of a stack do not do the same one after the other."""
+    """The layers of a stack do not behave alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A stretch of events, and the layer that it belongs to, or -1."""
+    """A range of events, and its layer, or -1."""
 
     start: int
     end: int
@@ -32,20 +32,20 @@ class _Segment:
 
 
 def replicate(log: AffineLog, skeleton: Skeleton, stack: Stack, *, num_layers: int, copies: int) -> AffineLog:
-    """Return the log with a period of a stack repeated.
+    """Return the log with additional periods of a stack.
 
-    A layer's events are those from where its forward begins to where the next one's does, and from where the
-    backward pass reaches it to where it reaches the layer before. They refer to storages of their own layer
-    and of its two neighbours; what lies further away must not change.
+    A layer's events are those from the start of its forward to the start of the next one's, and from where
+    the backward pass reaches it to where it reaches the layer before. They may refer to storages of their own
+    layer and of its two neighbours, and to others that are equal for all layers.
 
     Args:
         log: of the shortened model.
         skeleton: of the whole model.
-        num_layers: how many the log has.
-        copies: how many periods more there shall be.
+        num_layers: number of layers in the log.
+        copies: number of periods to add.
 
     Raises:
-        NotPeriodicError: the events do not allow it.
+        NotPeriodicError: the events are not periodic.
     """
     return _Replication(log, skeleton, stack, num_layers, copies).result()
 
@@ -73,7 +73,6 @@ class _Replication:
         sort_frees(self._out.codes, self._out.arguments)
         return self._out
 
-    # ------------------------------------------------------------ where layers begin and end
     def _cut(self) -> list[_Segment]:
         log, total = self._log, self._num_layers
         turn = log.codes.index(Event.FORWARD_ENDS)
@@ -86,7 +85,7 @@ class _Replication:
         backs = [self._find(Event.BACKWARD_ENTER, layer, turn, len(log.codes)) for layer in reversed(layers)]
         tail = len(log.codes)
         while log.codes[tail - 1] == Event.FREE:
-            tail -= 1  # what is let go of once all is over
+            tail -= 1  # events after the last layer
         backs.append(tail)
         edges = [*starts, *backs]
         if edges != sorted(edges):
@@ -106,7 +105,8 @@ class _Replication:
         raise NotPeriodicError(f"no event {code} of {self._skeleton.modules[argument]}")
 
     def _find_owners(self) -> dict[int, tuple[bool, int, int]]:
-        """Return for each storage born in a layer the direction, the layer and its rank among the layer's."""
+        """Return the direction, the layer and the rank within the layer of each storage allocated in a "
+        "layer."""
         owners = {}
         for segment in self._segments:
             if segment.layer < 0:
@@ -118,9 +118,8 @@ class _Replication:
                     rank += 1
         return owners
 
-    # ------------------------------------------------------------ the longer log
     def _instances(self) -> Iterator[tuple[_Segment, int]]:
-        """Yield each segment with the number of the layer that it is in the longer stack."""
+        """Yield each segment with its layer number in the longer stack."""
         copied = [segment for segment in self._segments if segment.layer in self._copied]
         period = self._stack.period
         for segment in self._segments:
@@ -137,7 +136,7 @@ class _Replication:
                     yield one, one.layer + turn * period
 
     def _moved(self, layer: int, segment: _Segment, instance: int) -> int:
-        """Return which layer of the longer stack a segment means by a layer."""
+        """Return the layer of the longer stack that a segment's reference to a layer stands for."""
         if segment.layer >= 0 and abs(layer - segment.layer) <= 1:
             return instance + layer - segment.layer
         if segment.layer in self._copied and self._copies:
@@ -145,7 +144,7 @@ class _Replication:
         return layer + self._more if layer > self._copied[-1] else layer
 
     def _copies_of(self, index: int, segment: _Segment) -> list[int]:
-        """Return what the copies made of a storage that lives on past all layers."""
+        """Return the copies' counterparts of a storage that outlives all layers."""
         owner = self._owners.get(index)
         if segment.layer >= 0 or owner is None or owner[1] not in self._copied:
             return []
@@ -153,7 +152,7 @@ class _Replication:
         return [self._new[owner[0], owner[1] + turn * self._stack.period, owner[2]] for turn in turns]
 
     def _is_not_yet(self, index: int, segment: _Segment, instance: int) -> bool:
-        """Return True if a layer lets go of what all layers share, and a copy of it is still to come."""
+        """Return True if a layer frees a storage shared by all layers while a copy of it still follows."""
         if segment.layer not in self._copied or index in self._owners:
             return False
         return instance != (segment.layer + self._more if segment.is_forward else segment.layer)

@@ -1,4 +1,4 @@
-"""Run one micro-batch, forward and backward, under a Recorder."""
+"""Runs one micro-batch, forward and backward, under a Recorder."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def run_micro_batch(
     loss: ScriptLoss | None = None,
     as_on_cuda: bool = True,
 ) -> RawLog[int]:
-    """Return the log of one micro-batch, after which the model holds no gradients.
+    """Return the log of one micro-batch, after which the model has no gradients.
 
     Args:
-        model: on fake or on real tensors; some of its layers may be missing.
-        skeleton: of the whole model, which gives modules and parameters their numbers.
-        loss: computes the loss, where the model alone does not.
-        as_on_cuda: whether CUDA kernels stand in for the CPU's.
+        model: on fake or real tensors; some of its layers may be missing.
+        skeleton: of the whole model, which numbers modules and parameters.
+        loss: computes the loss, if the model alone does not.
+        as_on_cuda: whether CUDA kernels replace the CPU's.
     """
     recorder = Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
     for module in (model, *(loss.others if loss else ())):
@@ -79,7 +79,7 @@ def forward_and_backward(
     feed: Feed = collated,
     loss: ScriptLoss | None = None,
 ) -> None:
-    """Run one micro-batch; the recorder's modes are on and the model is hooked."""
+    """Run one micro-batch; the recorder's modes must be active and the model hooked."""
     batch = feed(model, samples, request)
     recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
     given = _in_format_of_weights(batch, request)
@@ -110,7 +110,7 @@ def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
 
 
 def _backward(loss: Any) -> None:
-    """Do what loss.backward() does, without leaving the modes that are on: recomputation needs them."""
+    """Do what loss.backward() does, without leaving the active modes, which recomputation needs."""
     import torch
     from torch.autograd.graph import _engine_run_backward
 
@@ -120,7 +120,7 @@ def _backward(loss: Any) -> None:
 
 
 def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
-    """Return the batch with its floats in the weights' format, as DeepSpeed's engine casts them."""
+    """Return the batch with its floats in the weights' dtype, as DeepSpeed's engine casts them."""
     if request.weights is Precision.FP32 or request.autocast is not None:
         return batch
     dtype = torch_dtype(request.weights)
@@ -131,7 +131,7 @@ def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
 
 
 def _loss(outputs: Any) -> Any:
-    """Return the model's own loss; where the script computes it, the mean of the first output stands in."""
+    """Return the model's own loss; if the script computes it, the mean of the first output instead."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if loss is not None:
         return loss
@@ -139,17 +139,17 @@ def _loss(outputs: Any) -> Any:
     if tensor is None:
         raise UserError(
             "trace-failed",
-            "the model returns no tensor that a loss could be made of",
+            "the model returns no tensor for a loss",
             found=f"outputs of {type(outputs).__name__}, none with a gradient",
-            why="memory is read off a forward and a backward pass",
-            fix="plan with --fast, which goes by the model's dimensions alone",
+            why="memory is measured on a traced forward and backward pass",
+            fix="plan with --fast, which only uses the model's dimensions",
         )
     return tensor.float().mean() if tensor.dim() else tensor
 
 
 @contextmanager
 def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]:
-    """Hang hooks on every module and parameter, and take them off again."""
+    """Add hooks to every module and parameter, and remove them at the end."""
     numbers = {name: number for number, name in enumerate(skeleton.modules)}
     parameters = {parameter.name: number for number, parameter in enumerate(skeleton.parameters)}
     handles = []
@@ -181,7 +181,7 @@ def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:
     def before(_: Any, inputs: tuple[Any, ...]) -> Any:
         recorder.enter(number)
         if recorder.is_in_backward:
-            return None  # recomputed: autograd keeps the first forward's graph
+            return None  # recomputed: autograd uses the first forward's graph
         return _watch_inputs(inputs, number, recorder)
 
     def after(_: Any, inputs: Any, output: Any) -> None:
@@ -193,7 +193,7 @@ def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:
 
 
 def _watch_inputs(inputs: tuple[Any, ...], number: int, recorder: Recorder) -> tuple[Any, ...]:
-    """Return the inputs as views of themselves, whose gradients are what this module alone adds."""
+    """Return the inputs as views, whose gradients are only what this module contributes."""
     waiting = 0
 
     def left(_: Any) -> None:
@@ -227,7 +227,7 @@ def _watch_outputs(output: Any, number: int, recorder: Recorder) -> None:
 
 
 def needs_gradient(value: Any) -> bool:
-    """Return True if a value is a tensor that the backward pass reaches."""
+    """Return True if a value is a tensor that requires gradients."""
     import torch
 
     return isinstance(value, torch.Tensor) and value.requires_grad
@@ -241,7 +241,7 @@ def _hook_parameter(parameter: Any, number: int, recorder: Recorder) -> Any:
 
 
 def _placed(checkpoint: Any, number: int, recorder: Recorder) -> Any:
-    """Return a checkpoint function whose recomputation is tagged with the layer it belongs to."""
+    """Return a checkpoint function whose recomputation is assigned to its layer."""
 
     def placed(function: Any, *args: Any, **kwargs: Any) -> Any:
         def again(*given: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""ScriptLoss: the loss that a Trainer of a script's own computes, with every forward pass that it makes."""
+"""ScriptLoss: the loss computed by a script's Trainer, with all forward passes in it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ScriptLoss:
-    """A Trainer's compute_loss(), run on copies without values of all models that the Trainer holds.
+    """A Trainer's compute_loss(), run on copies without values of all models that the Trainer has.
 
-    A preference loss calls a frozen reference model beside the one that trains, and keeps its own tensors up
-    to the backward pass. Neither shows in the trained model's forward pass.
+    A preference loss calls a frozen reference model beside the trained one, and keeps its own tensors until
+    the backward pass. The trained model's forward pass shows neither.
     """
 
     trainer: Any
     """transformers' Trainer, or an object with its compute_loss()."""
     model: Any
-    """Of the Trainer, unwrapped: the one that trains."""
+    """The Trainer's trained model, unwrapped."""
     others: tuple[Any, ...] = ()
-    """Copies of the modules that the Trainer holds beside it; filled in by bind()."""
+    """Copies of the Trainer's other modules; set by bind()."""
     stand_in: Any = None
-    """The Trainer's copy that holds copies of its models; filled in by bind()."""
+    """A copy of the Trainer that has copies of its models; set by bind()."""
 
     def bind(self, model: Any, copied: Callable[..., Any]) -> None:
-        """Make the loss one of a copy of the model.
+        """Bind the loss to a copy of the model.
 
         Args:
             model: the copy.
-            copied: copies another module without its values; known= is what stands for objects in it, by id.
+            copied: copies another module without its values; known= maps ids of objects to replacements.
         """
         self.stand_in = copy.copy(self.trainer)
         others = []

@@ -1,4 +1,4 @@
-"""Sparse tensors without values: operators whose kernels for such tensors lose the number of elements."""
+"""Sparse tensors without values: operators whose meta kernels lose the number of elements."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ if TYPE_CHECKING:
 
 
 def is_sparse(tensor: Any) -> bool:
-    """Return True if a tensor has no storage of its own, but the places and values of its elements (COO)."""
+    """Return True if a tensor is sparse (COO), with indices and values instead of a storage."""
     import torch
 
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
 
 
 def on_parts(function: Any, args: tuple[Any, ...], call: Callable[..., Any]) -> Any:
-    """Return what an operator makes of a sparse tensor, by its places and values.
+    """Return an operator's result on a sparse tensor, computed on its indices and values.
 
-    Kernels for tensors without values return one without elements (torch/_meta_registrations.py); CUDA's
-    keep their number.
+    Meta kernels return a tensor without elements (torch/_meta_registrations.py); CUDA's keep their number.
 
     Args:
         function: the operator.
         args: its arguments.
-        call: runs and notes an operator on the dense parts, given its arguments.
+        call: runs and records an operator on the dense parts, given its arguments.
 
     Returns:
-        None for an operator that needs no such help.
+        None for an operator that works without this.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Triton kernels in a trace: a launch does nothing, as the tensors it writes to were allocated before it."""
+"""Triton kernels in a trace: a launch does nothing, since its outputs are allocated before it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def silent_kernels() -> Iterator[None]:
-    """Let the kernels of a script's libraries, such as Liger's, be traced without a GPU.
+    """Allow kernels of a script's libraries, such as Liger's, to be traced without a GPU.
 
-    Python allocates what a kernel writes, so that the log is that of the GPU; the time of the kernels
-    themselves is not counted. Nothing is done where no script has imported Triton.
+    Python allocates a kernel's outputs, so the log matches the GPU's; the kernels' time is not counted.
+    Nothing is done if the script has not imported Triton.
     """
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
@@ -44,7 +44,7 @@ def _launch_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _as_if_equal(equal: Callable[..., bool]) -> Callable[..., bool]:
-    """Return torch.equal, by which Liger's losses ask if the incoming gradient is 1; it allocates nothing."""
+    """Return a torch.equal by which Liger's losses check if the incoming gradient is 1; allocates nothing."""
 
     def ask(one: Any, other: Any) -> bool:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
@@ -54,10 +54,10 @@ def _as_if_equal(equal: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _evenly(next_power_of_2: Callable[[int], int]) -> Callable[[int], int]:
-    """Return the function, by which Liger's loss cuts a batch into as many pieces whatever its size.
+    """Return the function so that Liger's loss splits a batch into the same number of chunks at any size.
 
-    Liger rounds the tokens of a piece up to a power of two: where samples and length are such powers, the
-    result is the same, and up to twice as many tokens else.
+    Liger rounds the tokens of a chunk up to a power of two: if samples and length are powers of two, the
+    result is the same, else up to twice as many tokens.
     Source: liger_kernel/ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward (0.8.5).
     """
 

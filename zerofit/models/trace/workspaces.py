@@ -1,4 +1,4 @@
-"""Workspaces of CUDA kernels, and outputs whose format differs from the CPU's."""
+"""Workspaces of CUDA kernels, and outputs whose dtype differs from the CPU's."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _FP32_BYTES, _INT64_BYTES = 4, 8
 
 
 def scratch_bytes(function: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the sizes of the scratch blocks that the CUDA kernel of an operator takes while it runs.
+    """Return the sizes of the scratch blocks that an operator's CUDA kernel allocates while it runs.
 
-    cuBLAS's workspace is none of these: it stays. What cuDNN takes for convolutions
-    is not known, and left out.
+    cuBLAS's workspace is not included, since it persists. cuDNN's workspace for convolutions is unknown, and
+    left out.
     """
     rule = _SCRATCH.get(function.__name__)
     return rule(args) if rule else ()
 
 
 def stored_bytes(function: Any, position: int, tensor: Any) -> int:
-    """Return the size of one output's storage as the CUDA kernel makes it."""
+    """Return the size of one output's storage as allocated by the CUDA kernel."""
     if position and function.__name__ in _FP32_STATISTICS:
         return int(tensor.numel()) * _FP32_BYTES
     if position == _BIAS and function.__name__ == _EFFICIENT_BACKWARD:
@@ -28,16 +28,15 @@ def stored_bytes(function: Any, position: int, tensor: Any) -> int:
 
 
 _FP32_STATISTICS = {"native_layer_norm.default", "native_group_norm.default"}
-"""CUDA keeps mean and rstd in fp32 where the CPU keeps the input's format.
+"""CUDA stores mean and rstd in fp32 where the CPU uses the input's dtype.
 
 Source: torch/_refs/__init__.py, native_layer_norm; aten/src/ATen/native/cuda/layer_norm_kernel.cu.
 """
 _EFFICIENT_BACKWARD = "_scaled_dot_product_efficient_attention_backward.default"
 _BIAS, _BIAS_ALIGNMENT = 3, 16
-"""Its fourth output, the gradient of the bias, has rows of a multiple of 16 elements, which a fake tensor
-that was remembered of an earlier call has not. Source: torch/_meta_registrations.py,
-meta__scaled_dot_product_efficient_backward.
-"""
+"""Its fourth output, the gradient of the bias, has rows of a multiple of 16 elements, which a cached fake
+tensor of an earlier call lacks. Source: torch/_meta_registrations.py,
+meta__scaled_dot_product_efficient_backward."""
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -45,7 +44,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """softmax_d and dq_accum in fp32, and with shared key heads dk and dv of all query heads.
+    """Return softmax_d and dq_accum in fp32, and with grouped-query attention dk and dv of all query heads.
 
     Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
     """
@@ -59,7 +58,7 @@ def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _safe_softmax(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """The softmax before rows that are hidden whole are zeroed, where scores are -inf, and which rows are.
+    """Return the softmax before fully masked rows are zeroed, the -inf mask of scores, and these rows.
 
     Source: aten/src/ATen/native/transformers/attention.cpp, _safe_softmax.
     """
@@ -69,10 +68,10 @@ def _safe_softmax(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _efficient_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """delta in fp32, and for 16-bit inputs fp32 sums of the query's gradient.
+    """Return delta in fp32, and for 16-bit inputs fp32 sums of the query's gradient.
 
     Source: aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward. The
-    sums are ASSUMPTION: the kernel takes them where it splits the keys.
+    sums are an ASSUMPTION: the kernel needs them where it splits the keys.
     """
     query = args[1]
     batch, heads, length, dim = query.shape
@@ -85,10 +84,10 @@ def _efficient_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _embedding_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Sorted indices, four index columns and fp32 sums of each row's segment.
+    """Return sorted indices, four index columns and fp32 sums of each row's segment.
 
     Source: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices the
-    kernel takes none of it; it is counted all the same, which keeps the log affine.
+    kernel allocates none of it; it is counted anyway, which keeps the log affine.
     """
     gradient, indices = args[0], args[1]
     number = int(indices.numel())
@@ -97,7 +96,7 @@ def _embedding_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 _SCRATCH = {
     "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
-    # ASSUMPTION: as flash's. cuDNN plans its own workspace, which is published nowhere and not measured.
+    # ASSUMPTION: as flash's. cuDNN plans its own workspace, which is undocumented and not measured.
     "_scaled_dot_product_cudnn_attention_backward.default": _flash_backward,
     "_safe_softmax.default": _safe_softmax,
     _EFFICIENT_BACKWARD: _efficient_backward,

@@ -1,1 +1,1 @@
-"""Runs a script up to where its training would begin, and says what it would train."""
+"""Runs a script up to where its training would begin, and records what it would train."""

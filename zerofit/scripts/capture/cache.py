@@ -1,4 +1,4 @@
-"""The cache of captures: each with a stamp of all that decides it. No torch in here."""
+"""The cache of captures, each with a fingerprint of its inputs. Without torch."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ if TYPE_CHECKING:
 
 _ZEROFIT = Path(__file__).parents[2]
 _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.py")
-"""The files of zerofit that decide what a capture holds."""
+"""zerofit's files that affect the content of a capture."""
 _TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
-"""Those that decide what a trace of a captured model holds."""
+"""zerofit's files that affect the trace of a captured model."""
 _VARIABLES = (
     *("DATASETS_", "DS_", "HF_", "PEFT_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_"),
     "TRL_",
 )
-"""Prefixes of variables that decide what a script makes, beside those that its own code names."""
+"""Prefixes of environment variables that affect scripts, beside those named in the script's own code."""
 _MOST_FILES = 20_000
-"""Of a folder named by an argument. ASSUMPTION: to look at more takes longer than it is worth."""
+"""Maximum files considered in a folder named by an argument. ASSUMPTION: more would take too long."""
 _MOST_CHARACTERS = 200
-"""Of what code names. ASSUMPTION: nobody writes a longer path into a script."""
+"""Maximum length of a path in code. ASSUMPTION: no script contains a longer one."""
 _MOST_CAPTURES = 200
-"""Capacity of the folder; the oldest go first. ASSUMPTION: a capture takes up to a MiB."""
+"""Maximum number of captures; the oldest are deleted first. ASSUMPTION: a capture takes up to a MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """A script as it is to be run."""
+    """A script to run."""
 
     target: tuple[str, ...]
     """The script or `-m module`, and its arguments."""
     environment: Mapping[str, str]
-    """The user's variables."""
+    """The user's environment variables."""
     cwd: Path
     gpus: tuple[GpuSpec, ...] = ()
-    """Of the node that is planned for, which the script's own code is told of; none: one that stands in."""
+    """GPUs of the planned node, which the script's own code sees; empty: a generic one."""
 
     @property
     def gpu_words(self) -> str:
-        """The GPUs as a capture says what its script was told: "8 x NVIDIA H100 80GB HBM3"."""
+        """The GPUs as recorded in the capture: "8 x NVIDIA H100 80GB HBM3"."""
         counts = Counter(gpu.name for gpu in self.gpus)
         return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """The inputs that decide a capture, as they are when it begins."""
+    """The inputs of a capture, recorded at its start."""
 
     stamps: dict[str, list[object] | None]
     started_ns: int
-    """As time.time_ns() has it."""
+    """Start time, as time.time_ns()."""
 
 
 def load(cache_folder: Path, run: ScriptRun) -> tuple[Capture, str] | None:
-    """Return the capture of a run from the cache, and the digest of all that decided it.
+    """Return the cached capture of a run, and the digest of its inputs.
 
     Returns:
-        None where there is none, or what decided it has changed.
+        None if there is none, or an input has changed.
     """
     try:
         document = json.loads(_file(cache_folder, run).read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def load(cache_folder: Path, run: ScriptRun) -> tuple[Capture, str] | None:
 
 
 def before_run(run: ScriptRun) -> Before:
-    """Return the stamp of each file and folder that a run names, and of what its links lead to."""
+    """Return the stamp of each file and folder that a run's arguments name, and of link targets."""
     script = [] if run.target[0] == "-m" else [run.cwd / run.target[0]]
     arguments = argument_paths(masked(run.target), run.cwd)
     named = {os.path.abspath(path) for path in (*script, *arguments)}
@@ -106,10 +106,10 @@ def before_run(run: ScriptRun) -> Before:
 def store(
     cache_folder: Path | None, run: ScriptRun, capture: Capture, *, folder: Path, before: Before
 ) -> str:
-    """Keep a capture, and return the digest of all that decided it.
+    """Store a capture, and return the digest of its inputs.
 
-    It is not kept where a file that decided it changed meanwhile, or can't be told apart from another, or
-    where it read more files than are noted.
+    It is not stored if an input file changed meanwhile, or can't be identified, or if it read more files than
+    are recorded.
     """
     changed = {entry.path for entry in read_entries(folder)[0]}
     read = {path for path in read_paths(folder) if path not in changed}
@@ -124,14 +124,14 @@ def store(
     if cache_folder is not None and is_steady and None not in stamps.values():
         decided = {"key": key, "stamps": stamps, "environment": environment}
         document = {**decided, "capture": capture_to_json(capture)}
-        with contextlib.suppress(OSError):  # a folder that can't be written to keeps none
+        with contextlib.suppress(OSError):  # nothing is stored if the folder is not writable
             write_whole(_file(cache_folder, run), json.dumps(document).encode(), mode=0o600)
             _prune(cache_folder / "captures")
     return key
 
 
 def trace_file(cache_folder: Path, key: str, request: TraceRequest) -> Path:
-    """Return where the trace of a captured model is kept; the capture's key and the request decide it."""
+    """Return the file for the trace of a captured model, named by the capture's key and the request."""
     told = [key, asdict(request), _digest_of_code(_TRACING)]
     return cache_folder / "traces" / f"{_digest(told)}.trace"
 
@@ -141,7 +141,7 @@ def _file(cache_folder: Path, run: ScriptRun) -> Path:
 
 
 def _identity(run: ScriptRun) -> list[object]:
-    """Return what decides a capture and is known before it."""
+    """Return the inputs of a capture that are known before it runs."""
     names = (name for folder in sys.path for name in _names_in(folder))
     packages = _digest([name for name in names if name.endswith((".dist-info", ".egg-info"))])
     code = _digest_of_code(_CAPTURING)
@@ -149,10 +149,10 @@ def _identity(run: ScriptRun) -> list[object]:
 
 
 def _stamp(path: Path) -> list[object] | None:
-    """Return what a file or folder is known by: code by its content, data by size and time.
+    """Return a stamp of a file or folder: content for code, size and time for data.
 
     Returns:
-        None where it can't be told apart from another; for a path with links, where it leads.
+        None if it can't be identified; for a path with links, the target's stamp.
     """
     try:
         if (real := os.path.realpath(path)) != str(path):
@@ -184,7 +184,7 @@ def _folder_stamp(path: Path) -> list[object] | None:
 
 
 def _changed_ns(path: str) -> int:
-    """Return when a file last changed; 0 for a folder, whose own time changes with what is put back in it."""
+    """Return when a file last changed; 0 for a folder, whose time changes when its content is restored."""
     try:
         return 0 if os.path.isdir(path) else os.stat(path).st_mtime_ns
     except OSError:
@@ -192,10 +192,10 @@ def _changed_ns(path: str) -> int:
 
 
 def _named_in_code(run: ScriptRun, code: Iterable[str], started_ns: int) -> set[str]:
-    """Return the files and folders that code names in quotes, without what has changed since a time.
+    """Return the files and folders named in string literals of code, except those changed since a time.
 
-    Data that lies in the cache of datasets is not read again, so that nobody sees it opened. Of folders only
-    those count that are named from the current one: "/tmp" says nothing of what is read.
+    This covers data that is already in the cache of datasets, and therefore not opened. Folders only count if
+    named relative to the current one: "/tmp" says nothing about the files read.
     """
     here = os.path.realpath(run.cwd)
     words = {word for word in _quoted(code) if len(word) < _MOST_CHARACTERS}
@@ -210,8 +210,10 @@ def _named_in_code(run: ScriptRun, code: Iterable[str], started_ns: int) -> set[
 
 
 def _environment_stamp(environment: Mapping[str, str], code: Iterable[str]) -> str:
-    """Return a digest of the variables that decide what a script makes: those of libraries, and those that
-    its own code names in quotes."""
+    """Return a digest of the environment variables that affect a script.
+
+    These are the libraries' variables, and those that the script's own code names in string literals.
+    """
     named = _quoted(code)
     return _digest(
         {name: value for name, value in environment.items() if name in named or name.startswith(_VARIABLES)}
@@ -219,7 +221,7 @@ def _environment_stamp(environment: Mapping[str, str], code: Iterable[str]) -> s
 
 
 def _quoted(paths: Iterable[str]) -> set[str]:
-    """Return what stands in quotes in the modules among some files."""
+    """Return the string literals in the modules among some files."""
     words: set[str] = set()
     for path in paths:
         if path.endswith(".py"):
@@ -244,12 +246,12 @@ def _digest(value: object) -> str:
 def _names_in(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder or "."))
-    except OSError:  # sys.path names folders that are not there, and archives
+    except OSError:  # sys.path contains missing folders and archives
         return []
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest captures beyond what the folder may hold."""
+    """Delete the oldest captures above the maximum number."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in files[_MOST_CAPTURES:]:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""capture_script: what a script trains, seen by running it up to where its training would begin."""
+"""capture_script: runs a script up to where its training would begin, and records what it trains."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
 _TRACE_LIMIT_S = 600.0
-"""ASSUMPTION: a few layers are traced, which takes seconds."""
+"""ASSUMPTION: only a few layers are traced, which takes seconds."""
 _LOADING_TIMES = 2
-"""Host memory that loading takes, in sizes of the weights: a checkpoint's beside the model's. ASSUMPTION."""
+"""Host memory for loading, as a multiple of the weights: the checkpoint and the model. ASSUMPTION."""
 
 
 def capture_script(
@@ -46,27 +46,27 @@ def capture_script(
     instead: str = INSTEAD,
     command: Sequence[str] = _COMMAND,
 ) -> CapturedScript:
-    """Run a script up to where its training would begin, and return what it trains; close() is the caller's.
+    """Run a script up to where its training would begin, and return what it trains; the caller must close it.
 
-    It is for the main thread: the script is killed when the thread that started it ends.
+    To be called from the main thread: the script is killed when the thread that started it ends.
 
-    Nothing is trained and no GPU is used; nothing is saved, uploaded or sent to a tracker. Once the result is
-    closed, no process of the script is left, and the user's files are as they were. A capture in the cache is
-    returned without running the script.
+    Nothing is trained and no GPU is used; nothing is saved, uploaded or sent to a tracker. After close(), no
+    process of the script is left, and the user's files are restored. A cached capture is returned without
+    running the script.
 
     Args:
         target: the script or `-m module`, and its arguments.
-        environment: the user's variables.
-        cwd: where the script runs; absolute.
-        limit_s: how long it may take to come to its training.
-        cache_folder: zerofit's (see cache_folder.cache_folder); None keeps nothing.
-        observer: is told that the script runs, and what it last printed.
-        gpus: of the node that is planned for; the script's own code is told of them.
-        instead: what an error says that the user can do in the place of a capture.
-        command: what captures; takes a folder and the target.
+        environment: the user's environment variables.
+        cwd: the script's working folder; absolute.
+        limit_s: time limit for reaching the training.
+        cache_folder: zerofit's (see cache_folder.cache_folder); None disables the cache.
+        observer: is told that the script runs, and its last line of output.
+        gpus: of the planned node; the script's own code sees them.
+        instead: alternatives to a capture, for error messages.
+        command: the program that captures; its arguments are a folder and the target.
 
     Raises:
-        UserError: it does not come to a training; the message says why, and which flags do without.
+        UserError: the training was not reached; the message says why, and which flags avoid the capture.
     """
     found = {} if cache_folder is None else clear_leftovers(cache_folder)
     captured = CapturedScript(
@@ -87,14 +87,14 @@ def capture_script(
         except BaseException:
             captured.close()
             raise
-    for folder in found:  # not before: a user who gets an error is not told
+    for folder in found:  # only now: a user who gets an error is not told
         keep(folder)
     return captured
 
 
 @dataclass(eq=False, kw_only=True)
 class CapturedScript:
-    """A capture, and the process that holds the model, for as long as this is open."""
+    """A capture, and the process that holds the model while this is open."""
 
     run: ScriptRun
     limit_s: float
@@ -104,11 +104,11 @@ class CapturedScript:
     command: Sequence[str]
     capture: Capture = field(init=False)
     key: str = field(init=False)
-    """Digest of all that decided the capture."""
+    """Digest of the capture's inputs."""
     is_kept: bool = False
-    """True if the capture is from the cache, made by a run of before."""
+    """True if the capture is from the cache."""
     left: tuple[str, ...] = ()
-    """After close(): sentences on what captures have left, such as folders that hold what nobody noted."""
+    """After close(): sentences on what captures left behind, such as folders with unrecorded files."""
     _child: Child | None = None
     _folder: CaptureFolder | None = None
     _ended_ns: int | None = None
@@ -121,10 +121,10 @@ class CapturedScript:
         self.close()
 
     def trace(self, request: TraceRequest) -> Trace:
-        """Return what a micro-batch of the script's own model allocates and computes.
+        """Return the allocations and computation of a micro-batch of the script's own model.
 
-        Where it is not in the cache, the process that holds the model works it out; for a capture from the
-        cache the script is run anew for that.
+        If it is not cached, the process that holds the model computes it; for a cached capture the script
+        runs again.
 
         Raises:
             UserError: the model can't be traced.
@@ -142,24 +142,24 @@ class CapturedScript:
         return trace
 
     def start(self) -> None:
-        """Run the script to where its training would begin.
+        """Run the script up to where its training would begin.
 
-        A capture from the cache stays what it is; the run then only brings the model to trace.
+        A cached capture is kept; the run then only provides the model to trace.
 
         Raises:
-            UserError: it does not come there, or trains something else than the capture from the cache.
+            UserError: training was not reached, or differs from that of the cached capture.
         """
         with self._announced() as tell:
             self._start(tell)
 
     def _announced(self) -> AbstractContextManager[Callable[[str], None]]:
-        """Say that the script runs; return a context whose value takes what it prints meanwhile."""
+        """Announce that the script runs; return a context manager whose value receives its output."""
         script = script_words(self.run.target)
         if self.is_kept:
-            why = "what it trains is known from before, and its model is needed once more"
+            why = "its capture is cached, but its model is needed again"
             self.observer.say(f"{script} runs again up to its first step: {why} ...")
             return nullcontext(lambda _: None)
-        title = f"looking at what {script} trains, up to its first step"
+        title = f"capturing what {script} trains, up to its first step"
         return self.observer.task(title, is_announced=True)
 
     def _start(self, tell: Callable[[str], None]) -> None:
@@ -194,7 +194,7 @@ class CapturedScript:
         self.capture, self.key = result, key
 
     def close(self) -> None:
-        """End the script's processes and put the user's files back; safe to do again."""
+        """End the script's processes and restore the user's files; may be called repeatedly."""
         self._end_child()
         folder, self._folder = self._folder, None
         if folder is not None:
@@ -217,19 +217,18 @@ class CapturedScript:
 
 
 def _may_need_weights(failure: Failure, free_bytes: int) -> bool:
-    """Return True if a script may have failed for want of weights, and host memory has room for them."""
+    """Return True if a script may have failed for lack of weights, and these fit in host memory."""
     needed = failure.weight_bytes
     if needed is None or needed * _LOADING_TIMES > free_bytes:
         return False
-    # Any error that is raised while weights are missing may come of it: a library's own message need not say.
+    # Any error raised while weights are missing may be a consequence: a library's message need not say so.
     return failure.kind is FailureKind.NEEDS_VALUES or (failure.kind is FailureKind.RAISED and needed > 0)
 
 
 def _told(capture: Capture) -> Capture:
-    """Return what any two runs of one script that trains the same have in common.
+    """Return the part of a capture that is equal for any two runs of the same training.
 
-    What may differ is left out: time, memory, seeds, samples drawn at random, and texts such as a folder that
-    is named by the hour.
+    Left out are time, memory, seeds, randomly drawn samples, and strings such as folders named by time.
     """
     batches = tuple(
         replace(batch, lengths=(), tensors=tuple(replace(one, shape=()) for one in batch.tensors))
@@ -250,9 +249,9 @@ def _trains_another(kept: Capture, seen: Capture) -> UserError:
     differing = [one.name for one in fields(was) if getattr(was, one.name) != getattr(now, one.name)]
     return UserError(
         "script-trains-another",
-        "the script does not train the same each time",
+        "the script trains differently each time",
         found=f"same arguments and files, but not the same {', '.join(differing).replace('_', ' ')}",
-        why="what was said of it is from the run before, and the model at hand from this one",
-        fix="give the command again, to go by this run; if it ends so again, let the script take what it "
-        "trains from its arguments and files alone",
+        why="the capture is from the previous run, but the model from this one",
+        fix="run the command again, to use this run; if it fails again, make the script's training depend "
+        "only on its arguments and files",
     )

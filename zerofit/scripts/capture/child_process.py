@@ -1,4 +1,4 @@
-"""The captured process as its parent sees it: what it is told, what it leaves, and what it answers."""
+"""The parent's side of a captured process: requests, results and answers."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _LOOK_S = 0.2
-"""How often output and free memory are looked at. ASSUMPTION: nobody reads faster, no memory fills faster."""
+"""How often output and free memory are checked. ASSUMPTION: faster than readers read and memory fills."""
 _LEAST_FREE_BYTES = {"meta": GIB // 4, "real": GIB}
-"""Free host memory below which a capture is ended before the kernel ends something. ASSUMPTION: more where
-weights are loaded, which takes memory fast."""
+"""Free host memory below which a capture is ended, before the OOM killer acts. ASSUMPTION: more if weights
+are loaded, which allocates fast."""
 _NUM_BATCHES = 8
-"""Batches whose shapes are recorded. ASSUMPTION: enough to see whether they differ."""
+"""Number of batches whose shapes are recorded. ASSUMPTION: enough to see whether they differ."""
 _TAIL_BYTES = 64 << 10
-"""Of the output: what is looked at."""
+"""Part of the output that is read, at its end."""
 
 
 class Child:
-    """A script in a process of its own, on its way to its training.
+    """A script in a process of its own, on its way to training.
 
     Args:
         run: the script.
         folder: the capture's own.
         weights: "meta" leaves transformers' models without values, "real" loads them and downloads nothing.
-        command: what captures: takes the folder and the target.
+        command: the program that captures; its arguments are the folder and the target.
     """
 
     ended_ns: int | None = None
-    """When end() had ended the last process, as time.time_ns() has it."""
+    """When end() had ended the last process, as time.time_ns()."""
 
     def __init__(
         self, run: ScriptRun, *, folder: CaptureFolder, weights: str, command: Sequence[str]
@@ -118,16 +118,16 @@ class Child:
 
     @property
     def output(self) -> str:
-        """The end of what the script has printed."""
+        """The end of the script's output."""
         with (self._folder / LOG).open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
             return log.read().decode("utf-8", errors="replace")
 
     def wait(self, until: float, tell: Callable[[str], None]) -> Capture | Failure:
-        """Return what came of the capture; the process lives on where it came to its training.
+        """Return the result of the capture; the process stays alive if it reached its training.
 
         Args:
-            tell: takes the last line that the script printed, whenever there is a new one.
+            tell: receives the script's last line of output, whenever there is a new one.
         """
         look_at = 0.0
         last: list[str] = []
@@ -137,7 +137,7 @@ class Child:
                 return Failure(kind=FailureKind.SLOW)
             if now >= look_at:
                 look_at = now + _LOOK_S
-                os.utime(self._folder / SPEC)  # tells how long this lived, were it killed
+                os.utime(self._folder / SPEC)  # records how long this was alive, in case it is killed
                 if free_host_bytes() < self._least_free_bytes:
                     return Failure(kind=FailureKind.MEMORY, message="zerofit ended it while memory was short")
                 if (lines := last_lines(self.output, 1)) and lines != last:
@@ -150,8 +150,8 @@ class Child:
         """Return the trace of the model that the script was about to train.
 
         Raises:
-            UserError: the model can't be traced, or its process ended, or the time is over: then the process
-                is ended, so that its answer is not taken for another one's.
+            UserError: the model can't be traced, its process ended, or the time limit was reached; then
+                the process is ended, so that its answer is not mistaken for another one's.
         """
         file = self._folder / "asked.trace"
         asked = json.dumps({"request": asdict(request), "path": str(file)}) + "\n"
@@ -174,7 +174,7 @@ class Child:
         return error_of(Failure(kind=kind), target=self._run.target, output=self.output, limit_s=limit_s)
 
     def end(self) -> None:
-        """Kill the process and all that it started, and wait until they are gone."""
+        """Kill the process and everything it started, and wait until they are gone."""
         if self.ended_ns is not None:
             return
         below = []
@@ -192,8 +192,8 @@ class Child:
                 os.close(number)
 
     def _ended(self) -> Capture | Failure | None:
-        """Return what the process has left behind; None as long as it is on its way."""
-        code = self._exit_code()  # before its files are looked for, so that none comes in between
+        """Return the result that the process wrote; None while it is running."""
+        code = self._exit_code()  # checked before its files, so that none is missed
         for name in (REFUSED, CAPTURE, FAILURE):
             file = self._folder / name
             if not file.exists():
@@ -212,9 +212,9 @@ class Child:
         return killed_by(-code, is_out_of_memory=is_oom)
 
     def _exit_code(self) -> int | None:
-        """Return how the process ended, negative for a signal; None while it runs.
+        """Return the exit code, negative for a signal; None while it runs.
 
-        It is not reaped: as long as it is there, no other session gets its number.
+        The process is not reaped: while it exists, no other session gets its number.
         """
         if self._process.returncode is not None:
             return self._process.returncode
@@ -224,7 +224,7 @@ class Child:
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
     def _answer(self, limit_s: float) -> dict[str, dict[str, str]] | None:
-        """Return the next line of the process as what it holds; None where the process has ended."""
+        """Return the process's next answer; None if the process has ended."""
         until, line = time.monotonic() + limit_s, b""
         while not line.endswith(b"\n"):
             if time.monotonic() >= until:

@@ -1,4 +1,4 @@
-"""The environment of a captured script: one plain process without a GPU, no trackers, no ranks of anybody."""
+"""The environment of a captured script: a single process without GPU, trackers and launcher variables."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARK = "ZEROFIT_CAPTURE"
-"""Names the capture's folder; all that a script starts inherits it, and is found and ended by it."""
+"""Names the capture's folder; all child processes inherit it, and are found and ended by it."""
 _LEFT_OUT = (
     *("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "MV2_", "OMPI_", "PARALLELISM_CONFIG_", "PMI_"),
     "TORCHELASTIC_",
 )
-"""Prefixes of what launchers tell their ranks. Source: accelerate/utils/launch.py; accelerate/state.py, which
-takes MPI's world size; torch/distributed/elastic/agent/server/local_elastic_agent.py.
-"""
+"""Prefixes of the variables that launchers set for ranks. Source: accelerate/utils/launch.py;
+accelerate/state.py, which uses MPI's world size;
+torch/distributed/elastic/agent/server/local_elastic_agent.py."""
 _LEFT_OUT_NAMES = {
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD"),
 }
-"""Names of theirs whose prefixes a user's variables may bear. Source: as above."""
+"""Launcher variables whose prefixes user variables may share. Source: as above."""
 _GPUS = tuple(f"{kind}_VISIBLE_DEVICES" for kind in ("CUDA", "HIP", "ROCR", "ASCEND_RT"))
 _NO_TRACKERS = {
     "WANDB_MODE": "disabled",  # https://docs.wandb.ai/models/track/environment-variables
@@ -32,14 +32,14 @@ _NO_TRACKERS = {
     "SWANLAB_MODE": "disabled",  # https://docs.swanlab.cn/en/api/environment-variable.html
     "CLEARML_OFFLINE_MODE": "1",  # https://clear.ml/docs/latest/docs/guides/set_offline
     "NEPTUNE_MODE": "offline",  # https://docs.neptune.ai/environment_variables/neptune_scale
-    "DVCLIVE_TEST": "true",  # dvclive/live.py: makes no experiment of DVC
+    "DVCLIVE_TEST": "true",  # dvclive/live.py: creates no DVC experiment
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # transformers/integrations/integration_utils.py, MLflowCallback
 }
 _TRACKER_FOLDERS = (
     *("CLEARML_CACHE_DIR", "COMET_OFFLINE_DIRECTORY", "NEPTUNE_DATA_DIRECTORY", "NEPTUNE_LOG_DIRECTORY"),
     *("TRACKIO_DIR", "WANDB_DIR"),
 )
-"""Where trackers write when they are offline."""
+"""Where trackers write when offline."""
 _RUNS_TO_GO_ON_WITH = {
     *("MLFLOW_RUN_ID", "WANDB_RUN_ID", "COMET_EXPERIMENT_KEY", "SWANLAB_RUN_ID", "TRACKIO_SPACE_ID"),
 }
@@ -54,15 +54,15 @@ def script_environment(
     is_offline: bool,
     tools: Path | None = None,
 ) -> dict[str, str]:
-    """Return the variables of the process that a script is captured in.
+    """Return the environment variables of a captured script's process.
 
     Args:
         environment: the user's.
         folder: the capture's own; trackers write there.
         temporary: the folder for temporary files.
-        port: a free one: scripts may ask torch.distributed for their one rank.
+        port: a free one: scripts may create a process group of one rank.
         is_offline: whether nothing is downloaded from the hub.
-        tools: a folder of programs that go before those of PATH.
+        tools: a folder of programs that precedes PATH.
     """
     kept = {
         name: value
@@ -88,7 +88,7 @@ def script_environment(
 
 
 def quiet_variables(folder: Path, *, temporary: Path) -> dict[str, str]:
-    """Return the variables that keep trackers quiet, keep temporary files apart and mark all processes.
+    """Return variables that silence trackers, separate temporary files and mark all processes.
 
     Args:
         folder: the capture's or the trial's own; trackers write there.

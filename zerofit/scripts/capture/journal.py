@@ -1,7 +1,7 @@
-"""The journal of a capture: what the script was about to change on disk, noted before it did so.
+"""The journal of a capture: the script's changes on disk, recorded before they happen.
 
-The captured process writes it (child/files.py), the process that started it reads it. It lies in the
-capture's own folder and is there however that process ended.
+The captured process writes it (child/files.py), its parent reads it. It is in the capture's own folder and
+survives the process, however that ends.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ SPEC = "spec.json"
 CAPTURE = "capture.json"
 FAILURE = "failure.json"
 REFUSED = "refused.json"
-"""Why the script was ended before it did something that can't be undone; in the form of failure.json."""
+"""Why the script was ended before an irreversible change; in the format of failure.json."""
 LOG = "output.log"
 """The script's output."""
 COPIES = "copies"
-"""Folder of the files that were there before."""
+"""Folder with copies of changed files."""
 _JOURNAL = "files.jsonl"
 _READ = "read.jsonl"
 MOST_READ = 5000
-"""Files that are noted as read. ASSUMPTION: a script that reads more by now reads data, file by file."""
+"""Maximum number of read files recorded. ASSUMPTION: a script that reads more is reading data, file by
+file."""
 
 
 class Change(StrEnum):
-    """A change to a path, written before it happens."""
+    """A change to a path, recorded before it happens."""
 
     MADE = "made"
-    """A file or a link where nothing was."""
+    """A new file or link."""
     MADE_FOLDER = "made folder"
     KEPT = "kept"
-    """A file's content, times or rights were about to change, and a copy was made."""
+    """A file whose content, times or permissions were about to change was copied."""
     REMOVED_FOLDER = "removed folder"
-    """An empty folder was about to go."""
+    """An empty folder was about to be removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class JournalEntry:
 
     change: Change
     path: str
-    """Absolute."""
+    """Absolute path."""
     copy: str = ""
     """KEPT: name of the copy in COPIES."""
     size: int = 0
@@ -58,36 +59,36 @@ class JournalEntry:
 
 
 def begin_anew(folder: Path) -> None:
-    """Forget what the journal tells, once it is undone."""
+    """Clear the journal after it was undone."""
     for name in (_JOURNAL, _READ):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / COPIES, ignore_errors=True)
 
 
 def last_written_ns(folder: Path) -> int:
-    """Return when the journal or the output of a capture last grew, or its owner last looked at it."""
+    """Return when the journal or the output of a capture last grew, or its owner last checked it."""
     files = [folder / name for name in (LOG, _JOURNAL, _READ, SPEC)]
     return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
 
 
 def append(folder: Path, entry: JournalEntry) -> None:
-    """Add an entry to a capture's journal; it is in the system's hands when this returns."""
+    """Append an entry to a capture's journal; it survives this process when this returns."""
     _append(folder / _JOURNAL, asdict(entry))
 
 
 def append_read(folder: Path, path: str) -> None:
-    """Note that the script reads a file."""
+    """Record that the script reads a file."""
     _append(folder / _READ, path)
 
 
 def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[JournalEntry], int]:
-    """Return the entries of a journal behind so many bytes, and where the next ones will begin."""
+    """Return the entries of a journal from an offset on, and the offset of the next ones."""
     lines, offset = _lines(folder / _JOURNAL, offset)
     return [JournalEntry(**{**line, "change": Change(line["change"])}) for line in lines], offset
 
 
 def is_of_hub(path: str) -> bool:
-    """True if a file is the hub cache's, which writes it while a script runs and then leaves it.
+    """Return True if a file is in the hub's cache, which keeps what a script downloads.
 
     Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """
@@ -95,13 +96,13 @@ def is_of_hub(path: str) -> bool:
 
 
 def read_paths(folder: Path) -> list[str]:
-    """Return the files that the script read, each once."""
+    """Return the files that the script read, without duplicates."""
     lines, _ = _lines(folder / _READ, 0)
     return sorted(set(lines))
 
 
 def _append(file: Path, value: object) -> None:
-    """Write one line in one piece. The file is opened each time: a script may close what it did not open."""
+    """Append one line atomically. The file is reopened each time: a script may close foreign descriptors."""
     number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(number, (json.dumps(value) + "\n").encode())

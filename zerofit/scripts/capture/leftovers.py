@@ -1,4 +1,4 @@
-"""The folder of one capture, and what is done about one whose zerofit was killed before it could clear up."""
+"""The folder of a capture, and recovery of those whose zerofit was killed before cleaning up."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 _FOLDERS = "capturing"
 _KEPT = "kept"
-"""Folder of captures whose copies are the user's to look at, as a file has changed since."""
+"""Folder of captures with copies that the user must inspect, since a file has changed after the capture."""
 _OWNER = "owner.json"
-"""Which machine a capture runs on; locked for as long as it does."""
+"""File with the capture's machine; locked while the capture runs."""
 _TEMPORARY = "temporary"
-"""Names the folder for the script's temporary files."""
+"""Name of the folder for the script's temporary files."""
 _PREFIX = "zerofit-"
 _MOST_CHARACTERS = 60
-"""Of a folder for temporary files, sockets among them: 108 are there for their path (unix(7)), of which
-multiprocessing takes 33 (multiprocessing/connection.py, arbitrary_address). ASSUMPTION: others take less."""
+"""Maximum path length of a temporary folder that may contain sockets: their paths may have 108 characters
+(unix(7)), of which multiprocessing uses 33 (multiprocessing/connection.py, arbitrary_address). ASSUMPTION:
+others use less."""
 
 
 class CaptureFolder:
-    """A new folder for a capture, which nobody else can read, locked until it is cleared.
+    """A new private folder for a capture, locked until it is cleared.
 
-    It lies in zerofit's cache folder, where copies of the user's files outlive a restart and take no memory
-    as they may in /tmp; in /tmp where there is none, or none that can be written to.
+    It is in zerofit's cache folder, where copies of the user's files survive a reboot and take no memory,
+    unlike in /tmp; or in /tmp if that folder is not writable.
     """
 
     path: Path
@@ -52,7 +53,7 @@ class CaptureFolder:
                 made = tempfile.mkdtemp(prefix="", dir=cache_folder / _FOLDERS)
         self.path = Path(os.path.realpath(made or tempfile.mkdtemp(prefix=_PREFIX)))
         self._owner = (self.path / _OWNER).open("w+", encoding="utf-8")
-        with contextlib.suppress(OSError):  # a file system without locks: then it counts as alive for good
+        with contextlib.suppress(OSError):  # a file system without locks: then it always counts as alive
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         json.dump(_machine(), self._owner)
         self._owner.flush()
@@ -63,20 +64,20 @@ class CaptureFolder:
         (self.path / _TEMPORARY).write_text(str(self.temporary), encoding="utf-8")
 
     def begin_anew(self, *, ended_ns: int) -> None:
-        """Put the user's files back, and make the folder as new; the last process ended at that time.
+        """Restore the user's files, and reset the folder; the last process ended at that time.
 
         Raises:
-            UserError: a file could not be put back.
+            UserError: a file could not be restored.
         """
         undone = _undo(self.path, ended_ns)
         if not (undone.newer or undone.left):
             begin_anew(self.path)
 
     def clear(self, *, ended_ns: int) -> tuple[str, ...]:
-        """Put the user's files back, remove the folder, and return sentences on what is left.
+        """Restore the user's files, remove the folder, and return sentences on what is left.
 
         Raises:
-            UserError: a file could not be put back; the folder with its copy stays.
+            UserError: a file could not be restored; the folder with its copy is kept.
         """
         with self._owner:
             undone = _undo(self.path, ended_ns)
@@ -89,14 +90,14 @@ class CaptureFolder:
 
 
 def clear_leftovers(cache_folder: Path) -> dict[Path, tuple[str, ...]]:
-    """Put the user's files back for every capture whose zerofit is gone, and end what is left of it.
+    """Restore the user's files for every capture whose zerofit is gone, and end its remaining processes.
 
     Returns:
-        Sentences on what is left, by the capture's folder; one that is still there holds copies of files
-        that were changed since, and is looked at again unless keep() is called with it.
+        Sentences on what is left, by the capture's folder; a folder that still exists has copies of files
+        that were changed since, and is checked again unless keep() is called with it.
 
     Raises:
-        UserError: a file could not be put back.
+        UserError: a file could not be restored.
     """
     told = {}
     for folder in (cache_folder / _FOLDERS).glob("*"):
@@ -112,7 +113,7 @@ def clear_leftovers(cache_folder: Path) -> dict[Path, tuple[str, ...]]:
 
 
 def keep(folder: Path) -> None:
-    """Put a folder with copies that its user was told of where no later zerofit looks at it."""
+    """Move a folder with copies that the user was told of to where later runs don't check it."""
     kept = _kept(folder)
     if folder.exists() and kept != folder:
         kept.parent.mkdir(exist_ok=True)
@@ -120,14 +121,14 @@ def keep(folder: Path) -> None:
 
 
 def _lock_of_the_dead(folder: Path) -> IO[str] | None:
-    """Return the locked file of a capture whose owner is gone; None where it may live, be it elsewhere.
+    """Return the locked file of a capture whose owner is gone; None if it may be alive, even elsewhere.
 
-    Two things tell, as each has gaps: the lock, which some shared file systems keep on each machine for
-    itself, and the machine, whose name may be that of several.
+    Both the lock and the machine are checked: some shared file systems keep locks per machine, and several
+    machines may have the same name.
     """
     try:
         file = (folder / _OWNER).open("r+", encoding="utf-8")
-    except OSError:  # it is being made, or cleared
+    except OSError:  # it is being created, or cleared
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +142,7 @@ def _lock_of_the_dead(folder: Path) -> IO[str] | None:
 
 
 def _machine() -> dict[str, str]:
-    """Return what names this machine and its run since it was started: containers on it share the latter."""
+    """Return the identity of this machine and its boot, which containers on it share."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return {"host": socket.gethostname(), "boot": boot}
 
@@ -151,18 +152,20 @@ def _undo(folder: Path, ended_ns: int) -> Undone:
     if undone.lost:
         raise UserError(
             "capture-files-changed",
-            "files that the script overwrote could not be put back",
+            "files that the script overwrote could not be restored",
             found="\n         ".join(undone.lost),
-            why="zerofit ran the beginning of the script, and kept copies of what it overwrote",
-            fix="make them writable, or room on the disk, and copy them back",
+            why="zerofit ran the beginning of the script, and made copies of the files that it overwrote",
+            fix="make them writable, or free disk space, and copy them back",
         )
     return undone
 
 
 def _told(folder: Path, undone: Undone) -> tuple[str, ...]:
-    made = [f"{path} was made on the way, and is left as it holds files" for path in undone.left]
+    made = [
+        f"{path} was created by the capture, and is kept because it contains files" for path in undone.left
+    ]
     newer = [
-        f"{path} was written on the way and again since, and is left as it is; what was kept of it is in "
+        f"{path} was written by the capture and again since, and is not restored; its copy is in "
         f"{_kept(folder)}"
         for path in undone.newer
     ]

@@ -1,7 +1,7 @@
-"""Stands in for nvidia-smi in a captured script: it tells of the GPUs that are planned for.
+"""Replaces nvidia-smi for a captured script, and reports the planned GPUs.
 
-It is run as a file, FOLDER then nvidia-smi's arguments, so that it starts fast; FOLDER holds spec.json, and
-gets a file that says that it was asked.
+It is run as a file, with FOLDER and nvidia-smi's arguments, for a fast start; FOLDER contains spec.json, and
+receives a file that records the call.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 ASKED = "asked-nvidia-smi"
-"""Stands in the capture's folder once the script has asked."""
+"""Exists in the capture's folder once the script has called it."""
 
 
 def install(folder: Path) -> Path:
-    """Write a program nvidia-smi into a folder of the capture's own, and return that folder, for PATH."""
+    """Write a program nvidia-smi into a folder of the capture, and return that folder, for PATH."""
     place = folder / "bin"
     place.mkdir(exist_ok=True)
     program = place / "nvidia-smi"
@@ -27,7 +27,7 @@ def install(folder: Path) -> Path:
 
 
 def answer(arguments: list[str], gpus: list[dict[str, Any]]) -> str:
-    """Return what nvidia-smi would print of these GPUs: -L, --query-gpu=... --format=csv..., or a list."""
+    """Return nvidia-smi's output for these GPUs: -L, --query-gpu=... --format=csv..., or a list."""
     options = dict(word.partition("=")[::2] for word in arguments)
     names = next((options[name] for name in ("--query-gpu", "--query_gpu") if name in options), None)
     if names is None:

@@ -1,4 +1,4 @@
-"""Marks of a captured script's processes, by which all that it started is found and ended."""
+"""Marks of a captured script's processes, by which all its children are found and ended."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ODD_LIMITS = 400_000
-"""Bytes below the limit of POSIX message queues (819200, linux/ipc_namespace.h) from which a capture's own
-limit is taken. ASSUMPTION: no training uses such queues."""
+"""Bytes below the limit of POSIX message queues (819200, linux/ipc_namespace.h) used for a capture's own
+limit. ASSUMPTION: no training uses such queues."""
 _END_S = 5.0
-"""How long killed processes may take to be gone; one that hangs in the kernel stays. ASSUMPTION."""
+"""Time limit for killed processes to disappear; one that hangs in the kernel may stay. ASSUMPTION."""
 _POLL_S = 0.01
 
 
 def begins_marked(mark: str) -> Callable[[], None]:
-    """Return what a new process does first so that it ends with this one, and end_marked() finds it.
+    """Return a preexec function so that a new process ends with this one, and end_marked() finds it.
 
-    What ends it is the end of the thread that started it, so that the main thread should (prctl(2)).
+    It ends with the thread that started it, which should be the main thread (prctl(2)).
     """
     return functools.partial(_begin, os.getpid(), _odd_limit(mark))
 
 
 def end_marked(mark: str, *, session: int | None = None) -> None:
-    """Kill every process that bears a mark, or belongs to a session, and wait until they are gone.
+    """Kill every process with a mark, or in a session, and wait until they are gone.
 
     Args:
-        mark: what MARK says in their environment; one that has dropped its environment has a limit by it.
+        mark: the value of MARK in their environment; processes that cleared it are found by their limit.
         session: a session whose leader is not reaped yet, and is left to the caller.
     """
     until, limit = time.monotonic() + _END_S, _odd_limit(mark)
@@ -52,9 +52,9 @@ def end_marked(mark: str, *, session: int | None = None) -> None:
 
 
 def _odd_limit(mark: str) -> int | None:
-    """Return a limit that only the processes of one capture have; None where the limit here is too low.
+    """Return a limit that only the processes of one capture have; None if the limit here is too low.
 
-    A process inherits it whatever it does with its environment, its session and its parents (prlimit(2)).
+    A process inherits it even if it changes its environment, session and parent (prlimit(2)).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     most = 1 << 40 if hard == resource.RLIM_INFINITY else hard
@@ -75,7 +75,7 @@ def _belongs(process: psutil.Process, mark: str, limit: int | None, session: int
 
 
 def _begin(parent: int, limit: int | None) -> None:
-    """Prepare the new process: it ends with its parent, and bears its limit."""
+    """Prepare the new process: it ends with its parent, and has the limit."""
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_MSGQUEUE, (limit, limit))
     end_with_parent(parent)

@@ -1,4 +1,4 @@
-"""Puts a user's files back as they were before a script was captured, from the capture's journal."""
+"""Restores a user's files to their state before a capture, from the capture's journal."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ _CACHE_VARIABLES = (
     *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRANSFORMERS_CACHE", "TRITON_CACHE_DIR"),
     "XDG_CACHE_HOME",
 )
-"""Variables that name folders of what is fetched or computed again when it is missing.
+"""Variables that name folders of files that are downloaded or computed again if missing.
 
 Source: https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables and the manuals of
 the others.
 """
 _CACHES_AT_HOME = (".cache", ".triton", ".nv", ".config/matplotlib", "nltk_data")
 _CACHES_IN_TMP = ("data-gym-cache", "ray", "tfhub_modules")
-"""Folders in /tmp that tiktoken (tiktoken/load.py), ray and tensorflow_hub (resolver.py) keep."""
+"""Cache folders in /tmp of tiktoken (tiktoken/load.py), ray and tensorflow_hub (resolver.py)."""
 _TMP = Path("/tmp")
 _CLOCKS_NS = 2_000_000_000
-"""ASSUMPTION: the clock of a file server is less ahead than this."""
+"""ASSUMPTION: maximum clock difference of a file server."""
 _MOST_CHARACTERS = 4096
-"""Of a path (PATH_MAX, linux/limits.h)."""
+"""Maximum path length (PATH_MAX, linux/limits.h)."""
 
 
 def places(
     target: tuple[str, ...], *, environment: Mapping[str, str], cwd: Path, home: Path
 ) -> dict[str, list[str]]:
-    """Return which folders are the user's ("roots") and which are caches, that stay as a script leaves them.
+    """Return the user's folders ("roots"), and cache folders, which stay as a script leaves them.
 
-    What the script runs in and what its arguments name is the user's, and so is what it writes in /tmp by
-    name, for its temporary files have a folder of their own. A folder named by a flag such as --cache_dir is
-    a cache.
+    The user's are the script's working folder and paths in its arguments, and named files in /tmp, since
+    temporary files have a separate folder. A folder given by a flag such as --cache_dir is a cache.
     """
     named = [environment[name] for name in _CACHE_VARIABLES if os.path.isabs(environment.get(name, ""))]
     flagged = [str(cwd / value) for flag, value in _arguments(target) if "cache" in flag]
@@ -57,9 +56,9 @@ def places(
 
 
 def argument_paths(target: tuple[str, ...], cwd: Path) -> list[Path]:
-    """Return what the arguments of a script may name on disk, be it there or not: each as a path.
+    """Return the paths, existing or not, that a script's arguments may denote.
 
-    A folder that holds the one where the script runs, such as "..", is left out.
+    A folder that contains the script's working folder, such as "..", is left out.
     """
     here = Path(os.path.realpath(cwd))
     paths = [cwd / word for word in dict.fromkeys(value for _, value in _arguments(target)) if word]
@@ -67,9 +66,9 @@ def argument_paths(target: tuple[str, ...], cwd: Path) -> list[Path]:
 
 
 def _arguments(target: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return each argument of a script that is no flag, with the flag that it follows, or "".
+    """Return each argument of a script that is not a flag, with the flag before it, or "".
 
-    What can't be a path, as it is too long or holds a NUL, is left out.
+    Values that can't be a path, as too long or containing a NUL, are left out.
     """
     found = []
     last = ""
@@ -83,25 +82,25 @@ def _arguments(target: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """Changes that could not be undone; empty where all is as it was."""
+    """Changes that could not be undone; empty if everything is restored."""
 
     left: tuple[str, ...] = ()
-    """Folders that the capture made and that stay, as something lies in them that nobody noted."""
+    """Folders made by the capture that are kept, since they contain unrecorded files."""
     lost: tuple[str, ...] = ()
-    """Files that could not be put back, each with the place of its copy."""
+    """Files that could not be restored, each with its copy."""
     newer: tuple[str, ...] = ()
-    """Files that changed after the capture's end, and are left: each with the place of its copy."""
+    """Files that changed after the capture's end, and are kept: each with its copy."""
 
 
 def undo(folder: Path, *, ended_ns: int) -> Undone:
-    """Undo what the journal of a capture tells, and return what is left of it; safe to do again.
+    """Undo the changes in a capture's journal, and return what is left; may be called repeatedly.
 
-    A file gets its content, times and rights back; what the capture made goes, a folder only where nothing
-    else lies in it. What changed later than the capture is the user's, and stays.
+    Files get their content, times and permissions back; what the capture made is removed, a folder only if
+    empty. Changes after the capture are the user's, and are kept.
 
     Args:
         folder: the capture's.
-        ended_ns: when its last process ended, as time.time_ns() has it.
+        ended_ns: when its last process ended, as time.time_ns().
     """
     until_ns = ended_ns + _CLOCKS_NS
     entries, _ = read_entries(folder)
@@ -132,7 +131,7 @@ def undo(folder: Path, *, ended_ns: int) -> Undone:
 
 
 def _changed_ns(path: str) -> int:
-    """Return when a file last changed, be it by a copy that keeps its times; 0 for a folder or nothing."""
+    """Return when a file last changed, even by a copy that keeps its times; 0 for a folder or nothing."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -155,7 +154,7 @@ def _put_back(folder: Path, path: str, changes: list[JournalEntry]) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         os.chmod(path, 0o600)
-    shutil.copyfile(folder / COPIES / before.copy, path)  # in place: links to the file stay
+    shutil.copyfile(folder / COPIES / before.copy, path)  # in place: links to the file are kept
     os.chmod(path, before.mode)
     os.utime(path, ns=(os.stat(path).st_atime_ns, before.mtime_ns))
 

@@ -1,4 +1,4 @@
-"""captured: a script captured for a verb, which is told of the progress and of what the script left."""
+"""captured: a context manager for verbs around a captured script, which reports progress and leftovers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def captured(
     observer: Observer,
     gpus: tuple[GpuSpec, ...] = (),
 ) -> Iterator[CapturedScript]:
-    """Run a script up to where its training would begin, and hold what it made for as long as the context.
+    """Run a script up to where its training would begin, and keep its model for the duration of the context.
 
     Args:
         target: the script or `-m module`, and its arguments.
-        limit_s: how long it may take.
-        instead: which flags of the verb do without, as the end of a sentence.
-        observer: is told that the script runs, and what it left.
-        gpus: of the node that is planned for; the script's own code is told of them.
+        limit_s: time limit.
+        instead: the verb's flags that avoid a capture, as the end of a sentence.
+        observer: is told that the script runs, and what it left behind.
+        gpus: of the planned node; the script's own code sees them.
 
     Raises:
-        UserError: it does not come to a training; the message says what does without.
+        UserError: training was not reached; the message names the flags that avoid a capture.
     """
     from zerofit.scripts.capture.capture import capture_script
 

@@ -1,4 +1,4 @@
-"""Calls of libraries in a script: what each makes, and what it does to models, engines and trainers."""
+"""Calls of libraries in a script: what they return, and their effect on models, engines and trainers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SEEN_ONLY = {
     **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
     **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
 }
-"""Functions and classes whose results are not followed."""
+"""Functions and classes whose results are not tracked."""
 _SAME_MODEL = {
     "to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float", "requires_grad_", "apply",
 }  # fmt: skip
@@ -75,17 +75,17 @@ _SAME_WEIGHTS = {
 }
 _SAME_TENSOR = {"to", "cpu", "cuda", "contiguous", "clone", "detach", "int", "long"}
 _SAME_LENGTH = {"min_new_tokens", "min_length"}
-"""Settings with which each rank may generate as many tokens as the others."""
+"""Settings with which each rank may generate the same number of tokens."""
 _LONGEST = {"max_new_tokens", "max_length"}
-"""Settings beside which `**inputs` is what the tokenizer made, and no further settings."""
+"""Settings beside which `**inputs` is the tokenizer's output, without further settings."""
 _GIVES_OPTIMIZER = {"optimizer", "model_parameters", "**"}
-"""Of deepspeed.initialize(): parameters come with an optimizer of the configuration."""
+"""Of deepspeed.initialize(): parameters imply an optimizer from the configuration."""
 _CLIP = {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_"}
 _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 
 
 def call_unknown(reading: Reading, call: CallSite) -> Value:
-    """Note a call of something that is not known; return what it returns."""
+    """Record a call of something unknown, and return its result."""
     hand_on(call.values)
     function = call.node.func if isinstance(call.node, ast.Call) else None
     is_method = isinstance(function, ast.Attribute)
@@ -102,7 +102,7 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
 
 
 def call_library(reading: Reading, name: str, call: CallSite) -> Value:
-    """Note a call of a class or function of a library; return what it returns."""
+    """Record a call of a library's class or function, and return its result."""
     owner, _, last = name.rpartition(".")
     node = call.node
     if name in names.ACCELERATORS:
@@ -147,7 +147,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
 
 
 def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
-    """Note that a model is compiled, or adapted."""
+    """Record that a model is compiled, or adapted."""
     model = call.value("model", 0)
     if not isinstance(model, Thing) or model.kind is not ThingKind.MODEL:
         return None
@@ -195,7 +195,7 @@ def _initialize(reading: Reading, call: CallSite) -> Value:
 
 
 def hand_on(values: Iterable[Value]) -> None:
-    """Note that these values go where they are not followed: they may be prepared or trained there."""
+    """Record that these values go to code that is not analysed: they may be prepared or trained there."""
     for value in values:
         if isinstance(value, Thing):
             value.root.is_handed_on = True
@@ -219,7 +219,7 @@ def _make_optimizer(reading: Reading, name: str, call: CallSite) -> Thing | None
 
 
 def _see_clip(reading: Reading, call: CallSite) -> None:
-    """Note a clip_grad_norm_() with its largest norm, as far as it is known."""
+    """Record a clip_grad_norm_() with its maximum norm, as far as known."""
     parameters = call.value("parameters", 0)
     model = parameters.this if isinstance(parameters, Method) else None
     norm, shown = call.value("max_norm", 1), call.expression("max_norm", 1)
@@ -230,7 +230,7 @@ def _see_clip(reading: Reading, call: CallSite) -> None:
 
 
 def _see_gather(reading: Reading, call: CallSite, *, is_of_tensors: bool) -> None:
-    """Note a collective, and whether it takes new tokens as if all ranks had as many."""
+    """Record a collective, and whether it gathers generated tokens as if all ranks had the same number."""
     values = call.values
     items = [item for value in values for item in (value.values if isinstance(value, Several) else (value,))]
     tokens = [item for item in items if isinstance(item, Thing) and item.kind is ThingKind.TOKENS]
@@ -240,12 +240,12 @@ def _see_gather(reading: Reading, call: CallSite, *, is_of_tensors: bool) -> Non
 
 
 def _has_open_length(given: frozenset[str]) -> bool:
-    """True if settings that are not seen here may give all completions one length."""
+    """Return True if unknown settings may give all completions the same length."""
     return "generation_config" in given or ("**" in given and not given & _LONGEST)
 
 
 def make_trainer(reading: Reading, call: CallSite) -> Thing:
-    """Note a Trainer, whose model is now one that trains."""
+    """Record a Trainer, whose model is then one that trains."""
     model = call.value("model", 0)
     thing = Thing(kind=ThingKind.TRAINER, node=call.node)
     if isinstance(model, Thing) and model.kind is ThingKind.MODEL:
@@ -259,7 +259,7 @@ def make_trainer(reading: Reading, call: CallSite) -> Thing:
 
 
 def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
-    """Note a call of a method; return what it returns, or the method of the script's own that it runs."""
+    """Record a method call, and return its result, or the script's own method that it runs."""
     thing, name = method.this, method.name
     if thing.kind is ThingKind.ACCELERATOR:
         return _call_accelerator(reading, name, call)
@@ -293,7 +293,7 @@ def _call_model(reading: Reading, method: Method, call: CallSite) -> Value:
     elif name in _SAME_MODEL:
         return thing
     elif name == "parameters":
-        return method  # for clip_grad_norm_()
+        return method  # needed for clip_grad_norm_()
     elif own is not None and thing.cls:
         return LocalFunction(own, thing.cls.scope, thing)
     return None

@@ -1,4 +1,4 @@
-"""Conditions of a script: which ranks pass, who asks for DeepSpeed, and what comes every few steps only."""
+"""Conditions of a script: on ranks, on DeepSpeed, and on every n-th step."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _OPERATIONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda rank, ranks: rank not in ranks,
 }
 _MOST_RANKS = 1024
-"""Numbers of ranks that a condition is tried with."""
+"""Maximum world size that a condition is tested with."""
 _ALONE = re.compile(r"is_initialized|is_available|world_size|num_processes|distributed|ddp", re.IGNORECASE)
 
 
 def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
-    """Return which ranks alone pass a condition; None where it does not depend on the rank, or not surely."""
+    """Return which ranks pass a condition; None if it does not depend on the rank, or not certainly."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         if is_number_of_rank(test.operand, scope):
             return RankTest(is_main=True)
@@ -85,9 +85,9 @@ def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
 
 
 def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
-    """True if an expression is surely the number of a rank, so that 0 alone counts as false.
+    """Return True if an expression is certainly a rank number, so that only 0 is false.
 
-    A bare name `rank` may be LoRA's, and what the environment holds is text.
+    A bare name `rank` may be LoRA's, and environment variables are strings.
     """
     if isinstance(node, ast.Name):
         return isinstance(scope.look_up(node.id), Rank)
@@ -97,7 +97,7 @@ def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
 
 
 def is_rank(node: ast.expr, scope: Scope) -> bool:
-    """True if an expression is the number of a rank, by what it is or by its name."""
+    """Return True if an expression is a rank number, by its value or its name."""
     if isinstance(node, ast.Call):
         value = dotted(node.func, scope)
         last = value.rpartition(".")[2] if value else ""
@@ -112,7 +112,7 @@ def is_rank(node: ast.expr, scope: Scope) -> bool:
 
 
 def dotted(node: ast.expr, scope: Scope) -> str | None:
-    """Return the whole name of an expression of names and attributes, imports resolved."""
+    """Return the dotted name of an expression of names and attributes, imports resolved."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -125,19 +125,19 @@ def dotted(node: ast.expr, scope: Scope) -> str | None:
 
 
 def rank_value(node: ast.expr, scope: Scope) -> Value:
-    """Return what an expression tells of ranks, for the name that it is assigned to."""
+    """Return what an expression says about ranks, for the name that it is assigned to."""
     if is_rank(node, scope):
         return Rank()
     return rank_test(node, scope) if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
 
 
 def asks_for_framework(test: ast.expr) -> bool:
-    """True if a condition is about DeepSpeed, its stage, or another way to train."""
+    """Return True if a condition is about DeepSpeed, its stage, or another way to train."""
     return bool(_FRAMEWORK.search(ast.unparse(test)))
 
 
 def has_remainder(test: ast.expr, scope: Scope) -> bool:
-    """True if a condition holds every few steps only: `step % 4 == 0`, and with `or last` too."""
+    """Return True if a condition only holds every n-th step: `step % 4 == 0`, even with `or last`."""
     return any(
         isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not _is_one(node.right, scope)
         for node in ast.walk(test)
@@ -154,7 +154,7 @@ Fact = tuple[str, "Plain"]
 
 
 def facts_of(conditions: Iterable[Condition]) -> frozenset[Fact]:
-    """Return what holds where all these conditions do."""
+    """Return the facts that hold if all these conditions do."""
     found: set[Fact] = set()
     pending: list[tuple[ast.expr, bool]] = [
         (condition.test, not condition.is_else) for condition in conditions
@@ -172,7 +172,7 @@ def facts_of(conditions: Iterable[Condition]) -> frozenset[Fact]:
 
 
 def exclude(first: Iterable[Condition], second: Iterable[Condition]) -> bool:
-    """True if conditions can't hold together: sides of one test, or of one that says the opposite."""
+    """Return True if conditions exclude each other: two sides of one test, or of its negation."""
     known = dict(facts_of(first))
     return any(known.get(text, value) != value for text, value in facts_of(second))
 

@@ -1,4 +1,4 @@
-"""Statements and expressions of a script in the order in which they run, functions where they are called."""
+"""Interprets a script's statements and expressions in execution order, functions where they are called."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from zerofit.scripts.source.values import Value
 
 MAX_CALL_DEPTH = 12
-"""Functions of the script within each other. ASSUMPTION: training scripts reach the loop in half of it."""
+"""Maximum call depth. ASSUMPTION: training scripts reach their loop in half of it."""
 MAX_NODES = 300_000
-"""Statements that are read, functions counted at each call. ASSUMPTION: real scripts stay far below."""
+"""Maximum number of statements, functions counted at each call. ASSUMPTION: real scripts have far fewer."""
 _WITHOUT_GRADIENTS = {
     "no_grad": (Within.NO_GRADIENTS,),
     "inference_mode": (Within.NO_GRADIENTS, Within.INFERENCE_MODE),
 }
 _DECIDES_ABOUT_ZERO = re.compile(r"zero|deepspeed|ContextManagers", re.IGNORECASE)
-"""Such as accelerate's zero3_init_context_manager(), and what scripts of diffusers make of it."""
+"""Such as accelerate's zero3_init_context_manager(), and wrappers of it in diffusers' scripts."""
 _ON_MAIN = {"on_main_process", "on_local_main_process", "on_process", "on_local_process"}
 _EXITS = {"exit", "quit", "sys.exit", "os._exit"}
 _ACCUMULATES = ("accumulate", "no_sync")
 
 
 def read_block(reading: Reading, statements: Sequence[ast.stmt]) -> bool:
-    """Read statements; return whether what stands behind them is never reached."""
+    """Interpret statements; return True if the code after them is unreachable."""
     return any(_read_statement(reading, statement) for statement in statements)
 
 
@@ -102,7 +102,7 @@ def _read_statement(reading: Reading, node: ast.stmt) -> bool:
 def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
     rank = conditions.rank_test(test, reading.scope)
     if rank is not None and is_else:
-        # Behind "main and x" the main rank comes too, where x does not hold.
+        # After "main and x" the main rank continues too, if x is false.
         has_more = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
         rank = None if has_more else RankTest(is_main=not rank.is_main)
     return Condition(
@@ -132,8 +132,8 @@ def _read_if(reading: Reading, node: ast.If) -> bool:
     if "return" in after_body:
         reading.scope.names.setdefault("return", after_body["return"])
     if ends and not ends_else:
-        # All that follows in this block is the other side: "if not is_main: return". What an early exit
-        # in there leaves stays too: "elif only_predict: return".
+        # The rest of this block is the other side: "if not is_main: return". Facts from an early exit inside
+        # remain too: "elif only_predict: return".
         reading.conditions += of_else
     elif ends_else and not ends:
         reading.scope.names = after_body
@@ -150,7 +150,7 @@ def _merge(reading: Reading, other: dict[str, Value]) -> None:
 
 
 def _test_of(case: ast.match_case, subject: ast.expr) -> ast.expr:
-    """Return what an arm of `match` asks, as `if` would write it; where it is no value, its place."""
+    """Return the test of a `match` arm as an `if` would write it; without a value, its position."""
     test: ast.expr = ast.Constant(f"case at line {case.pattern.lineno}")
     if isinstance(case.pattern, ast.MatchValue) and case.guard is None:
         test = ast.Compare(subject, [ast.Eq()], [case.pattern.value])
@@ -195,7 +195,7 @@ def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> No
 
 
 def _ends_early(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
-    """True if a loop ends at a condition of its own, such as `if step >= max_steps: break`."""
+    """Return True if a loop ends at a condition of its own, such as `if step >= max_steps: break`."""
     tests = [statement for statement in loop.body if isinstance(statement, ast.If)]
     return any(isinstance(statement, ast.Break) for test in tests for statement in test.body)
 
@@ -243,7 +243,7 @@ def _read_import(reading: Reading, node: ast.Import | ast.ImportFrom) -> None:
 
 
 def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.expr) -> None:
-    """Let a target of an assignment stand for a value."""
+    """Assign a value to an assignment's target."""
     match target:
         case ast.Name():
             if value is None or isinstance(value, Method):  # such as accelerator.process_index
@@ -254,7 +254,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
             owner = evaluate(reading, target.value)
             if isinstance(owner, Thing):
                 owner.attributes[target.attr] = value
-                if owner.kind is ThingKind.MODEL:  # A module's modules go where it goes.
+                if owner.kind is ThingKind.MODEL:  # A module's submodules follow it.
                     calls.hand_on((value,))
         case ast.Tuple() | ast.List():
             _unpack(reading, target.elts, value, expression)
@@ -275,7 +275,7 @@ def _unpack(reading: Reading, targets: list[ast.expr], value: Value, expression:
 
 
 def evaluate(reading: Reading, node: ast.expr) -> Value:
-    """Return what an expression stands for, and note the calls in it."""
+    """Return the value of an expression, and record the calls in it."""
     match node:
         case ast.Constant():
             is_plain = isinstance(node.value, (str, int, float, bool, type(None)))
@@ -314,7 +314,7 @@ def evaluate(reading: Reading, node: ast.expr) -> Value:
 
 def _children(reading: Reading, node: ast.expr) -> None:
     pending: list[ast.expr] = []
-    # A sum of a thousand strings is a thousand levels deep on its left side.
+    # A sum of a thousand strings is nested a thousand levels deep on its left side.
     while isinstance(node, ast.BinOp):
         pending.append(node.right)
         node = node.left
@@ -332,7 +332,7 @@ def _foreign_accelerator(reading: Reading, node: ast.expr) -> Thing:
 def _attribute(reading: Reading, node: ast.Attribute) -> Value:
     owner = evaluate(reading, node.value)
     if node.attr in _ACCUMULATES:
-        # Called or not: some scripts keep the method, and call it in another place.
+        # Called or not: some scripts store the method, and call it elsewhere.
         reading.see(Action.ACCUMULATE, node)
     if isinstance(owner, Dotted):
         return Dotted(f"{owner.name}.{node.attr}")
@@ -422,7 +422,7 @@ def _item(reading: Reading, node: ast.Subscript) -> Value:
 
 
 def _leaves_length_open(part: ast.expr) -> bool:
-    """True if a part of generated tokens is as long as they are: a row, or `[:, prompt_length:]`."""
+    """Return True if a slice of generated tokens has a variable length: a row, or `[:, prompt_length:]`."""
     last = part.elts[-1] if isinstance(part, ast.Tuple) and part.elts else None
     return last is None or (isinstance(last, ast.Slice) and last.upper is None)
 
@@ -454,7 +454,7 @@ def _comprehension(
 
 
 def _call(reading: Reading, node: ast.Call) -> Value:
-    """Note a call and those in its arguments; return what it returns."""
+    """Record a call and those in its arguments, and return its result."""
     callee = evaluate(reading, node.func)
     call = _call_site(reading, node)
     is_adding = isinstance(callee, Dotted) and callee.name in names.DEEPSPEED_ARGUMENTS
@@ -496,7 +496,7 @@ def _call_site(reading: Reading, node: ast.Call) -> CallSite:
 
 
 def run_function(reading: Reading, function: LocalFunction, call: CallSite) -> Value:
-    """Read a function of the script where it is called; return what it returns."""
+    """Interpret a function of the script where it is called, and return its result."""
     node = function.node
     is_too_much = len(reading.functions) >= MAX_CALL_DEPTH or reading.num_nodes > MAX_NODES
     if node in reading.functions or is_too_much:
@@ -525,13 +525,13 @@ def _bind_parameters(scope: Scope, function: LocalFunction, call: CallSite) -> N
     positional = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
     values = [function.this, *call.arguments] if function.this is not None else call.arguments
     for name in (*positional, *(parameter.arg for parameter in parameters.kwonlyargs)):
-        # Where the caller gives none, defaults are not followed: the name is unknown, and hides outer ones.
+        # Defaults of missing arguments are not tracked: the name is unknown, and shadows outer ones.
         scope.names[name] = call.keywords.get(name)
     scope.names.update(zip(positional, values, strict=False))
 
 
 def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    """Put a function's decorators into force."""
+    """Apply the effects of a function's decorators."""
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         last = (conditions.dotted(called, reading.scope) or "").rpartition(".")[2]
@@ -542,7 +542,7 @@ def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctio
 
 
 def make_instance(reading: Reading, cls: LocalClass, call: CallSite) -> Thing:
-    """Read what making an object of a class of the script does."""
+    """Interpret the creation of an object of a class of the script."""
     bases = cls.foreign_bases()
     if any(names.is_trainer(base) for base in bases):
         thing = calls.make_trainer(reading, call)

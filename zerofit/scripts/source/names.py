@@ -1,4 +1,4 @@
-"""The kinds of other packages' names: models, schedulers, optimizers, trainers, ranks."""
+"""Classification of library names: models, schedulers, optimizers, trainers, ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSOR_GATHERS = {
     for package in ("torch.distributed", "deepspeed.comm", "accelerate.utils")
     for name in ("all_gather", "all_gather_into_tensor", "gather")
 }
-"""Want tensors of one shape from all ranks."""
+"""Need tensors of the same shape on all ranks."""
 GENERATES = {"zerofit.generate", "zerofit.generation.generate.generate"}
 PARSE_CALLS = {
     *("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"),
@@ -72,37 +72,37 @@ _EXACT_OPTIMIZERS = {
 
 
 def is_model_class(name: str) -> bool:
-    """True if a dotted name is a model's class in transformers or peft."""
+    """Return True if a dotted name is a model class of transformers or peft."""
     return bool(_TRANSFORMERS_MODEL.fullmatch(name) or _PEFT_MODEL.fullmatch(name))
 
 
 def is_diffusers_model(name: str) -> bool:
-    """True if a dotted name is a model's class in diffusers, which makes it whole at every ZeRO stage."""
+    """True if a dotted name is a model class of diffusers, which ZeRO-3 does not partition on loading."""
     return bool(_DIFFUSERS_MODEL.fullmatch(name))
 
 
 def is_pipeline(name: str) -> bool:
-    """True if what a dotted name makes holds models, and runs them where it is called."""
+    """True if a dotted name creates an object that holds models and runs them when called."""
     return bool(_PIPELINE.fullmatch(name))
 
 
 def is_auto_class(name: str) -> bool:
-    """True if a model's class only has from_pretrained() and from_config()."""
+    """Return True if a model class only has from_pretrained() and from_config()."""
     return name.rpartition(".")[2].startswith(("Auto", "Peft"))
 
 
 def is_trainer(name: str) -> bool:
-    """True if a dotted name is a Trainer of transformers or TRL."""
+    """Return True if a dotted name is a Trainer of transformers or TRL."""
     return bool(_TRAINER.fullmatch(name))
 
 
 def is_arguments(name: str) -> bool:
-    """True if a dotted name is TrainingArguments or what TRL derives from it."""
+    """Return True if a dotted name is TrainingArguments or a subclass in TRL."""
     return bool(_ARGUMENTS.fullmatch(name) or _TRL_CONFIG.fullmatch(name))
 
 
 def optimizer_id(name: str, *, takes_parameters: bool) -> str | None:
-    """Return the id of the optimizer that calling a dotted name makes; None where it makes none."""
+    """Return the id of the optimizer class with a dotted name, or None."""
     if name in _EXACT_OPTIMIZERS:
         return _EXACT_OPTIMIZERS[name]
     last = name.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Parsers of argparse: which options they take, and where they refuse all others."""
+"""argparse parsers: their options, and where they refuse unknown ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from zerofit.scripts.source.values import Value
 
 UNKNOWN = "**"
-"""Stands among a parser's options for those that are not known."""
+"""Represents unknown options among a parser's options."""
 _PARSER_WIDE = {
     *("parents", "prefix_chars", "exit_on_error", "fromfile_prefix_chars", "conflict_handler", UNKNOWN),
 }
-"""Arguments of a parser that bring options with them, or change what becomes of unknown ones."""
+"""Arguments of a parser that add options, or change how unknown ones are handled."""
 _GROUPS = {"add_argument_group", "add_mutually_exclusive_group"}
 _ADDS_NOTHING = {
     "parse_known_args", "set_defaults", "get_default", "print_help", "print_usage", "format_help",
@@ -28,13 +28,13 @@ _ADDS_NOTHING = {
 
 
 def make_parser(node: ast.expr) -> Thing | None:
-    """Return a parser; None where its own arguments leave its options open."""
+    """Return a parser; None if its own arguments leave its options open."""
     given = {keyword.arg or UNKNOWN for keyword in node.keywords} if isinstance(node, ast.Call) else set()
     return None if given & _PARSER_WIDE else Thing(kind=ThingKind.PARSER, node=node)
 
 
 def call_parser(reading: Reading, parser: Thing, name: str, call: CallSite) -> Value:
-    """Note a method of a parser; return what it returns."""
+    """Record a method call of a parser, and return its result."""
     if name in _GROUPS:
         return parser
     if name == "add_argument":
@@ -49,28 +49,28 @@ def call_parser(reading: Reading, parser: Thing, name: str, call: CallSite) -> V
 
 
 def _see_strict(reading: Reading, parser: Thing, call: CallSite) -> None:
-    """Note that a parser refuses what it does not know, where running the script surely gets here."""
+    """Record that a parser refuses unknown options, if the script certainly gets here."""
     tests = (ast.unparse(condition.test) for condition in reading.conditions)
     if reading.root == 0 and all("__name__" in test for test in tests):
         reading.see(Action.PARSE_STRICTLY, call.node, more={"options": frozenset(parser.options)})
 
 
 def see_default(reading: Reading, call: CallSite) -> None:
-    """Note the default of an argument of the script."""
+    """Record the default of a script's argument."""
     name, default = call.value("dest", 0), call.keywords.get("default")
     if isinstance(name, Constant) and isinstance(default, Constant):
         reading.defaults[str(name.value).lstrip("-").replace("-", "_")] = default.value
 
 
 def hand_on(values: Iterable[Value]) -> None:
-    """Note that code which is not read gets these values: it may add options to the parsers among them."""
+    """Record that code that is not analysed gets these values: it may add options to parsers."""
     for value in values:
         if isinstance(value, Thing) and value.kind is ThingKind.PARSER:
             value.options.add(UNKNOWN)
 
 
 def _options(call: CallSite) -> set[str]:
-    # nargs=argparse.REMAINDER, or "...", takes all that follows, unknown options too.
+    # nargs=argparse.REMAINDER, or "...", takes everything that follows, including unknown options.
     written = call.node.keywords if isinstance(call.node, ast.Call) else []
     nargs = [keyword.value for keyword in written if keyword.arg in (None, "nargs")]
     takes_all = any(not isinstance(value, ast.Constant) or value.value == "..." for value in nargs)

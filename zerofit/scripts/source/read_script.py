@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.source.reading import Condition, SeenCall
 
 _NO_CALL = CallSite(node=ast.Constant(None))
-"""Of functions that the script does not call."""
+"""Marks code of functions that the script does not call."""
 _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
 _PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 _SETS_UP = (
@@ -31,9 +31,9 @@ _SETS_UP = (
 
 @lru_cache(maxsize=8)
 def read_script(source: str, *, name: str) -> ScriptFacts:
-    """Return what a script's source shows.
+    """Return the facts in a script's source.
 
-    The last few are kept: what a script names is asked before what it does, and --fix asks again each round.
+    The last few results are cached: several checks read the same script, and --fix again in each round.
 
     Raises:
         Unreadable: it is no script that this Python could run.
@@ -49,7 +49,7 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
 
 
 def _read_the_rest(reading: Reading, tree: ast.Module) -> None:
-    """Read the functions and classes that the module's body does not call, as if something called them."""
+    """Interpret functions and classes that the module's body does not call, as if something did."""
     used = {
         node.id for function in tree.body if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(function) if isinstance(node, ast.Name)
@@ -76,7 +76,7 @@ def _read_class(reading: Reading, cls: LocalClass) -> None:
     num_calls, num_models = len(reading.calls), len(reading.models)
     this = make_instance(reading, cls, CallSite(node=call))
     if this.kind is not ThingKind.OBJECT:
-        # Nobody makes it here: what it is made with is not the script's.
+        # Nothing here creates it: its arguments do not come from the script.
         del reading.calls[num_calls:], reading.models[num_models:]
     this.is_handed_on = True
     reading.is_in_foreign_trainer = this.kind is ThingKind.TRAINER
@@ -169,7 +169,7 @@ def _call(reading: Reading, seen: SeenCall) -> ScriptCall:
 
 
 def _one_rank(reading: Reading, seen: SeenCall) -> Condition | None:
-    """Return the condition by which the main rank alone gets to a call."""
+    """Return the condition under which only the main rank reaches a call."""
     for condition in seen.conditions:
         is_main = condition.rank is not None and condition.rank.is_main
         if is_main and not any(_is_counterpart(other, seen, condition) for other in reading.calls):
@@ -178,7 +178,7 @@ def _one_rank(reading: Reading, seen: SeenCall) -> Condition | None:
 
 
 def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bool:
-    """True if the other ranks do the same elsewhere: behind `else`, or anywhere for a barrier."""
+    """Return True if the other ranks do the same: in the `else` branch, or anywhere for a barrier."""
     if other.action is not seen.action:
         return False
     return any(
@@ -190,7 +190,7 @@ def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bo
 
 
 def _trains(reading: Reading, seen: SeenCall, *, afterwards: bool) -> bool:
-    """True if the script trains before or after a call: its Trainer, or any loop of its own."""
+    """Return True if the script trains before or after a call: by its Trainer, or any custom loop."""
     if seen.action not in _USES_MODEL:
         return False
     place = reading.calls.index(seen)
@@ -212,13 +212,13 @@ def _trainings(reading: Reading, seen: SeenCall) -> list[SeenCall]:
 
 
 def _comes_in_place(first: SeenCall, second: SeenCall) -> bool:
-    """True if no run of the script makes both calls; in a loop a condition may change."""
+    """Return True if no run of the script makes both calls; in a loop a condition may change."""
     sides = [[condition for condition in seen.conditions if condition.depth == 0] for seen in (first, second)]
     return exclude(*sides)
 
 
 def _is_in_each_training(reading: Reading, seen: SeenCall) -> bool:
-    """True if each run of the script that trains a Trainer makes this call with it too."""
+    """Return True if every run of the script that trains a Trainer also makes this call with it."""
     if seen.action is not Action.EVALUATE:
         return False
     needed = facts_of(seen.conditions)
@@ -231,7 +231,7 @@ def _trains_unseen(trainer: Thing) -> bool:
 
 
 def _is_left_alone(reading: Reading, seen: SeenCall) -> bool:
-    """True if a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
+    """Return True if a call runs a model that ZeRO-3 partitions at construction and that is in no engine."""
     model = seen.thing.root if seen.thing and seen.action in (Action.FORWARD, Action.GENERATE) else None
     if model is None or seen.state is not ModelState.PLAIN or model.source not in _PARTITIONED_WHEN_MADE:
         return False

@@ -1,4 +1,4 @@
-"""Reading: what has been seen of a script so far, and under which conditions the reader stands."""
+"""Reading: the facts collected from a script so far, and the interpreter's current context."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class Within(Enum):
-    """The effect of a context or a decorator on the code in it."""
+    """The effect of a context manager or decorator on the code in it."""
 
     GATHERED = auto()
     NO_GRADIENTS = auto()
     INFERENCE_MODE = auto()
     ZERO_INIT = auto()
     ZERO_CONTEXT = auto()
-    """Decides about ZeRO by code that is not read."""
+    """Affects ZeRO by code that is not analysed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One side of a condition."""
+    """One branch of a condition."""
 
     test: ast.expr
     is_else: bool = False
@@ -49,7 +49,7 @@ class Condition:
     is_in_turn: bool = False
     """True if ranks pass in turn, each with its own part of the data."""
     depth: int
-    """How many loops are around it."""
+    """Number of loops around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class CallSite:
     """A call with the values of its arguments."""
 
     node: ast.expr
-    """An ast.Call, but for a class of the script that nothing makes."""
+    """An ast.Call, except for a class of the script that nothing instantiates."""
     arguments: list[Value] = field(default_factory=list)
     keywords: dict[str, Value] = field(default_factory=dict)
 
@@ -67,11 +67,11 @@ class CallSite:
         return (*self.arguments, *self.keywords.values())
 
     def value(self, name: str, place: int) -> Value:
-        """Return an argument by its name or its place; None where it is not given, or not known."""
+        """Return an argument by its name or position; None if it is missing or unknown."""
         return self.keywords.get(name) or (self.arguments[place] if place < len(self.arguments) else None)
 
     def expression(self, name: str, place: int) -> ast.expr | None:
-        """Return an argument as it is written."""
+        """Return the expression of an argument."""
         if not isinstance(self.node, ast.Call):
             return None
         named = next((keyword.value for keyword in self.node.keywords if keyword.arg == name), None)
@@ -80,7 +80,7 @@ class CallSite:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SeenCall:
-    """A call, before the whole script is known."""
+    """A call, recorded before the whole script is known."""
 
     action: Action
     node: ast.expr
@@ -89,22 +89,22 @@ class SeenCall:
     conditions: tuple[Condition, ...]
     loops: tuple[int, ...]
     root: int
-    """Number of the function that was read by itself; 0 for the module's body."""
+    """Number of the separately analysed function; 0 for the module's body."""
     is_gathered: bool
     has_gradients: bool
     is_in_inference_mode: bool
     share: ast.expr | None
-    """The expression that decides how often a rank gets here, where ranks differ."""
+    """The expression that decides how often a rank gets here, if ranks differ."""
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     more: dict[str, Any] = field(default_factory=dict)
-    """Fields of ScriptCall."""
+    """Further fields of ScriptCall."""
     forwards: tuple[SeenCall, ...] = ()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Reading:
-    """The reader's notes and where it stands."""
+    """The interpreter's records and context."""
 
     text: ScriptText
     scope: Scope
@@ -114,25 +114,25 @@ class Reading:
     accelerator_keywords: list[Keyword] = field(default_factory=list)
     training_arguments: list[Keyword] = field(default_factory=list)
     defaults: dict[str, Plain] = field(default_factory=dict)
-    """Defaults of the script's own arguments, by argparse."""
+    """argparse defaults of the script's own arguments."""
     conditions: list[Condition] = field(default_factory=list)
     loops: list[int] = field(default_factory=list)
     functions: list[ast.AST] = field(default_factory=list)
-    """Functions that are being read, the innermost last."""
+    """Functions being interpreted, the innermost last."""
     visited: set[ast.AST] = field(default_factory=set)
     root: int = 0
     within: list[Within] = field(default_factory=list)
-    """The effects of the contexts and decorators in force."""
+    """The effects of the active context managers and decorators."""
     shares: list[ast.expr] = field(default_factory=list)
-    """The iterables of the loops of which each rank has its own part, innermost last."""
+    """The loops' iterables that are split by rank, innermost last."""
     has_foreign_accelerator: bool = False
-    """True if the function that is read by itself was given an Accelerator made elsewhere."""
+    """True if the separately analysed function got an Accelerator created elsewhere."""
     num_nodes: int = 0
     is_in_foreign_trainer: bool = False
-    """True if a subclass of Trainer is read by itself: its methods do not know what Trainer hands them."""
+    """True if a subclass of Trainer is analysed separately: its methods' arguments are unknown."""
 
     def see(self, action: Action, node: ast.expr, thing: Thing | None = None, **more: Any) -> None:
-        """Note a call."""
+        """Record a call."""
         in_turn = (condition.test for condition in self.conditions if condition.is_in_turn)
         self.calls.append(
             SeenCall(
@@ -154,13 +154,13 @@ class Reading:
     def see_with_keywords(
         self, action: Action, call: CallSite, thing: Thing | None = None, **more: Any
     ) -> tuple[Keyword, ...]:
-        """Note a call and its keyword arguments; return those whose values are known."""
+        """Record a call and its keyword arguments; return those with known values."""
         found = self.keywords_of(call)
         self.see(action, call.node, thing, keywords=found, given=given_to(call), **more)
         return found
 
     def make_model(self, node: ast.expr, **fields: Any) -> Thing:
-        """Note a new model."""
+        """Record a new model."""
         thing = Thing(
             kind=ThingKind.MODEL,
             node=node,
@@ -175,7 +175,7 @@ class Reading:
         return thing
 
     def keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
-        """Return the keyword arguments of a call whose values are known."""
+        """Return the keyword arguments of a call with known values."""
         written = call.node.keywords if isinstance(call.node, ast.Call) else []
         places: dict[str | None, ast.expr | ast.keyword] = {keyword.arg: keyword for keyword in written}
         return tuple(
@@ -197,13 +197,13 @@ class Reading:
 
 
 def given_to(call: CallSite) -> frozenset[str]:
-    """Return the names of all keyword arguments of a call; "**" where some are unpacked."""
+    """Return the names of all keyword arguments of a call; "**" if some are unpacked."""
     written = call.node.keywords if isinstance(call.node, ast.Call) else []
     return frozenset(call.keywords) | {"**" for keyword in written if keyword.arg is None}
 
 
 def plain_of(value: Value) -> tuple[bool, Plain]:
-    """True if a value is a known literal, and the literal."""
+    """Return True if a value is a known literal, and the literal."""
     if isinstance(value, Constant):
         return True, value.value
     if isinstance(value, Several):
@@ -213,7 +213,7 @@ def plain_of(value: Value) -> tuple[bool, Plain]:
 
 
 def state_of(thing: Thing | None) -> ModelState | None:
-    """Return what became of a model."""
+    """Return the state of a model."""
     if thing is None or thing.kind is not ThingKind.MODEL:
         return None
     if thing.state in (None, ModelState.PLAIN) and thing.root.is_trained:
@@ -222,7 +222,7 @@ def state_of(thing: Thing | None) -> ModelState | None:
 
 
 def wrapped(thing: Thing, node: ast.expr, state: ModelState | None) -> Thing:
-    """Return a model in another shape: an engine, the module within one, a compiled or adapted one."""
+    """Return a model in another form: an engine, the module inside one, a compiled or adapted one."""
     return Thing(
         kind=ThingKind.MODEL,
         node=node,

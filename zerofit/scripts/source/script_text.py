@@ -1,4 +1,4 @@
-"""A script's text to a syntax tree, and pieces of the tree to the user's words."""
+"""A script's text to a syntax tree, and nodes of the tree to quoted source."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from zerofit.core.setting import Place
 from zerofit.scripts.facts import Sighting
 
 MAX_TEXT = 80
-"""Characters of the user's words that a finding shows."""
+"""Maximum characters of source in a finding."""
 
 
 def parse(source: str) -> ast.Module:
     """Return the syntax tree of a script.
 
     Raises:
-        Unreadable: it is no Python of this version, or nothing that could be read.
+        Unreadable: it is no Python of this version, or can't be parsed.
     """
     if "\0" in source:
         raise Unreadable(
-            "the script holds a NUL character",
-            "Python reads no script with it: the file is binary, or damaged",
-            "give the script's file",
+            "the script contains a NUL character",
+            "Python refuses it: the file is binary, or damaged",
+            "name the script's file",
             source.count("\n", 0, source.index("\0")) + 1,
         )
     try:
@@ -36,7 +36,7 @@ def parse(source: str) -> ast.Module:
     except (RecursionError, MemoryError):
         raise too_deep() from None
     except (ValueError, UnicodeError) as error:
-        raise Unreadable(f"the script is no Python: {error}", "nothing can run it", "mend it") from None
+        raise Unreadable(f"the script is not Python: {error}", "nothing can run it", "mend it") from None
 
 
 def _broken_syntax(error: SyntaxError) -> Unreadable:
@@ -44,33 +44,33 @@ def _broken_syntax(error: SyntaxError) -> Unreadable:
     if "too many nested" in (error.msg or ""):
         return too_deep(line)
     return Unreadable(
-        f"the script is no valid Python: {error.msg}",
+        f"the script is not valid Python: {error.msg}",
         "it can't run, or needs a newer Python than the one that runs zerofit",
-        "mend the syntax, or run zerofit with the Python that the script is for",
+        "fix the syntax, or run zerofit with the script's Python version",
         line,
         column,
     )
 
 
 def too_deep(line: int = 1) -> Unreadable:
-    """Return that a script is nested deeper than can be followed."""
+    """Return the error for a script that is nested too deep."""
     return Unreadable(
         "the script's expressions or blocks are nested too deep",
-        "they can't be followed, by Python's own parser or here",
+        "neither Python's parser nor zerofit can analyse them",
         "check the configuration without the script",
         line,
     )
 
 
 class ScriptText:
-    """A script's text, to quote from."""
+    """A script's text, for quotes."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
         self._lines = re.split("\r\n|\r|\n", text.removeprefix("\ufeff"))
 
     def quote(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
-        """Return the words of a node on one line, long ones cut."""
+        """Return the source of a node on one line, truncated if long."""
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         lines = [line.encode("utf-8", "replace") for line in self._lines[first : last + 1]]
         lines[-1] = lines[-1][: node.end_col_offset]
@@ -85,6 +85,6 @@ class ScriptText:
         return len(line.encode("utf-8", "replace")[: node.col_offset].decode("utf-8", "replace")) + 1
 
     def sight(self, node: ast.expr | ast.stmt | ast.keyword) -> Sighting:
-        """Return a node's words and place."""
+        """Return a node's source and position."""
         place = Place(file=self.name, line=node.lineno, column=self.column(node))
         return Sighting(text=self.quote(node), place=place)

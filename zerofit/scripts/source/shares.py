@@ -1,4 +1,4 @@
-"""A rank's own part of something, such as `prompts[rank::world_size]`: ranks' parts differ in length."""
+"""Per-rank shares of data, such as `prompts[rank::world_size]`, whose lengths differ between ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from zerofit.scripts.source.values import Scope
 
 _EVENS_OUT = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
-"""Calls that leave no rank with another number than the others."""
+"""Calls after which all ranks have the same number of items."""
 _SPLITS_BY_RANK = {"shard", "islice", "split_dataset_by_node"}
 
 
 def is_share(node: ast.expr, scope: Scope) -> bool:
-    """True if an expression is a rank's own part of something, or is made from one.
+    """Return True if an expression is a rank's share of something, or made from one.
 
-    A contiguous part, `rows[rank * size : (rank + 1) * size]`, counts as none: it mostly is as long on all.
+    A contiguous slice, `rows[rank * size : (rank + 1) * size]`, is not counted: it mostly has the same length
+    on all ranks.
     """
     pending: list[ast.AST] = [node]
     while pending:
@@ -35,13 +36,13 @@ def is_share(node: ast.expr, scope: Scope) -> bool:
 
 
 def own_or(value: Value, node: ast.expr, scope: Scope) -> Value:
-    """Return what an expression stands for: a rank's own part, where it is no more than a loader of one."""
+    """Return the value of an expression: a rank's share, if it is only a loader of one."""
     is_open = value is None or (isinstance(value, Thing) and value.kind is ThingKind.LOADER)
     return Share() if is_open and is_share(node, scope) else value
 
 
 def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
-    """True if ranks pass a condition in turn: `number % world_size == rank`."""
+    """Return True if ranks pass a condition in turn: `number % world_size == rank`."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     sides = (test.left, test.comparators[0])
@@ -72,7 +73,7 @@ def _splits(call: ast.Call, scope: Scope) -> bool:
 
 
 def _evens_out(node: ast.AST) -> bool:
-    """True if what is made has one length on all ranks, though parts of it do not: `own[:8]` too."""
+    """Return True if the result has one length on all ranks although parts of it may not: also `own[:8]`."""
     if isinstance(node, ast.Call):
         return _EVENS_OUT.search(_called(node)) is not None
     cut = node.slice if isinstance(node, ast.Subscript) else None
@@ -84,13 +85,13 @@ def _called(call: ast.Call) -> str:
 
 
 def _is_multiple(end: ast.expr, step: ast.expr) -> bool:
-    """True if a range to `end` in steps of `step` is as long from each start below the step."""
+    """Return True if a range to `end` in steps of `step` has one length from any start below the step."""
     sides = (end.left, end.right) if isinstance(end, ast.BinOp) and isinstance(end.op, ast.Mult) else ()
     return any(ast.unparse(side) == ast.unparse(step) for side in sides)
 
 
 def _is_cut_to_multiple(rows: ast.expr, step: ast.expr, scope: Scope) -> bool:
-    """True if rows are cut to a multiple of the ranks: `rows = rows[: len(rows) // world * world]`."""
+    """Return True if rows are cut to a multiple of the ranks: `rows = rows[: len(rows) // world * world]`."""
     assigned = scope.assigned(rows.id) if isinstance(rows, ast.Name) else []
     cuts = [made.slice for made in (rows, *assigned) if isinstance(made, ast.Subscript)]
     return any(

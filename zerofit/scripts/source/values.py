@@ -1,4 +1,4 @@
-"""Values that a name in a script can have, as far as its source shows. None stands for "not known"."""
+"""Values of names in a script, as far as its source shows. None means unknown."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ class ThingKind(Enum):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Thing:
-    """One object that the script makes."""
+    """One object created by the script."""
 
     kind: ThingKind
     node: ast.expr
-    """The call that makes it."""
+    """The call that creates it."""
     of: Thing | None = None
-    """The object it is made from: a trainer's, engine's, unwrapped or compiled model's own model."""
+    """The object it wraps: the model of a trainer, engine, unwrapped or compiled model."""
     state: ModelState | None = None
     is_compiled: bool = False
     is_adapted: bool = False
-    """A model: True if peft has put adapters in, mostly small enough for ZeRO-3 to keep them whole."""
+    """For a model: True if it has peft adapters, which are mostly small enough for ZeRO-3 to keep whole."""
     source: ModelConstructor | None = None
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     cls: LocalClass | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     options: set[str] = field(default_factory=set)
-    """A parser's options so far; "**" where some are not known."""
+    """A parser's options so far; "**" if some are unknown."""
     order: int = 0
-    """How many calls were seen before it was made."""
+    """Number of calls recorded before its creation."""
     is_trained: bool = False
     is_in_zero_init: bool = False
     is_under_zero_context: bool = False
-    """A model: True if it is made inside a `with` that decides about ZeRO, which is not read."""
+    """For a model: True if it is created inside a `with` that affects ZeRO by code that is not analysed."""
     is_handed_on: bool = False
-    """True if code that is not read was given it."""
+    """True if it was passed to code that is not analysed."""
 
     @property
     def root(self) -> Thing:
-        """The object itself, below what wraps it."""
+        """The object inside all wrappers."""
         thing = self
         while thing.of is not None and thing.of.kind is thing.kind:
             thing = thing.of
@@ -74,10 +74,10 @@ class Scope:
     names: dict[str, Value] = field(default_factory=dict)
     outer: Scope | None = None
     expressions: dict[str, list[ast.expr]] = field(default_factory=dict)
-    """Every expression that is assigned to a name or an attribute path: "args.max_train_steps"."""
+    """Every expression assigned to a name or an attribute path: "args.max_train_steps"."""
 
     def look_up(self, name: str) -> Value:
-        """Return what a name stands for."""
+        """Return the value of a name."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -86,7 +86,7 @@ class Scope:
         return None
 
     def assigned(self, path: str) -> list[ast.expr]:
-        """Return the expressions that are assigned to a path."""
+        """Return the expressions assigned to a path."""
         found: list[ast.expr] = []
         scope: Scope | None = self
         while scope is not None:
@@ -104,7 +104,7 @@ class Dotted:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A literal's value; a dictionary's values are in Mapping."""
+    """A literal's value, except dictionaries, see Mapping."""
 
     value: Plain
 
@@ -125,7 +125,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalFunction:
-    """A function of the script; a method with the object it belongs to."""
+    """A function of the script; for a method with its object."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     scope: Scope
@@ -141,7 +141,7 @@ class LocalClass:
     bases: tuple[Value, ...]
 
     def method(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        """Return the method of that name, its own or a local base's."""
+        """Return the method of that name, from the class or a local base class."""
         for item in self.node.body:
             if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
                 return item
@@ -152,7 +152,7 @@ class LocalClass:
         return None
 
     def foreign_bases(self) -> tuple[str, ...]:
-        """Return the dotted names of the bases that other modules define."""
+        """Return the dotted names of base classes from other modules."""
         names: list[str] = []
         for base in self.bases:
             if isinstance(base, Dotted):
@@ -164,7 +164,7 @@ class LocalClass:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An attribute of an object that is no attribute the script sets: `model.generate`."""
+    """An attribute that the script does not set on the object: `model.generate`."""
 
     this: Thing
     name: str
@@ -172,7 +172,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class RankTest:
-    """A condition that holds on some ranks only."""
+    """A condition that only holds on some ranks."""
 
     is_main: bool
     """True if it holds on the main rank, False if it holds on the others."""
@@ -180,12 +180,12 @@ class RankTest:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The number of a rank."""
+    """A rank number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A rank's own part of something, or what is made from one."""
+    """A rank's share of something, or a value made from one."""
 
 
 Value: TypeAlias = (
@@ -205,7 +205,7 @@ Value: TypeAlias = (
 
 
 def join(first: Value, second: Value) -> Value:
-    """Return what a name stands for after two branches: None where they differ."""
+    """Return the value of a name after two branches: None if they differ."""
     if first == second or second == Constant(None):
         return first
     if first == Constant(None):

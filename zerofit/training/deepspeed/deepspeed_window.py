@@ -1,8 +1,9 @@
-"""Makes DeepSpeed step where the script steps, and before anything looks at the weights.
+"""Makes DeepSpeed step where the script steps, and before anything reads the weights.
 
-accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that gradients accumulated by hand
-become steps of their own and a later `clip_grad_norm_` comes too late. Here the last backward pass waits
-until it is known whether it ends the window: the script clips or steps, or goes on with another forward pass.
+accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that manually accumulated gradients
+become separate steps and a later `clip_grad_norm_` comes too late. Here the last backward pass is delayed
+until it is known whether it ends the window: the script clips or steps, or continues with another forward
+pass.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ clips_by_value = partial(
 
 
 class _Clipped(Enum):
-    """State of a step that clipping has taken before the script asked for it."""
+    """State of a step that clipping has run before the script asked for it."""
 
     NONE = "none"
     STEPPED = "stepped"
@@ -109,17 +110,17 @@ class _Clipped(Enum):
 
 
 _MOST_DROPPED = 8
-"""ASSUMPTION: no script drops the gradients of so many windows before its first step."""
+"""ASSUMPTION: no script drops the gradients of this many windows before its first step."""
 
 
 class Window:
-    """The backward passes of one engine between two steps of its optimizer.
+    """The backward passes of one engine between two optimizer steps.
 
     Args:
         engine: a DeepSpeedEngine.
         gradient_state: accelerate's GradientState.
-        changes: where to note what was changed.
-        settle: takes back early backward passes (PendingBackward.settle), but for that of the loss given.
+        changes: receives changes.
+        settle: undoes early backward passes (PendingBackward.settle), except that of the given loss.
     """
 
     def __init__(
@@ -137,27 +138,27 @@ class Window:
         """True if the last backward pass that ran was the window's last one."""
         self._clipped = _Clipped.NONE
         self._script_steps: bool | None = None
-        """True if the script steps its optimizer under DeepSpeed; None while that is unknown."""
+        """True if the script steps its optimizer under DeepSpeed; None while unknown."""
         self._has_stepped_unasked = False
         """True if a step was taken that the script did not ask for."""
         self.is_stepping = False
-        """True if the engine is stepping its optimizer now."""
+        """True while the engine steps its optimizer."""
         self._has_stepped = False
         """True if any step was taken."""
         self._num_dropped = 0
-        """Windows whose gradients the script dropped before any step."""
+        """Windows whose gradients the script dropped before its first step."""
         self.gradient_factor = 1.0
-        """The factor of the window's gradients before its step; see window_weights.py."""
+        """The factor for the window's gradients before its step; see window_weights.py."""
 
     def wait(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
-        """Let a backward pass wait for what the script does next; it runs now where accelerate is to step."""
+        """Delay a backward pass until the script's next action; it runs now if accelerate steps."""
         self.go_on()
         self._waiting = (run, loss)
         if not self.script_steps and not self._script_clips:
             self._step_at_boundary()
 
     def run(self, backward: Callable[[bool], None], *, is_boundary: bool, loss: Any = None) -> None:
-        """Run a backward pass now; it takes whether it is the window's last one, before a step."""
+        """Run a backward pass now, given whether it is the window's last one before a step."""
         self._waiting = None
         if is_boundary:
             self._settle(loss)
@@ -168,14 +169,14 @@ class Window:
         self._has_gradients, self._is_reduced = True, is_boundary
 
     def begin_own_backward(self) -> None:
-        """Act on the script's own loss.backward(): whether it ends the window shows later."""
+        """Handle the script's own loss.backward(): whether it ends the window is decided later."""
         if self._has_gradients:
             deepspeed_engine.expect_another_backward(self.engine)
         self.engine.set_gradient_accumulation_boundary(is_boundary=False)
         self._has_gradients, self._is_reduced = True, False
 
     def go_on(self) -> None:
-        """Act on another pass of training: the script's own step has come, or does not come now."""
+        """Handle another training pass: the script's own step has come, or does not come now."""
         if self._clipped is not _Clipped.NONE:
             if self.script_steps and self._clipped is _Clipped.STEPPED:
                 raise clips_between_steps()
@@ -186,7 +187,7 @@ class Window:
             self.run(self._waiting[0], is_boundary=False, loss=self._waiting[1])
 
     def step(self) -> None:
-        """Act on the script's optimizer.step()."""
+        """Handle the script's optimizer.step()."""
         if not self._gradient_state.sync_gradients:
             return
         if self._has_stepped_unasked:
@@ -197,10 +198,10 @@ class Window:
         self._clipped = _Clipped.NONE
 
     def clip(self, max_norm: float, *, norm_type: float) -> Any:
-        """Take the step with its gradients clipped, this once: only the step knows their norm.
+        """Run the step with clipped gradients, this once, since only the step knows their norm.
 
         Returns:
-            The norm, a tensor; not finite where the step was skipped for that; 0 where nothing was clipped.
+            The norm, a tensor; not finite if the step was skipped for that; 0 if nothing was clipped.
         """
         import torch
 
@@ -219,7 +220,7 @@ class Window:
         return torch.zeros((), device=deepspeed_engine.device_of(self.engine))
 
     def zero_grad(self) -> None:
-        """Act on the script's optimizer.zero_grad(): gradients that no step has used are lost."""
+        """Handle the script's optimizer.zero_grad(): unused gradients are lost."""
         if not self._gradient_state.sync_gradients:
             return
         if self._clipped is _Clipped.STEPPED and self.script_steps:
@@ -236,12 +237,12 @@ class Window:
             self._has_gradients = self._is_reduced = False
 
     def end(self) -> None:
-        """Act on the script's looking at its weights: only a step that it leaves to accelerate is due."""
+        """Handle the script's reading of its weights: only a step that it leaves to accelerate is due."""
         if not self.script_steps:
             self._step_at_boundary()
 
     def close(self) -> None:
-        """Act on the end of training: gradients without any step are an error."""
+        """Handle the end of training: gradients without any step are an error."""
         self.end()
         if (self._waiting or self._has_gradients or self._num_dropped) and not self._has_stepped:
             raise never_steps()
@@ -257,11 +258,11 @@ class Window:
 
     @cached_property
     def _script_clips(self) -> bool:
-        """True if the script may clip after backward: a step that it leaves to accelerate waits for that."""
+        """Return True if the script may clip after backward, which delays the step."""
         return script_clips()
 
     def _step_at_boundary(self) -> None:
-        """Take the step that stock accelerate takes inside backward()."""
+        """Run the step that stock accelerate runs inside backward()."""
         if self._waiting is not None:
             self._has_stepped_unasked = True
             self._finish()
@@ -269,7 +270,7 @@ class Window:
             self._finish()
 
     def _finish(self) -> None:
-        """End the window: its last backward pass, if that waits, and the step."""
+        """End the window: run its last backward pass, if delayed, and the step."""
         if self._waiting is not None:
             self.run(self._waiting[0], is_boundary=True, loss=self._waiting[1])
         if not self._has_gradients:
@@ -287,13 +288,13 @@ class Window:
 
 
 def window_of(accelerator: Any) -> Window | None:
-    """Return the window of the engine that an Accelerator runs backward passes on; None without DeepSpeed."""
+    """Return the window of an Accelerator's engine; None without DeepSpeed."""
     wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
     return None if wrapped is None else wrapped.engine.__dict__.get("_zerofit_window")
 
 
 def watch(accelerator: Any, changes: Changes) -> None:
-    """Let the engines and optimizers that an Accelerator has prepared step where the script steps."""
+    """Make the engines and optimizers prepared by an Accelerator step where the script steps."""
     for engine in prepared_models(accelerator):
         if hasattr(engine, "set_gradient_accumulation_boundary") and "_zerofit_window" not in engine.__dict__:
             _watch_engine(engine, accelerator, changes)
@@ -315,13 +316,13 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
     for wrapper in prepared_optimizers(accelerator):
         if wrapper.optimizer is engine.optimizer:
             wrapper._zerofit_window = window
-            # Bound methods: a scheduler made of the wrapper later reads the function behind its step().
+            # Bound methods: a scheduler created from the wrapper later reads the function behind its step().
             wrapper.step = MethodType(_step, wrapper)
             wrapper.zero_grad = MethodType(_zero_grad, wrapper)
 
 
 def refuse_step_of(optimizer: Any, window: Window) -> None:
-    """Refuse steps of an optimizer that only DeepSpeed may step: the script's, which it did not prepare."""
+    """Refuse steps of the script's unprepared optimizer, which only DeepSpeed may step."""
 
     def check(*_: Any) -> None:
         if not window.is_stepping:
@@ -348,7 +349,7 @@ def _zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
 
 
 def _after_step_of(accelerator: Any, original: Any) -> Any:
-    """Return a scheduler's step() that comes after the step which a script leaves to accelerate."""
+    """Return a scheduler's step() that runs after the step which a script leaves to accelerate."""
     held = weakref.ref(accelerator)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -361,10 +362,11 @@ def _after_step_of(accelerator: Any, original: Any) -> Any:
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Take the step that a script leaves to accelerate before it saves, evaluates or ends."""
+    """Run a step that a script leaves to accelerate before it saves, evaluates or ends."""
     if not settings.uses_deepspeed:
         return
-    # DeepSpeed 0.19 calls collectives that torch 2.13 renames, thousands of times; no script can mend that.
+    # DeepSpeed 0.19 calls collectives that torch 2.13 has renamed, thousands of times; no script can fix
+    # that.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     looks = dict.fromkeys(("save_state", "save_model", "get_state_dict", "unwrap_model"), Window.end)
     for name, act in {**looks, "end_training": Window.close}.items():

@@ -1,8 +1,7 @@
-"""Lets DeepSpeed resume a checkpoint that other ranks, another ZeRO stage or another offload saved.
+"""Makes DeepSpeed resume a checkpoint with another number of ranks, ZeRO stage or offload.
 
-DeepSpeed's own ds_to_universal takes it apart into one folder a parameter, in a copy, and load_universal
-reads that. What the two leave out is filled in: the step count, the settings of each parameter group, frozen
-parameters and buffers.
+DeepSpeed's own ds_to_universal converts a copy into one folder per parameter, which load_universal reads.
+Missing parts are added: the step count, the settings of each parameter group, frozen parameters and buffers.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _COPY = ".zerofit-converted."
-"""Start of the name of the converted copy, beside the checkpoint; it is deleted once it is loaded."""
+"""Prefix of the converted copy's name, beside the checkpoint; it is deleted after loading."""
 _DONE, _REST = "done", "rest.pt"
 _POLL_S = 0.2
 _HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-"""Settings of a parameter group that a scheduler or a script changes; others say how it computes."""
+"""Settings of a parameter group that schedulers or scripts change; others define its computation."""
 
 
 def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Convert what DeepSpeedEngine.load_checkpoint could not read as it is.
+    """Convert checkpoints that DeepSpeedEngine.load_checkpoint could not read directly.
 
     Args:
         module: deepspeed.runtime.engine.
-        settings: what the plan says.
-        changes: where changes are noted.
+        settings: the plan's.
+        changes: receives changes.
     """
 
     def load_checkpoint(
@@ -90,7 +89,7 @@ def _latest(folder: Path) -> str | None:
 
 
 def _saved_layout(folder: Path, shards: Checkpoint) -> SavedLayout:
-    """Return how a checkpoint is laid out, by its files if need be."""
+    """Return a checkpoint's layout, from its files if necessary."""
     manifest = inspect_checkpoint(folder).manifest
     return SavedLayout(
         engine="deepspeed",
@@ -102,7 +101,7 @@ def _saved_layout(folder: Path, shards: Checkpoint) -> SavedLayout:
 
 
 def _differences(saved: SavedLayout, now: SavedLayout, *, stage: int) -> list[str]:
-    """Return what of the saved layout DeepSpeed can't read into this run's as it is."""
+    """Return the differences between layouts that DeepSpeed can't load directly."""
     found = []
     if saved.world_size != now.world_size:
         found.append(f"{saved.world_size} rank{'s' * (saved.world_size > 1)}")
@@ -141,13 +140,13 @@ def _refused(folder: Path, found: str, why: str) -> UserError:
 
 
 def _kept_names(module: Any) -> set[str]:
-    """Return the parameters and buffers that no optimizer holds."""
+    """Return the parameters and buffers that are in no optimizer."""
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     return frozen | {name for name, _ in module.named_buffers()}
 
 
 def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
-    """Convert on rank 0; the others look for a file, as a collective would time out."""
+    """Convert on rank 0, while the others poll for a file, since a collective would time out."""
     done = copy / _DONE
     if rank_of_process() == 0:
         with contextlib.suppress(OSError):
@@ -160,7 +159,7 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
     if rank_of_process() == 0:
         try:
             _convert(folder, tag, copy, keeps=keeps)
-        except Exception as error:  # whatever the converter meets in the files
+        except Exception as error:  # the converter may raise anything
             problem = f"{type(error).__name__}: {error}"
         done.with_suffix(".partial").write_text(problem, encoding="utf-8")
         done.with_suffix(".partial").rename(done)
@@ -194,7 +193,7 @@ def _convert(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
 
 
 def _fill_in(target: Path) -> None:
-    """Give a universal checkpoint what the loaders of all stages look for."""
+    """Complete a universal checkpoint for the loaders of all stages."""
     import torch
 
     place = target / "zero" / "optimizer_state.pt"
@@ -224,7 +223,7 @@ def _fill_in(target: Path) -> None:
 
 
 def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
-    """Load a universal checkpoint, and keep how this run's optimizer computes."""
+    """Load a universal checkpoint, and keep this run's optimizer settings."""
     import torch
 
     optimizer = base_optimizer(engine)
@@ -247,7 +246,7 @@ def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
     for state in optimizer.state.values():
         if "step" in state:
             step = float(state["step"])
-            # One tensor each in torch's optimizers, which count in place; a number in DeepSpeed's.
+            # A tensor each in torch's optimizers, which count in place; a number in DeepSpeed's.
             is_torch = type(optimizer).__module__.startswith("torch.")
             state["step"] = torch.tensor(step) if is_torch else int(step)
     _put_back(engine.module, torch.load(copy / _REST, map_location="cpu"))
@@ -255,7 +254,7 @@ def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
 
 
 def _put_back(module: Any, values: dict[str, Any]) -> None:
-    """Set frozen parameters and buffers, which a universal checkpoint leaves as they are."""
+    """Restore frozen parameters and buffers, which a universal checkpoint does not change."""
     import deepspeed
     import torch
 

@@ -1,14 +1,14 @@
-"""Lets ranks send their tokens to different experts under ZeRO-3, and ends that under stages 1 and 2.
+"""Makes routing to different experts work under ZeRO-3, and refuses it under stages 1 and 2.
 
-Each rank calls those experts that its own tokens are sent to. ZeRO-3 gathers a module's parameters when it is
-called, with all ranks: where ranks call other modules they wait for ever, or DeepSpeed ends with
-"disagreement on list contents". A leaf module is gathered whole, whatever of it is called
-(deepspeed/utils/z3_leaf_module.py). Under stages 1 and 2 ranks reduce gradients in buckets, in the order in
-which they come (deepspeed/runtime/zero/stage_1_and_2.py): those that call other experts add up gradients of
-unlike parameters, without a word where the sizes are alike. A step in which every rank calls all is right.
+Each rank calls the experts that its own tokens are routed to. ZeRO-3 gathers a module's parameters when it is
+called, on all ranks: if ranks call different modules, they wait forever, or DeepSpeed raises "disagreement on
+list contents". A leaf module is gathered as a whole (deepspeed/utils/z3_leaf_module.py). Under stages 1 and 2
+ranks reduce gradients in buckets, in the order of their computation
+(deepspeed/runtime/zero/stage_1_and_2.py): ranks that call different experts add gradients of different
+parameters, silently if sizes match. A step in which every rank calls all experts is correct.
 
-DeepSpeed makes leaf modules of Mixtral, Qwen2-MoE and Qwen3-MoE, by their names. Most families of
-transformers 5 hold a layer's experts in one parameter, for which nothing is to be done.
+DeepSpeed creates leaf modules for Mixtral, Qwen2-MoE and Qwen3-MoE, by their names. Most families of
+transformers 5 store a layer's experts in one parameter, which needs no change.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _MOST_PARTS = 4
-"""Modules with parameters of an expert at most: a gated feed-forward network has three, a block many more."""
+"""Maximum modules with parameters in an expert: a gated feed-forward network has three, a block many more."""
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Prepare a model's experts before an engine sees them.
+    """Prepare a model's experts before an engine uses them.
 
     Args:
         module: deepspeed.runtime.engine.
@@ -62,7 +62,7 @@ def _gather_whole(modules: list[Any]) -> None:
 
 
 def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
-    """Raise an error as soon as a forward pass calls some of a module's parts and not the others."""
+    """Raise an error as soon as a forward pass calls only some of a module's parts."""
     import torch
 
     parts = [part for one in _choices(module) for part in one.children() if trains(part)]
@@ -86,11 +86,11 @@ def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
 
 
 def modules_that_choose(model: Any) -> Iterator[Any]:
-    """Yield the modules of which a forward pass may call some parts only, by the data: the outermost ones.
+    """Yield the outermost modules whose forward pass may call only some parts, depending on the data.
 
-    They are found by their structure: several parts of one class, in a container with a forward() of its own,
-    or in one that holds most of a module's parameters: a ModuleDict, or a list of small networks beside a
-    router with one output for each.
+    They are found by structure: several parts of one class, in a container with its own forward(), or in one
+    with most of a module's parameters: a ModuleDict, or a list of small networks beside a router with one
+    output for each.
     """
     if _choices(model):
         yield model
@@ -100,7 +100,7 @@ def modules_that_choose(model: Any) -> Iterator[Any]:
 
 
 def _choices(module: Any) -> list[Any]:
-    """Return the containers of whose parts a module's forward() may call some only."""
+    """Return the containers of which a module's forward() may call only some parts."""
     import torch
 
     containers = torch.nn.ModuleList, torch.nn.ModuleDict
@@ -128,26 +128,26 @@ def _has_parameters(module: Any) -> bool:
 
 
 def _size(module: Any) -> int:
-    """Return a module's parameters, those that ZeRO-3 has partitioned too."""
+    """Return a module's number of parameters, including those partitioned by ZeRO-3."""
     return sum(getattr(one, "ds_numel", one.numel()) for one in module.parameters())
 
 
 def _has_forward(container: Any) -> bool:
-    """Return True if a container has a forward() of its own; torch's only says that there is none."""
+    """Return True if a container has its own forward(); torch's only raises."""
     import torch
 
     return type(container).forward is not torch.nn.Module.forward
 
 
 def _is_routed(experts: Any, holder: Any) -> bool:
-    """Return True if small networks stand beside a router with an output for each."""
+    """Return True if there is a router with an output for each of some small networks beside them."""
     is_small = all(0 < _num_layers(expert) <= _MOST_PARTS for expert in experts.children())
     others = (part for child in holder.children() if child is not experts for part in child.modules())
     return is_small and any(getattr(part, "out_features", None) == len(experts) for part in others)
 
 
 def _num_layers(module: Any) -> int:
-    """Return the modules that hold parameters themselves; a layer with peft's adapters counts once."""
+    """Return the number of modules with parameters of their own; a layer with peft adapters counts once."""
     if hasattr(module, "base_layer"):
         return 1
     return bool(module._parameters) + sum(_num_layers(part) for part in module.children())

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _TOGETHER = "the model and its optimizer are prepared together, as DeepSpeed needs them"
 _WRAPPERS = "_zerofit_wrappers"
-"""Field of an Accelerator: what the script's own optimizer became, by its id; beside it, as an id may be used
-again."""
+"""Field of an Accelerator: the prepared object of each of the script's optimizers, by id; with the optimizer,
+since ids may be reused."""
 _WITHOUT_OPTIMIZER = "_zerofit_without_optimizer"
-"""Field of an Accelerator: what stands for models whose optimizer has not come yet."""
+"""Field of an Accelerator: placeholders of models whose optimizer has not come yet."""
 _NEED_OPTIMIZER = (1, 2)
 """ZeRO stages whose engine needs an optimizer (deepspeed/runtime/engine.py)."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() so that a model and its optimizer may come in calls of their own."""
+    """Hook prepare() so that a model and its optimizer may be prepared in separate calls."""
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
         if not self._zerofit_by_script:
@@ -49,7 +49,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
     if settings.uses_deepspeed:
         wrap(accelerator_class, "prepare", prepare)
-        # By themselves they know nothing of DeepSpeed and hand the object back (accelerate/accelerator.py).
+        # Alone they ignore DeepSpeed and return the object unchanged (accelerate/accelerator.py).
         wrap(accelerator_class, "prepare_model", prepare_one)
         wrap(accelerator_class, "prepare_optimizer", prepare_one)
         # accelerate's clear() calls it, too.
@@ -57,7 +57,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 class _PrepareCall:
-    """One prepare() call of a script, and what earlier ones left for it."""
+    """One prepare() call of a script, and state of earlier ones."""
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:
         self._accelerator = accelerator
@@ -66,7 +66,7 @@ class _PrepareCall:
         self._without_optimizer: list[Any] = accelerator.__dict__.setdefault(_WITHOUT_OPTIMIZER, [])
 
     def prepare(self, original: Any, objects: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return what the script's objects became, in their order."""
+        """Return the script's prepared objects, in order."""
         from torch.nn import Module
         from torch.optim.lr_scheduler import LRScheduler
 
@@ -87,14 +87,14 @@ class _PrepareCall:
             for place, item in zip(rest, done if len(rest) > 1 else (done,), strict=True):
                 prepared[place] = item
         for place in schedulers:
-            # accelerate would hand it back as it is, and it would step once in each pass.
+            # accelerate would return it unchanged, and it would step once in each pass.
             prepared[place] = self._accelerator.prepare_scheduler(prepared[place])
         return tuple(prepared)
 
     def _is_to_wait(self, objects: tuple[Any, ...]) -> bool:
-        """True if a model's optimizer must come later: stages 1 and 2 have no engine without.
+        """Return True if a model's optimizer must come later: stages 1 and 2 have no engine without it.
 
-        A model that does not train needs neither, be it before or after the one that does.
+        A model that does not train needs none, whether before or after the one that does.
         """
         from torch.nn import Module
 
@@ -106,7 +106,7 @@ class _PrepareCall:
         return accelerator.deepspeed_engine_wrapped is None or not any(map(trains, models))
 
     def _early(self, original: Any, item: Any) -> Any:
-        """Return what stands for a model or an optimizer that comes alone; other objects as they are."""
+        """Return a placeholder for a model or optimizer that comes alone; other objects unchanged."""
         from torch.nn import Module
 
         if isinstance(item, Module):
@@ -127,13 +127,13 @@ class _PrepareCall:
         *prepared, wrapper = original(self._accelerator, *objects, own, **kwargs)
         early = self._wrappers.get(id(own))
         if early is not None:
-            # The script holds it already: from now on it is the real one.
+            # The script already has the placeholder: it becomes the real one.
             early[1].__dict__ = wrapper.__dict__
         self._wrappers[id(own)] = (own, wrapper)
         return tuple(prepared)
 
     def _optimizer_of(self, objects: tuple[Any, ...]) -> Any | None:
-        """Return the one optimizer of the model that is prepared; None where there is none, or several."""
+        """Return the only optimizer of the prepared model; None if there are none or several."""
         from torch.nn import Module
 
         models = [item for item in objects if isinstance(item, Module)]
@@ -146,7 +146,7 @@ class _PrepareCall:
         return found[0] if len(found) == 1 else None
 
     def _optimizer(self, original: Any, own: Any) -> Any:
-        """Return what an optimizer that comes without its model is, or will be, under DeepSpeed."""
+        """Return the current or future DeepSpeed optimizer for one that comes without its model."""
         from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 
         if id(own) not in self._wrappers:
@@ -154,7 +154,7 @@ class _PrepareCall:
             if stand_in is not None:
                 self._without_optimizer.remove(stand_in)
                 engine, wrapper = self._with_model(original, (stand_in.module, own), None, {})
-                # The script holds the model already: from now on it is the engine.
+                # The script already has the model: it becomes the engine.
                 stand_in.__class__ = type(engine)
                 object.__setattr__(stand_in, "__dict__", engine.__dict__)
                 self._changes.add(_TOGETHER)
@@ -167,7 +167,7 @@ class _PrepareCall:
 
 
 def _without_optimizer(model: Any) -> Any:
-    """Return what a script holds for a model until its optimizer comes."""
+    """Return the placeholder of a model until its optimizer comes."""
     import torch
 
     class ModelWithoutOptimizer(torch.nn.Module):  # type: ignore[misc]

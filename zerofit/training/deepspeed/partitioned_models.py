@@ -1,19 +1,19 @@
-"""Keeps models right whose size and values ZeRO-3 hides from the script and from transformers.
+"""Corrects models whose size and values ZeRO-3 hides from the script and from transformers.
 
-Under stage 3 a parameter's own shape is (0,). A script's `if len(tokenizer) > embeddings.weight.shape[0]`
-holds whatever the size is; transformers then makes new embeddings, even of the same size, and the random
-numbers that it draws for them shift every later one: the order of the samples too.
+Under stage 3 a parameter's own shape is (0,). A script's `if len(tokenizer) > embeddings.weight.shape[0]` is
+then always true; transformers creates new embeddings, even of the same size, and the random numbers for them
+shift all later ones, including the order of samples.
 
-Where a checkpoint has values for both embeddings and output layer though the configuration ties them (T5
-v1.1, flan-T5, mT5), transformers compares them, and ties only what is equal. Two empty placeholders are, and
-the model would lose its output layer without a word (transformers/modeling_utils.py, tie_weights, 5.23).
+If a checkpoint has values for both embeddings and output layer although the configuration ties them (T5 v1.1,
+flan-T5, mT5), transformers compares them, and only ties equal ones. Two empty placeholders are equal, so the
+model would silently lose its output layer (transformers/modeling_utils.py, tie_weights, 5.23).
 
-A script that loads its base model again once it has trained, to merge an adapter, say, may give a device_map.
-transformers refuses that while ZeRO-3 is on (integrations/accelerate.py, 5.23), though such a model is used
-as it is loaded: it is loaded whole. So is a model beside the trained one that nothing prepares (a frozen text
-encoder, say): no engine would put its weights together. And so is one that can't be made while its weights
-are taken apart, as its class reads them or their shape (DETR's batch normalization, Whisper's positions): its
-engine partitions it.
+A script that loads its base model again after training, to merge an adapter, say, may pass a device_map.
+transformers refuses that while ZeRO-3 is active (integrations/accelerate.py, 5.23), although such a model is
+used as loaded: it is loaded whole. So is a model beside the trained one that is never prepared (such as a
+frozen text encoder), since no engine would gather its weights, and one that can't be constructed from
+partitioned weights, because its class reads them or their shape (DETR's batch normalization, Whisper's
+positions): its engine partitions it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 _has_engine = False
-"""True once a DeepSpeed engine is made: models that are loaded later are not those that it trains."""
+"""True once a DeepSpeed engine is created: models loaded later are not those that it trains."""
 
 
 def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Note when an engine is made.
+    """Record when an engine is created.
 
     Args:
         module: deepspeed.runtime.engine.
@@ -103,7 +103,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) -> None:
-    """Make whole what nothing prepares, what fails in parts, and what has a device_map after the training."""
+    """Load models whole that are not prepared, fail when partitioned, or have a device_map after training."""
     depth = 0
 
     def wrapped(original: Any) -> Any:
@@ -138,13 +138,17 @@ def _why_whole(model_class: Any, kwargs: dict[str, Any], unprepared: Container[s
 
 
 def _in_parts(make: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what a function makes under ZeRO-3, or why it can't be made so."""
+    """Return the model that a function creates under ZeRO-3, or why that fails."""
     import torch
 
     state = torch.get_rng_state()
     try:
         return make(), ""
-    except (IndexError, RuntimeError, TypeError) as error:  # of a shape: that of weights taken apart is (0,)
+    except (
+        IndexError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # raised for a shape: that of partitioned weights is (0,)
         if isinstance(error, torch.OutOfMemoryError):
             raise
         torch.set_rng_state(state)

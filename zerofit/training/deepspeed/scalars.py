@@ -1,9 +1,9 @@
-"""Lets DeepSpeed train parameters without dimensions, such as CLIP's scale of logits.
+"""Makes DeepSpeed train parameters without dimensions, such as CLIP's logit scale.
 
-It sends a parameter to the other ranks as bytes, by `data.view(torch.uint8)`, which torch refuses for a
-tensor without dimensions: at every stage when the engine is made (0.19.8, runtime/engine.py,
-_broadcast_model), at stage 3 also where a parameter is partitioned or was changed while it was gathered
-(runtime/zero/partition_parameters.py). Meanwhile such a parameter has one dimension, of one element.
+It sends a parameter to other ranks as bytes, by `data.view(torch.uint8)`, which torch refuses for 0-d
+tensors: at every stage when the engine is created (0.19.8, runtime/engine.py, _broadcast_model), at stage 3
+also when a parameter is partitioned or was changed while gathered (runtime/zero/partition_parameters.py).
+Meanwhile such a parameter gets one dimension, of one element.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook what an engine sends when it is made.
+    """Hook the broadcast at an engine's creation.
 
     Args:
         module: deepspeed.runtime.engine.
@@ -40,14 +40,14 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
 
 def install_in_partitioning(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook what stage 3 sends of single parameters; each is partitioned after it, and gathered as it was.
+    """Hook stage 3's broadcasts of single parameters.
 
     Args:
         module: deepspeed.runtime.zero.partition_parameters.
     """
 
     def convert(original: Any, self: Any, parameter: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, parameter, *args, **kwargs)  # notes the shape
+        result = original(self, parameter, *args, **kwargs)  # records the shape
         _with_one_dimension((parameter,))
         return result
 
@@ -61,7 +61,7 @@ def install_in_partitioning(module: ModuleType, settings: AppliedSettings, chang
 
 
 def _with_one_dimension(parameters: Iterable[Any]) -> list[Any]:
-    """Give the parameters without dimensions one, and return them."""
+    """Give 0-d parameters one dimension, and return them."""
     scalars = [one for one in parameters if not one.data.dim()]
     for one in scalars:
         one.data = one.data.view(1)

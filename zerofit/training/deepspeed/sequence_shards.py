@@ -1,11 +1,10 @@
-"""Sequence-parallel groups: each rank runs its part of the tokens, and its share of the heads sees them all.
+"""Sequence parallelism: each rank runs a part of the tokens, and a share of the heads over all tokens.
 
 This is DeepSpeed's Ulysses (https://arxiv.org/abs/2309.14509) with the engine's own groups, which sum the
-gradients of the parts. Its classes for transformers are not used: they cut batches before the script has
-them, so that a loop must compute its loss by itself, and they drop attention masks, so that padding on the
-left, sliding windows and packed samples come out wrong without an error (deepspeed 0.19.8,
-runtime/sequence_parallel/ulysses_sp.py). Here the engine's forward pass cuts, and what the script gives it
-and gets from it is whole.
+gradients of the parts. Its classes for transformers are not used: they split batches before the script gets
+them, so that a loop must compute its own loss, and they drop attention masks, which silently breaks left
+padding, sliding windows and packed samples (deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py). Here
+the engine's forward pass splits, and the script's inputs and outputs are whole.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 _SAME = {"float32": 1e-3, "float64": 1e-3}
 _SAME_IN_HALF = 5e-2
-"""Difference of logits, relative to their size, that rounding explains. ASSUMPTION: a model that attends to
-its own part alone, or counts positions from the part's start, differs by more."""
+"""Relative difference of logits that rounding explains. ASSUMPTION: a model that attends only to its own
+part, or counts positions from the part's start, differs by more."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook the constructor: tell accelerate which ranks take the same batches."""
+    """Hook the constructor: tell accelerate which ranks get the same batches."""
     size = settings.sequence_parallel_size
     if size == 1:
         return
@@ -43,7 +42,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         original(self, *args, **kwargs)
         _check_own(self.parallelism_config, size)
         if not hasattr(self.state, "ds_device_mesh"):
-            # What shares samples is "tp" to accelerate under DeepSpeed (data_loader.py, prepare_data_loader).
+            # accelerate's "tp" dimension means shared samples under DeepSpeed (data_loader.py,
+            # prepare_data_loader).
             shape = settings.plan.topology.data_parallel_size, size
             self.state.ds_device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "tp"))
 
@@ -51,10 +51,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_deepspeed(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let an engine have the groups, over which it sums gradients and partitions what ZeRO partitions.
+    """Give an engine the groups over which it sums gradients and partitions.
 
-    Of the groups that its configuration can name (data_parallel_size beside sequence_parallel_size), it takes
-    the data-parallel ones for both, and never adds the parts' gradients (0.19.8, utils/groups.py,
+    For groups in its configuration (data_parallel_size with sequence_parallel_size), it uses the
+    data-parallel ones for both, and never adds the parts' gradients (0.19.8, utils/groups.py,
     _get_sequence_data_parallel_group).
 
     Args:
@@ -90,7 +90,7 @@ def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Ch
 
 
 def _check_own(config: Any, size: int) -> None:
-    """Check that no script brings a parallelism of its own."""
+    """Check that the script configures no parallelism of its own."""
     if config is not None and config.non_data_parallel_size > 1:
         raise UserError(
             "sequence-parallel-by-script",
@@ -132,24 +132,25 @@ class Shards(SequenceShards):
     """One model whose forward passes are shared by the ranks of a process group.
 
     Args:
-        model: of transformers, adapters or not.
-        group: the ranks that share a sample, in their order.
+        model: of transformers, with or without adapters.
+        group: the ranks that share a sample, in order.
 
     Raises:
-        UserError: its attention can't be shared out.
+        UserError: its attention is not supported.
     """
 
     def __init__(self, model: Any, *, group: Any) -> None:
         super().__init__(model, _Ranks(group))
 
     def check(self, run: Any) -> None:
-        """Check on a few tokens that the model computes in parts what it computes whole.
+        """Check on a few tokens that the model computes the same in parts as a whole.
 
-        What mixes tokens elsewhere than in attention (recurrent layers, convolutions), takes positions from
-        the place in its input or has another loss than the next token's would train something else.
+        Models that mix tokens outside attention (recurrent layers, convolutions), derive positions from
+        the input's length or have another loss than next-token prediction would silently train something
+        else.
 
         Raises:
-            UserError: it does not.
+            UserError: results differ.
         """
         import torch
 
@@ -166,7 +167,7 @@ class Shards(SequenceShards):
         try:
             with unchanged_random_state(devices_of(self._model)), evaluation_mode(self._model):
                 whole, shared = run(**inputs), self.forward(run, dict(inputs))
-            torch.clear_autocast_cache()  # or weights cast here would have no gradient later
+            torch.clear_autocast_cache()  # otherwise weights cast here would have no gradient later
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise self._refused(f"a forward pass over its parts fails: {error}") from error
         expected = whole["logits"][mask == 1]

@@ -1,4 +1,4 @@
-"""Counts the optimizer steps that fp16's loss scaling skips, and says when they are too many."""
+"""Counts the optimizer steps skipped by fp16's loss scaling, and warns if they are too many."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 TOO_MANY_IN_A_ROW = 17
-"""Each skipped step halves the scale, which begins at 2**16 (torch/amp/grad_scaler.py, init_scale;
-deepspeed/runtime/fp16/loss_scaler.py): after 16 in a row it is 1, and is not what overflows."""
+"""Each skipped step halves the scale, which starts at 2**16 (torch/amp/grad_scaler.py, init_scale;
+deepspeed/runtime/fp16/loss_scaler.py): after 16 in a row it is 1, and not the cause of overflow."""
 LARGE_SHARE = 0.1
-"""Of the steps after the first one that was taken. A scale doubles after 2000 good steps in torch, 1000 in
-DeepSpeed, and one step is skipped each time. ASSUMPTION: a hundred times as many is no search for a scale."""
+"""Of the steps after the first successful one. A scale doubles after 2000 good steps in torch, 1000 in
+DeepSpeed, and one step is skipped each time. ASSUMPTION: a hundred times as many is not a search for the
+scale."""
 FEWEST_STEPS = 50
-"""Steps after the first one that was taken, before their share is looked at. ASSUMPTION."""
+"""Minimum number of steps after the first successful one before their share is checked. ASSUMPTION."""
 SEE = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
 
 
 class SkippedSteps:
-    """How many optimizer steps a loss scaler skipped, of how many."""
+    """Number of optimizer steps, and of those that a loss scaler skipped."""
 
     def __init__(self) -> None:
         self.num_steps = 0
-        """Steps that the script asked for, skipped ones among them."""
+        """Steps that the script asked for, including skipped ones."""
         self.num_skipped = 0
         self._in_a_row = 0
         self._warm_up: int | None = None
         self._noted: set[str] = set()
 
     def count(self, *, skipped: bool, changes: Changes) -> None:
-        """Count one step, and warn where too many were skipped because their gradients were not finite."""
+        """Count one step, and warn if too many were skipped for gradients that were not finite."""
         self.num_steps += 1
         self.num_skipped += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
@@ -67,7 +68,7 @@ class SkippedSteps:
 
 @cache
 def of_this_process() -> SkippedSteps:
-    """Return the one count of this process, which its record holds."""
+    """Return the only counter of this process, which its record includes."""
     return SkippedSteps()
 
 
@@ -87,6 +88,6 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def watch_engine(engine: Any, changes: Changes) -> None:
-    """Count the steps of a DeepSpeedEngine that scales the loss."""
+    """Count the steps of a DeepSpeedEngine with loss scaling."""
     if engine.fp16_enabled():
         after_each_step(engine, lambda skipped: of_this_process().count(skipped=skipped, changes=changes))

@@ -1,8 +1,8 @@
-"""Keeps under DeepSpeed what bitsandbytes was told of single parameters: 32-bit states of embeddings.
+"""Keeps bitsandbytes' per-parameter settings under DeepSpeed: 32-bit states of embeddings.
 
-bitsandbytes finds them by the parameter when it first steps, and DeepSpeed has by then put flat fp32 tensors
-in the place of all parameters of a group: without this, embeddings get 8-bit states under ZeRO and nobody
-says so. In a parameter group of their own they get a flat tensor of their own, and the group tells its bits.
+bitsandbytes looks them up by parameter at its first step, when DeepSpeed has already replaced the parameters
+of a group by flat fp32 tensors: embeddings would silently get 8-bit states under ZeRO. In separate parameter
+groups they get separate flat tensors, and the group has the number of bits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 _KEY = "zerofit_override"
-"""Key of a parameter group: what it sets beside the optimizer's own settings."""
+"""Key of a parameter group for settings beyond the optimizer's own."""
 
 
 def keep_overrides(objects: Iterable[Any], changes: Changes) -> None:
-    """Give parameters with settings of their own a group of their own, in bitsandbytes' optimizers."""
+    """Move parameters with their own settings into separate groups, in bitsandbytes' optimizers."""
     for optimizer in objects:
         if type(optimizer).__module__.split(".")[0] != "bitsandbytes" or not hasattr(optimizer, "mng"):
             continue
@@ -47,7 +47,7 @@ def _with_own(original: Any) -> Any:
 
 
 def _overrides(optimizer: Any) -> dict[int, dict[str, Any]]:
-    """Return what is told of this optimizer's parameters, by their ids."""
+    """Return the settings of this optimizer's parameters, by their ids."""
     manager = optimizer.mng
     told: dict[int, dict[str, Any]] = dict(manager.pid2config)
     for module, attribute, config in manager.module_weight_config_triple:
@@ -57,14 +57,14 @@ def _overrides(optimizer: Any) -> dict[int, dict[str, Any]]:
 
 
 def _split(optimizer: Any, overrides: dict[int, dict[str, Any]]) -> None:
-    """Move parameters into groups by what is told of them; the first of each group stay where they are."""
+    """Split groups by their parameters' settings; the first part of each group stays in place."""
     for index, group in enumerate(list(optimizer.param_groups)):
         parts: dict[Any, list[Any]] = {}
         for parameter in group["params"]:
             config = overrides.get(id(parameter), {})
             parts.setdefault(tuple(sorted(config.items())), []).append(parameter)
         if () in parts:
-            parts = {(): parts.pop(()), **parts}  # what has no settings of its own stays
+            parts = {(): parts.pop(()), **parts}  # parameters without settings stay
         for number, (config, parameters) in enumerate(parts.items()):
             own = {_KEY: dict(config)} if config else {}
             if number == 0:

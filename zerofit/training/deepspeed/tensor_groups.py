@@ -1,4 +1,4 @@
-"""Tensor-parallel groups: models that DeepSpeed can cut, and equal weights to cut."""
+"""Tensor-parallel groups: checks models that DeepSpeed shards, and equalizes weights beforehand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), which makes the engine that cuts."""
+    """Hook prepare(), which creates the engine that shards."""
     size = settings.tensor_parallel_size
     if size == 1:
         return
@@ -27,8 +27,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         if not models:
             return original(self, *args, **kwargs)
         if takes_vocab_parallel_head():
-            # Else the logits of a model with tied embeddings are a part of the vocabulary on each rank, and
-            # what a script, generate() or compute_metrics does with them is wrong without an error.
+            # Otherwise logits of a model with tied embeddings cover a part of the vocabulary on each rank,
+            # and their use in a script, generate() or compute_metrics is silently wrong.
             config = self.state.deepspeed_plugin.hf_ds_config.config
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         for model in models:
@@ -42,10 +42,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_loading(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let weights be loaded at stage 3: transformers refuses it beside tensor parallelism.
+    """Allow loading weights at stage 3, which transformers refuses with tensor parallelism.
 
-    Its reason is that ranks might already hold parts (transformers 5.23, integrations/deepspeed.py,
-    _apply_weight_conversions_to_state_dict); DeepSpeed cuts the layers only as it makes the engine.
+    Its reason is that ranks might already have parts (transformers 5.23, integrations/deepspeed.py,
+    _apply_weight_conversions_to_state_dict); DeepSpeed only shards the layers when it creates the engine.
 
     Args:
         module: transformers.integrations.deepspeed.
@@ -60,11 +60,11 @@ def install_in_loading(module: ModuleType, settings: AppliedSettings, changes: C
 
 
 def check_model(model: Any, *, size: int) -> None:
-    """Check that DeepSpeed can cut a model's layers for tensor parallelism, and that the parts stay alike.
+    """Check that DeepSpeed can shard a model's layers for tensor parallelism into equal parts.
 
     Args:
-        model: what the script trains, whole.
-        size: ranks of a group.
+        model: the trained model, whole.
+        size: ranks per group.
 
     Raises:
         UserError: it can't.
@@ -73,7 +73,7 @@ def check_model(model: Any, *, size: int) -> None:
     if getattr(model, "peft_config", None):
         raise UserError(
             "tensor-parallel-adapters",
-            "tensor parallelism can't cut layers with adapters",
+            "tensor parallelism can't shard layers with adapters",
             found=f"{name} over {size} tensor-parallel ranks",
             why="DeepSpeed cuts the layers around the adapters and then misses their parameters",
             fix="train without tensor parallelism, or without adapters",

@@ -1,8 +1,8 @@
-"""Weights the batches of an accumulation window that zerofit has set as if they were one batch.
+"""Weights the batches of an accumulation window set by zerofit as if they were one batch.
 
-accelerate divides each batch's loss by the number of batches in a full window: in a shorter last one the step
-is too small, and in every one a batch with few labels counts as much as one with many. Here a batch counts by
-the items that its loss is a mean over, of all those of the window on all ranks.
+accelerate divides each batch's loss by the number of batches in a full window: in a shorter last window the
+step is too small, and in all windows a batch with few labels counts as much as one with many. Here a batch
+counts by the items that its loss is averaged over, relative to all items of the window on all ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _STAYS = "the batches of a window count as accelerate has them, each the same an
 class WindowWeights:
     """The windows of one Accelerator.
 
-    Until a window's last batch its items are not known: losses count by their items over those of the run's
-    first batch, and at the last one the gradients so far are put right. DeepSpeed holds them itself, and its
-    step puts all of them right.
+    A window's items are unknown until its last batch: losses are weighted by their items relative to the
+    run's first batch, and at the last batch the gradients so far are corrected. With DeepSpeed, which holds
+    gradients itself, its step corrects all of them.
     """
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:
@@ -34,37 +34,37 @@ class WindowWeights:
         self._is_on: bool | None = None
         """True if losses are weighted; None before the first backward pass."""
         self._reference: Any = None
-        """Items of the run's first batch, the same on all ranks."""
+        """Items of the run's first batch, equal on all ranks."""
         self._total: Any = 0
         """Items of the window so far, on this rank."""
         self._num_batches = 0
         self._weight: Any = None
         """The weight of this batch's loss; None before its first backward pass."""
         self._is_closed = False
-        """True if the window's gradients are put right."""
+        """True if the window's gradients are corrected."""
 
     def begin_batch(self) -> None:
-        """Act on the script's entering accumulate(); the Accelerator still tells of the batch before."""
+        """Handle the script's entering accumulate(); the Accelerator still has the previous batch's state."""
         self._weight = None
         if self._accelerator.sync_gradients:
             self._total, self._num_batches, self._is_closed = 0, 0, False
 
     def before_step(self) -> None:
-        """Put the gradients right that the script is to step with, or to clip.
+        """Correct the gradients before the script steps or clips.
 
-        The backward pass of the window's last batch has done it, unless the script left that out, as it may
-        where a loss is NaN.
+        The backward pass of the window's last batch has done it, unless the script skipped that, as for a
+        NaN loss.
         """
         import torch
 
         is_due = self._is_on and self._num_batches and self._accelerator.sync_gradients
-        # DeepSpeed steps only after a backward pass of the last batch.
+        # DeepSpeed only steps after a backward pass of the last batch.
         if is_due and not self._is_closed and window_of(self._accelerator) is None:
             with torch.no_grad():
                 self._close()
 
     def weighted(self, loss: Any) -> Any:
-        """Return what is to go backward, and to be divided by the accumulation steps, in the loss's place."""
+        """Return the weighted loss, to be divided by the accumulation steps."""
         import torch
 
         if self._weight is None:
@@ -73,7 +73,7 @@ class WindowWeights:
         return loss * self._weight.to(loss.dtype) if self._is_on else loss
 
     def _count(self, loss: Any) -> None:
-        """Take in a batch, and find what its losses count."""
+        """Count a batch, and compute the weight of its losses."""
         items = None if self._is_on is False else items_of(loss)
         if self._is_on is None:
             self._begin(loss, items)
@@ -124,7 +124,7 @@ class WindowWeights:
         return None
 
     def _close(self) -> None:
-        """Put right what the window's gradients count, now that its last batch is here."""
+        """Correct the window's gradients, now that its last batch is known."""
         import torch
 
         self._is_closed = True
@@ -132,7 +132,8 @@ class WindowWeights:
         total = self._total.clone()
         self._reduce(total, torch.distributed.ReduceOp.SUM)
         steps = self._accelerator.gradient_accumulation_steps
-        # Ranks' gradients are averaged; a window without any item is NaN, as one batch of it is.
+        # Ranks' gradients are averaged; a window without items is NaN, as a single batch without items would
+        # be.
         factor = torch.where(total > 0, ranks * steps * self._reference / total, 1.0)
         window = window_of(self._accelerator)
         if window is not None:

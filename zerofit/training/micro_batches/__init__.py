@@ -1,1 +1,1 @@
-"""Splits the training forward pass into micro-batches, behind the script's back."""
+"""Splits the training forward pass into micro-batches, transparently for the script."""

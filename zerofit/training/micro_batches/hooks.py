@@ -1,4 +1,4 @@
-"""Hooks Accelerator so that the models that it prepares run in micro-batches."""
+"""Hooks on Accelerator so that prepared models run in micro-batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _PARTITIONED_GRADIENTS = 2
-"""The ZeRO stage from which each backward pass exchanges gradients (deepspeed/runtime/zero/stage_1_and_2.py,
-partition_gradients)."""
+"""The lowest ZeRO stage at which each backward pass exchanges gradients
+(deepspeed/runtime/zero/stage_1_and_2.py, partition_gradients)."""
 _PARTITIONED_PARAMETERS = 3
-"""The ZeRO stage from which each forward pass gathers parameters from all ranks
+"""The lowest ZeRO stage at which each forward pass gathers parameters
 (https://www.deepspeed.ai/tutorials/zero/)."""
 
 
@@ -59,7 +59,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> Any:
-        # prepare() calls it too, and may go on to wrap what it returns.
+        # prepare() calls it too, and may then wrap its result.
         if evaluation_mode or self.__dict__.get("_zerofit_is_preparing", False):
             return original(self, model, device_placement, evaluation_mode)
         restore_forward(model)
@@ -78,9 +78,9 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def _settle_before_steps(accelerator_class: Any) -> None:
-    """Take back what went backward early and was skipped, before gradients are unscaled or used.
+    """Undo early backward passes of skipped losses before gradients are unscaled or used.
 
-    Under DeepSpeed the engine's own step does so (deepspeed_window.py).
+    With DeepSpeed the engine's own step does so (deepspeed_window.py).
     """
 
     def step(self: Any, _: Any, original: Any, closure: Any = None) -> Any:
@@ -90,7 +90,7 @@ def _settle_before_steps(accelerator_class: Any) -> None:
 
     def prepare_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = original(self, *args, **kwargs)
-        # A script may call the step of its own optimizer, too.
+        # A script may also call the step of its own optimizer.
         if hasattr(prepared.optimizer, "register_step_pre_hook"):
             prepared.optimizer.register_step_pre_hook(lambda *_: settle(self))
         return prepared
@@ -106,7 +106,7 @@ def _settle_before_steps(accelerator_class: Any) -> None:
 
 
 def settle(accelerator: Any, *, except_for: Any | None = None) -> None:
-    """Take back what went backward early for losses whose backward never came; see PendingBackward.settle.
+    """Undo early backward passes of losses whose backward never came; see PendingBackward.settle.
 
     Args:
         accelerator: whose models may run in micro-batches; None does nothing.
@@ -140,14 +140,14 @@ def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Chang
 
 
 def replace_forward(model: Any, splitter: Splitter) -> None:
-    """Put a splitter in the place of a model's forward.
+    """Replace a model's forward by a splitter.
 
-    It is a method of the model: a copy of the model (for a moving average of its weights) has one of its own,
-    which runs the copy, unsplit.
+    It is a bound method: a copy of the model (for a moving average of its weights) gets its own, which runs
+    the copy unsplit.
 
     Args:
-        model: as Accelerator.prepare() returned it, without a splitter.
-        splitter: made for it.
+        model: as returned by Accelerator.prepare(), without a splitter.
+        splitter: created for it.
     """
     original = model.forward
     is_own = "forward" in model.__dict__
@@ -175,29 +175,29 @@ def replace_forward(model: Any, splitter: Splitter) -> None:
 
 
 def restore_forward(model: Any) -> None:
-    """Give a model its own forward back, which another Accelerator or an earlier prepare() has replaced."""
+    """Restore a model's own forward, which another Accelerator or an earlier prepare() has replaced."""
     forward = getattr(model, "__dict__", {}).get("forward")
     replacement, restore = getattr(forward, "_zerofit_restore", (None, None))
-    # What wraps a function takes over its attributes, and is not ours to take away.
+    # Wrappers of a function inherit its attributes; these are not ours to remove.
     if restore is not None and getattr(forward, "__func__", None) is replacement:
         restore(model)
 
 
 def _of_copy(original: Any, copied: Any) -> Callable[..., Any]:
-    """Return the forward of a copy of the model: what the original had in its place."""
+    """Return the forward of a copy of the model: the one that the original had before."""
     function = getattr(original, "__func__", None)
     return MethodType(function, copied) if function is not None else MethodType(type(copied).forward, copied)
 
 
 def _no_sync(accelerator: Any, model: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what keeps DistributedDataParallel from exchanging gradients; others don't, or always do."""
+    """Return a context in which DistributedDataParallel does not exchange gradients."""
     if "MULTI_" in str(accelerator.distributed_type):
         return lambda: accelerator.no_sync(model)
     return contextlib.nullcontext
 
 
 def _stage(accelerator: Any) -> int:
-    """Return the ZeRO stage that several ranks train with; FSDP, which partitions all, as the highest."""
+    """Return the ZeRO stage of several ranks; FSDP, which partitions everything, counts as the highest."""
     kind = str(accelerator.distributed_type)
     if accelerator.num_processes == 1:
         return 0
@@ -208,10 +208,10 @@ def _stage(accelerator: Any) -> int:
 
 
 def _agreed(accelerator: Any) -> Callable[[list[int]], list[int]]:
-    """Return how ranks agree, where each piece has collective operations.
+    """Return how ranks agree, if each micro-batch has collective operations.
 
-    They do in each training forward pass: a rank that runs one with gradients by itself waits for the others,
-    at stage 2 too, where it would not in the script's own way.
+    They do in each training forward pass: a rank that runs one with gradients alone waits for the others, at
+    stage 2 too, where the original script would not.
     """
 
     def agreed(numbers: list[int]) -> list[int]:

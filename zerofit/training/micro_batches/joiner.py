@@ -1,4 +1,4 @@
-"""Makes one output of the outputs of the micro-batches, and hands gradients back to each of them."""
+"""Joins the outputs of micro-batches, and passes gradients back to each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NotJoinableError(Exception):
-    """Outputs of micro-batches that make no output of the whole."""
+    """Outputs of micro-batches that can't be joined."""
 
 
 class Joiner:
@@ -25,7 +25,7 @@ class Joiner:
         self._weights_of = weights_of
 
     def join(self, path: Path, values: Sequence[Any]) -> Any:
-        """Return one leaf of the whole from the same leaf of all pieces."""
+        """Return one leaf of the whole from the same leaf of all micro-batches."""
         import torch
 
         first = values[0]
@@ -52,13 +52,13 @@ class Joiner:
         if not values[0].is_floating_point():
             return values[0] if all(torch.equal(value, values[0]) for value in values) else sum(values)
         weights = self._weights_of(path)
-        # A micro-batch without any label has a loss of 0/0, which counts nothing.
+        # A micro-batch without labels has a loss of 0/0, which does not count.
         terms = [value.detach() * weight for value, weight in zip(values, weights, strict=True) if weight]
         return torch.stack(terms).sum() if terms else torch.zeros_like(values[0])
 
 
 def rows_per_sample(values: Sequence[Any], sizes: Sequence[int]) -> int | None:
-    """Return the rows that each sample has in tensors of all pieces; None where their rows are no samples."""
+    """Return the rows per sample in tensors of all micro-batches; None if their rows are not samples."""
     rows = values[0].shape[0] // sizes[0] if values[0].dim() else 0
     is_batch = rows > 0 and all(
         value.shape == (rows * size, *values[0].shape[1:]) for value, size in zip(values, sizes, strict=True)
@@ -67,13 +67,13 @@ def rows_per_sample(values: Sequence[Any], sizes: Sequence[int]) -> int | None:
 
 
 def gradient_term(output: Any, gradient: Any, *, weight: float, rows: slice) -> Any:
-    """Return a scalar whose gradient with respect to one output of a piece is its part of the whole's.
+    """Return a scalar whose gradient by one output of a micro-batch is its part of the whole gradient.
 
     Args:
-        output: of the piece, with its graph.
-        gradient: of the script's loss with respect to the whole output.
-        weight: what the piece counts, where the output is a scalar or the same for all pieces.
-        rows: the piece's samples, where the output has a batch dimension.
+        output: of the micro-batch, with its graph.
+        gradient: of the script's loss by the whole output.
+        weight: of the micro-batch, if the output is a scalar or equal for all micro-batches.
+        rows: the micro-batch's samples, if the output has a batch dimension.
     """
     import torch
 
@@ -111,7 +111,7 @@ def _inject() -> Any:
         @staticmethod
         def backward(ctx: Any, scale: Any) -> Any:
             (gradient,) = ctx.saved_tensors
-            # In the wide type: a loss scale of fp16 does not fit into fp16 by itself.
+            # In the wider dtype: fp16's loss scale alone exceeds fp16.
             return (gradient.to(scale.dtype) * scale).to(ctx.dtype), None
 
     return Inject
@@ -122,7 +122,7 @@ def _hand_out() -> Any:
     import torch
 
     class HandOut(torch.autograd.Function):  # type: ignore[misc]
-        """Stands where the model's graph would be: what the script's loss has as gradient ends here."""
+        """Replaces the model's graph: gradients of the script's loss end here."""
 
         @staticmethod
         def forward(ctx: Any, anchor: Any, receive: Any, tensors: Any) -> Any:
@@ -139,11 +139,11 @@ def _hand_out() -> Any:
 
 
 def handed_out(anchor: Any, receive: Callable[[tuple[Any, ...]], None], tensors: list[Any]) -> list[Any]:
-    """Return the tensors as if a model had computed them; their gradients go to `receive`.
+    """Return the tensors as if a model had computed them; their gradients are passed to `receive`.
 
     Args:
         anchor: a leaf that requires a gradient, and never gets one.
-        receive: takes one gradient, or None, for each tensor, whenever backward comes by.
+        receive: called with one gradient, or None, for each tensor, at each backward.
         tensors: values without graph.
     """
     return list(_hand_out().apply(anchor, receive, tensors))
@@ -155,7 +155,7 @@ def flat(outputs: Any) -> dict[Path, Any]:
 
 
 def name_of(path: Path) -> str:
-    """Return how a message names a leaf of the outputs."""
+    """Return the name of an output's leaf for messages."""
     return "output " + ".".join(str(key) for key in path) if path else "the output"
 
 

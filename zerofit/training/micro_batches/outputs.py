@@ -1,4 +1,4 @@
-"""The outputs of a forward pass that was split, as the script gets them: computed when it looks at them."""
+"""The outputs of a split forward pass, computed when the script reads them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FETCH = "_zerofit_fetch"
 
 
 class Outputs:
-    """Collects what the pieces give, and hands it out as one.
+    """Collects the micro-batches' outputs, and returns them as one.
 
-    Of a ModelOutput only the scalars are kept, and what the script has looked at before: logits of all
-    samples may be larger than all activations of one micro-batch. What it looks at for the first time is
-    computed again, or waits on the host where a rank can't compute it by itself.
+    Of a ModelOutput only the scalars are kept, and parts that the script has read before: logits of all
+    samples may be larger than all activations of one micro-batch. Parts read for the first time are
+    recomputed, or stored on the host if a rank can't recompute them alone.
     """
 
     def __init__(self, one: SplitPass, *, keeps_aside: bool) -> None:
@@ -41,7 +41,7 @@ class Outputs:
         """(device, value on the host)"""
 
     def keep(self, place: int, outputs: Any) -> None:
-        """Keep what is needed of one piece's outputs, without its graph."""
+        """Store the needed outputs of one micro-batch, without graph."""
         for path, leaf in leaves(outputs):
             if _is_scalar(leaf):
                 self._model.scalars.add(path)
@@ -60,7 +60,7 @@ class Outputs:
             self._like = outputs
 
     def handed_out(self, waiting: PendingBackward) -> Any:
-        """Return the outputs of the whole; their gradients go to `waiting`, and so back to the pass."""
+        """Return the whole outputs; their gradients are passed to `waiting`, and so back to the pass."""
         import torch
 
         self._waiting, token = waiting, Token()
@@ -75,7 +75,7 @@ class Outputs:
         return lazy_output(like, list(like), known, self._fetch)
 
     def _fetch(self, key: Any) -> Any:
-        """Return a part of the outputs that the script looks at for the first time."""
+        """Return a part of the outputs that the script reads for the first time."""
         self._model.looked_at.add(key)
         kept = {}
         if not self._model.runs_alone:
@@ -93,7 +93,11 @@ class Outputs:
     def _joined(self, kept: dict[int, dict[Any, Any]]) -> dict[Any, Any]:
         import torch
 
-        one, waiting, token = self._pass, self._waiting, self._token  # the graph is not to hold self
+        one, waiting, token = (
+            self._pass,
+            self._waiting,
+            self._token,
+        )  # so that the graph does not reference self
         sizes = [piece.size for piece in one.pieces]
         weights = normalized(sizes, sizes)
         joiner = Joiner(
@@ -139,7 +143,7 @@ def _is_scalar(leaf: Any) -> bool:
 
 
 def _detached(value: Any, *, device: Any = None) -> Any:
-    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go."""
+    """Return outputs without graph; other objects than tensors (such as a KV cache) are dropped."""
     import torch
 
     return replaced(
@@ -148,7 +152,7 @@ def _detached(value: Any, *, device: Any = None) -> Any:
 
 
 def _device_of(value: Any) -> Any:
-    """Return the device of the first tensor in a part of the outputs; None where there is none."""
+    """Return the device of the first tensor in a part of the outputs, or None."""
     import torch
 
     return next((leaf.device for _, leaf in leaves(value) if torch.is_tensor(leaf)), None)
@@ -170,7 +174,7 @@ def _plain(leaf: Any) -> Any:
 
 
 class _LazyOutput:
-    """Fetches a part before anything of ModelOutput's own can return it."""
+    """Computes a part before any method of ModelOutput can return it."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get(_PENDING, ()):
@@ -204,13 +208,13 @@ class _LazyOutput:
         return super().__repr__()
 
     def __reduce__(self) -> Any:
-        """Let copies and pickles be of the plain class."""
+        """Make copies and pickles of the plain class."""
         plain_class = type(self).__mro__[2]
         return _made_of, (plain_class, dict(self.items()))
 
 
 def _as_dict(lazy: Any) -> dict[str, Any]:
-    """Return the same object, as what type checkers can't see that it is."""
+    """Return the same object, typed as a dict, which type checkers can't infer."""
     return lazy  # type: ignore[no-any-return]
 
 
@@ -239,12 +243,12 @@ def _lazy_class(output_class: Any) -> Any:
 
 
 def is_model_output(outputs: Any) -> bool:
-    """True if a model gave a ModelOutput of transformers."""
+    """Return True for a transformers ModelOutput."""
     return isinstance(outputs, dict) and hasattr(outputs, "to_tuple")
 
 
 def lazy_output(like: Any, keys: list[str], known: dict[str, Any], fetch: Callable[[str], Any]) -> Any:
-    """Return an output of the class of another one, in which some parts are computed when looked at."""
+    """Return an output of the same class, some parts of which are computed on access."""
     like_class: Any = type(like)
     output_class = _lazy_class(like_class)
     made = output_class.__new__(output_class)

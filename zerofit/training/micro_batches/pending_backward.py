@@ -1,4 +1,4 @@
-"""The backward pass of forward passes that were split: what each needs, and those of one Accelerator."""
+"""Backward passes of split forward passes: their pieces, and all pending ones of an Accelerator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Gradients = dict["Path", Any]
-"""Of the script's loss with respect to the outputs that it used."""
+"""Of the script's loss by the outputs that it used."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Piece:
 
     inputs: Inputs
     start: int
-    """Its first sample's place."""
+    """The index of its first sample."""
     size: int
     """Samples."""
     draws: SharedDraws | None = None
-    """The random numbers of all pieces; None where each draws its own."""
+    """The random numbers of all pieces; None if each draws its own."""
     random_state: RandomState | None = None
-    """That its first run found."""
+    """At the start of its first run."""
 
     def run(self, model: SplitModel, *, with_gradient: bool) -> Any:
         """Return the model's outputs for this piece."""
@@ -47,17 +47,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """A gradient as the early pieces left it."""
+    """A gradient as left by the early pieces."""
 
     parameter: Any
     """One of the model's."""
     gradient: weakref.ref[Any]
     version: int
-    """Raised by torch whenever the tensor is changed in place."""
+    """Incremented by torch whenever the tensor is changed in place."""
 
     @classmethod
     def among(cls, parameters: Iterable[Any]) -> Witness | None:
-        """Return the first parameter with a gradient; None where gradients are kept elsewhere (ZeRO)."""
+        """Return the first parameter with a gradient; None if gradients are stored elsewhere (ZeRO)."""
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
@@ -66,7 +66,7 @@ class Witness:
 
     @property
     def was_cleared(self) -> bool:
-        """True if the gradient is gone, or zero; one that others have added to is neither."""
+        """Return True if the gradient is gone, or zero; one that others have added to is neither."""
         gradient: Any = self.parameter.grad
         known: Any = self.gradient()
         if gradient is None or gradient is not known:
@@ -76,22 +76,22 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """Pieces that went backward in the forward pass, on a guess."""
+    """Pieces that ran backward during the forward pass, by a guess."""
 
     path: Path
-    """The scalar output that the script was thought to use."""
+    """The scalar output that the script was expected to use."""
     gradient: float
-    """With respect to it."""
+    """The gradient by it."""
     done: tuple[int, ...]
-    """The pieces' places."""
+    """The indices of the pieces."""
     live: Any
-    """Outputs of the last piece, with their graph; None where it runs again."""
+    """Outputs of the last piece, with graph; None if it must run again."""
     witness: Witness | None
-    """One parameter's gradient, by which to see whether the script has cleared them since."""
+    """One parameter's gradient, which shows whether the script has cleared gradients since."""
 
 
 class Token:
-    """Lives as long as the graph of the outputs that were handed out."""
+    """Lives as long as the graph of the returned outputs."""
 
     __slots__ = ("__weakref__",)
 
@@ -103,27 +103,27 @@ class SplitPass:
     model: SplitModel
     pieces: tuple[Piece, ...]
     weights_of: Callable[[Path], tuple[float, ...]]
-    """The weight of each piece's scalar output in the whole batch's."""
+    """The weight of each piece's scalar output in the whole."""
     autocast: AutocastState
     order: tuple[int, ...]
-    """Places of the pieces in the order in which they run: the last one's loss counts."""
+    """Indices of the pieces in execution order: the last one's loss is used."""
     num_runs: int
-    """Micro-batches that every rank runs, where ranks must run as many; else those of this pass."""
+    """Micro-batches that every rank runs, if ranks must run the same number; else those of this pass."""
     syncs: bool
-    """True if the script wanted gradients to be exchanged after this pass."""
+    """True if the script wants gradients to be exchanged after this pass."""
     early: Early | None = None
     is_done: bool = False
     """True if its backward pass has come."""
     gradients: Gradients = field(default_factory=dict)
-    """Those that are being collected."""
+    """Those being collected."""
     anchor: Any = None
-    """A leaf that all outputs that were handed out lead to."""
+    """A leaf that all returned outputs lead to."""
     token: weakref.ref[Token] | None = None
 
     def jobs(self, gradients: Gradients, *, is_guess_wrong: bool) -> list[Callable[[], Any]]:
-        """Return what must run so that all pieces have gone backward: each job returns one piece's loss.
+        """Return jobs that run all pieces backward: each returns one piece's loss.
 
-        Where the guess was wrong, what went backward early is put right.
+        If the guess was wrong, early pieces are corrected.
         """
         early, self.early = self.early, None
         places = [place for place in self.order if self._counts(place, gradients)]
@@ -138,13 +138,13 @@ class SplitPass:
             else:
                 jobs.append(self._job(place, gradients))
         if self.model.is_in_step and (early is None or is_guess_wrong):
-            # Runs that count nothing come first, so that every rank runs as many.
+            # Runs without effect come first, so that every rank runs the same number.
             nothing = self._job(places[-1], gradients, factor=0.0)
             jobs = [nothing] * (self.num_runs - len(jobs)) + jobs
         return jobs
 
     def undo_early(self) -> list[Callable[[], Any]]:
-        """Return what takes back the pieces that went backward early."""
+        """Return jobs that undo the pieces that ran backward early."""
         early, self.early = self.early, None
         if early is None:
             return []
@@ -154,7 +154,7 @@ class SplitPass:
         return any(self._weight(path, place) != 0 for path in gradients)
 
     def _weight(self, path: Path, place: int) -> float:
-        """Return what a piece's output counts; tensors with a batch dimension always count."""
+        """Return the weight of a piece's output; tensors with a batch dimension have weight 1."""
         return self.weights_of(path)[place] if path in self.model.scalars else 1.0
 
     def _job(
@@ -179,7 +179,7 @@ class SplitPass:
         return sum(terms[1:], start=terms[0])
 
     def run_again(self, place: int, *, with_gradient: bool) -> Any:
-        """Return the outputs of one piece, from the random state and the autocast of its first run."""
+        """Return the outputs of one piece, with the random state and autocast of its first run."""
         piece = self.pieces[place]
         if piece.random_state is not None:
             piece.random_state.restore()
@@ -194,31 +194,31 @@ class _State(Enum):
 
 
 class PendingBackward:
-    """The passes whose outputs the script holds.
+    """The passes whose outputs the script still references.
 
-    The graph of the handed out outputs keeps a pass alive: outputs that are thrown away take it with them.
+    The graph of the returned outputs keeps a pass alive: dropped outputs free it.
     """
 
     def __init__(self) -> None:
         self._passes: list[weakref.ref[SplitPass]] = []
         self._early: list[SplitPass] = []
-        """Passes with pieces that went backward before the script asked for it."""
+        """Passes with pieces that ran backward before the script asked for it."""
         self._state = _State.IDLE
         self.run: Callable[[Any, bool], None] | None = None
-        """Runs the backward pass of one piece, as the last backward call asked; None before it."""
+        """Runs the backward pass of one piece, as in the last backward call; None before it."""
 
     @property
     def is_any(self) -> bool:
-        """True if the script holds outputs whose backward may come, be it for a second time."""
+        """Return True if the script has outputs whose backward may come, even for a second time."""
         return bool(self._alive())
 
     @property
     def is_due(self) -> bool:
-        """True if the script holds outputs whose backward has not come yet."""
+        """Return True if the script has outputs whose backward has not come yet."""
         return any(not one.is_done for one in self._alive())
 
     def add(self, one: SplitPass, token: Token) -> None:
-        """Take in a pass whose outputs are about to be handed out."""
+        """Register a pass whose outputs are about to be returned."""
         one.token = weakref.ref(token)
         self._passes = [known for known in self._passes if known() is not None]
         self._passes.append(weakref.ref(one))
@@ -226,7 +226,7 @@ class PendingBackward:
             self._early.append(one)
 
     def receive(self, one: SplitPass, paths: Sequence[Path], gradients: Sequence[Any]) -> None:
-        """Take the gradients of one pass's outputs, as autograd comes by.
+        """Receive the gradients of one pass's outputs from autograd.
 
         Without Accelerator.backward (a script's own loss.backward()) the pieces run here.
         """
@@ -245,12 +245,12 @@ class PendingBackward:
                 self._go([(one, given)], None, lambda loss, _: loss.backward(), is_boundary=True)
 
     def backward(self, loss: Any, *, run: Callable[[Any, bool], None], is_boundary: bool) -> None:
-        """Run the backward pass of a loss that the script made of the outputs.
+        """Run the backward pass of a loss that the script computed from the outputs.
 
         Args:
             loss: the script's scalar.
-            run: does the real backward of one piece's loss; is told whether it is the step's last. It may be
-                called in later forward passes too, until the next backward.
+            run: runs the real backward of one piece's loss, given whether it is the step's last. It may
+                also be called in later forward passes, until the next backward.
             is_boundary: whether an optimizer step follows.
         """
         self.run = run
@@ -260,19 +260,19 @@ class PendingBackward:
             return
         hit = self._collect(loss, passes)
         anchors = {id(one.anchor) for one in passes}
-        # What the script's loss depends on beside the handed out outputs.
+        # Other terms of the script's loss than the returned outputs.
         rest = loss if not hit or any(leaf not in anchors for leaf in _leaves(loss)) else None
         self._learn(hit, has_rest=rest is not None)
         self._go(hit, rest, run, is_boundary=is_boundary)
 
     def settle(self, *, only_dropped: bool = False, except_for: Any | None = None) -> None:
-        """Take back what went backward early for outputs whose backward never came.
+        """Undo early backward passes for outputs whose backward never came.
 
-        Call it before an optimizer step, and before gradients are unscaled, clipped or cleared.
+        To be called before an optimizer step, and before gradients are unscaled, clipped or cleared.
 
         Args:
-            only_dropped: leave those whose outputs the script still holds.
-            except_for: a loss whose backward is about to come; those that it depends on are left.
+            only_dropped: skip those whose outputs the script still has.
+            except_for: a loss whose backward is about to come; those that it depends on are skipped.
         """
         run, early = self.run, [one for one in self._early if one.early is not None]
         if run is None:
@@ -303,7 +303,7 @@ class PendingBackward:
 
         self._state = _State.COLLECTING
         try:
-            # The script's own graph is small, and backward may come by a second time.
+            # The script's own graph is small, and backward may come a second time.
             torch.autograd.grad(loss, [one.anchor for one in passes], retain_graph=True, allow_unused=True)
         finally:
             self._state = _State.IDLE
@@ -327,7 +327,7 @@ class PendingBackward:
         *,
         is_boundary: bool,
     ) -> None:
-        """Run all pieces; the rest of the script's graph goes with the last of them."""
+        """Run all pieces; the rest of the script's graph runs with the last of them."""
         jobs = [(one, job) for one, gradients in hit for job in _jobs(one, gradients)]
         if not jobs:
             run(rest, is_boundary) if rest is not None else None

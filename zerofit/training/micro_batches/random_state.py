@@ -1,4 +1,4 @@
-"""The random state and the autocast of a forward pass, for its second run."""
+"""The random state and autocast of a forward pass, for its second run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomState:
-    """The states of all generators that a forward pass may draw from."""
+    """The states of all generators that a forward pass may use."""
 
     python: Any
     numpy: Any
@@ -24,7 +24,7 @@ class RandomState:
 
     @classmethod
     def now(cls, devices: frozenset[Any]) -> RandomState:
-        """Return the present states."""
+        """Return the current states."""
         import torch
 
         numpy = sys.modules.get("numpy")
@@ -40,7 +40,7 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Put these states back."""
+        """Restore these states."""
         import torch
 
         random.setstate(self.python)
@@ -54,7 +54,7 @@ class RandomState:
 def devices_of(model: Any) -> frozenset[Any]:
     """Return the devices that a model computes on.
 
-    Its parameters may lie elsewhere: offloaded ones are on the host.
+    Its parameters may be elsewhere: offloaded ones are on the host.
     """
     import torch
 
@@ -67,7 +67,7 @@ def devices_of(model: Any) -> frozenset[Any]:
 
 @contextlib.contextmanager
 def unchanged_random_state(devices: frozenset[Any]) -> Iterator[None]:
-    """Leave the random state as it was, whatever is drawn inside."""
+    """Restore the random state at the end."""
     before = RandomState.now(devices)
     try:
         yield
@@ -77,14 +77,14 @@ def unchanged_random_state(devices: frozenset[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutocastState:
-    """The script's own autocast: if it is on, and the type: it may have ended when backward comes."""
+    """The script's autocast: whether enabled, and its dtype; it may have ended when backward comes."""
 
     settings: tuple[tuple[str, bool, Any], ...]
-    """(device type, whether it casts, to what type)."""
+    """(device type, whether enabled, dtype)."""
 
     @classmethod
     def now(cls, devices: frozenset[Any]) -> AutocastState:
-        """Return the present state."""
+        """Return the current state."""
         import torch
 
         kinds = sorted({"cpu", *(device.type for device in devices if device.type != "meta")})
@@ -96,7 +96,7 @@ class AutocastState:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Cast inside as it was cast then."""
+        """Enable the same autocast inside."""
         import torch
 
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Checks that a forward pass can be split: all samples' outputs must follow from those of micro-batches."""
+"""Checks that a forward pass can be split: the whole outputs must follow from those of micro-batches."""
 
 from __future__ import annotations
 
@@ -19,50 +19,49 @@ if TYPE_CHECKING:
 _TOLERANCE_FP32 = 1e-4
 """Relative. ASSUMPTION: kernels for other batch sizes sum in another order, on GPUs in TF32."""
 _TOLERANCE_HALF = 2e-2
-"""Relative, where weights or autocast are of 16 bits: two to three of bf16's 8 significant bits.
-ASSUMPTION."""
+"""Relative, for 16-bit weights or autocast: two to three of bf16's 8 significant bits. ASSUMPTION."""
 _NOISE = 10.0
-"""A weighting whose error is beyond this many times the best one's is dropped. ASSUMPTION."""
+"""A weighting with an error this many times the best one's is rejected. ASSUMPTION."""
 _NOISE_FLOOR = 1e-6
-"""Relative error that all weightings may have, of fp32's 6e-8 and some sums."""
+"""Relative error accepted for all weightings, from fp32's 6e-8 and some sums."""
 
 _SPREAD = 10.0
 """Standard deviation of the last layer's outputs. ASSUMPTION: losses of tens differ by tens of percent, and
-no format overflows."""
+no dtype overflows."""
 
 _TO_COMPARE = 2
-"""Micro-batches after which a model's buffers are compared: what one of them fills once is no state."""
+"""Micro-batches after which a model's buffers are compared: buffers filled once by the first are no state."""
 
 HeldWeightings = dict["Path", tuple[str, ...]]
-"""The weightings that hold for each scalar output, the likeliest first."""
+"""The weightings that hold for each scalar output, most likely first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """The samples to check with: all of them against two halves."""
+    """The samples of a check: all of them against two halves."""
 
     whole: Inputs
     first: Inputs
     second: Inputs
     sizes: tuple[int, int]
     tells: bool
-    """True if two halves can tell anything; of one sample they can't."""
+    """True if the check is conclusive, which needs more than one sample."""
 
     @property
     def num_samples(self) -> int:
-        """Samples of all of them."""
+        """Total number of samples."""
         return sum(self.sizes) if self.tells else self.sizes[0]
 
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
-    """Return the samples that tell most: those with the fewest labels against those with the most."""
+    """Return the most conclusive samples: those with the fewest and those with the most labels."""
     if not can_split or size == 1:
         return Halves(whole=inputs, first=inputs, second=inputs, sizes=(size, size), tells=False)
     alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
     counted = {name: one for name, one in weightings(alone, model).items() if len(set(one)) > 1}
     rows = sorted(range(size), key=lambda row: [weights[row] for weights in counted.values()])
     labelled = [row for row in rows if all(one[row] for name, one in counted.items() if TORCHS_OWN in name)]
-    rows = labelled if len(labelled) > 1 else rows  # a sum of nothing and a mean of nothing tell little
+    rows = labelled if len(labelled) > 1 else rows  # sums and means of nothing are not conclusive
     half = min(at_most, len(rows) // 2)
     low, high = sorted(rows[:half]), sorted(rows[-half:])
     return Halves(
@@ -82,19 +81,19 @@ def check_separable(
     is_half: bool,
     agreed: Callable[[list[int]], list[int]],
 ) -> HeldWeightings | None:
-    """Return how the scalar outputs are to be weighted.
+    """Return how the scalar outputs must be weighted.
 
-    Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.
+    Runs four forward passes on every rank; the model must be in evaluation mode, without gradients.
 
     Args:
         halves: the samples.
-        call: runs the model on some of them, given the first one's place among all and their number.
-        model: that runs.
+        call: runs the model on some of them, given the first one's index and their number.
+        model: the model.
         is_half: whether it computes in 16 bits.
-        agreed: takes numbers, and returns the largest of each over all ranks.
+        agreed: returns the maximum of each number over all ranks.
 
     Returns:
-        None where these samples don't tell: the loss is NaN.
+        None if these samples are inconclusive: the loss is NaN.
     """
     last_layer = _LastLayer()
     first, rest = halves.sizes[0], halves.num_samples - halves.sizes[0]
@@ -135,10 +134,10 @@ def check_separable(
 
 @contextlib.contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Switch dropout off inside, and every module back to what it was.
+    """Switch dropout off inside, and restore every module.
 
-    Not by eval(): that of some models does more (loralib's layers merge their weights), and train() in turn
-    would undo what the script has set for single modules.
+    Not by eval(), which does more in some models (loralib's layers merge their weights), while train() would
+    undo the script's settings of single modules.
     """
     import torch
 
@@ -156,7 +155,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 def not_separable(
     found: str, *, why: str = "the loss of all samples would not be the sum of the losses of their parts"
 ) -> UserError:
-    """Return the refusal of a model whose forward pass can't be split."""
+    """Return the error for a model whose forward pass can't be split."""
     return UserError(
         "forward-not-separable",
         "the model's forward pass can't be split into micro-batches",
@@ -167,7 +166,7 @@ def not_separable(
 
 
 def _called(call: Callable[[Inputs, int, int], Any], inputs: Inputs, start: int, size: int) -> Any:
-    """Return the outputs for some of the samples; a model that fails on them is one that can't be split."""
+    """Return the outputs for some of the samples; a model that fails on them can't be split."""
     import torch
 
     try:
@@ -196,7 +195,7 @@ def _is_finite(scalar: Any) -> bool:
 
 
 def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
-    """Return the relative error of the weighted parts; 0 where there is nothing to compare."""
+    """Return the relative error of the weighted parts; 0 if there is nothing to compare."""
     if not _is_finite(whole):
         return 0.0
     joined = sum(float(part) * weight for part, weight in zip(parts, weights, strict=True) if weight)
@@ -209,7 +208,7 @@ def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
 def _complaint(
     whole: dict[Path, Any], parts: list[dict[Path, Any]], sizes: tuple[int, int], tolerance: float
 ) -> str | None:
-    """Return what is wrong with the tensors that have a batch dimension; None if nothing is."""
+    """Return what is wrong with the tensors that have a batch dimension, or None."""
     import torch
 
     joiner = Joiner(sizes, lambda _: normalized(sizes, sizes))
@@ -219,7 +218,7 @@ def _complaint(
         try:
             joined = joiner.join(path, [part[path] for part in parts])
         except NotJoinableError:
-            continue  # refused when the script looks at it
+            continue  # refused when the script reads it
         if joined.shape != leaf.shape:
             shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, {tuple(joined.shape)} from two halves"
             return f"{name_of(path)} has shape {shapes}"
@@ -238,8 +237,9 @@ def _scalar_complaint(path: Path, whole: dict[Path, Any], parts: list[dict[Path,
 class _LastLayer:
     """The layer with parameters that ran last, and the spread of its outputs.
 
-    A fresh model gives every token nearly the same loss, log(vocabulary size), and a mean by samples can't be
-    told from a mean by tokens. With larger outputs of its last layer the losses differ from sample to sample.
+    A new model gives every token nearly the same loss, log(vocabulary size), so that a mean by samples can't
+    be distinguished from a mean by tokens. With larger outputs of its last layer the losses of samples
+    differ.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _LastLayer:
 
     @contextlib.contextmanager
     def watched(self, model: Any) -> Iterator[None]:
-        """Note inside which layer runs last; torch.compile must be off, or the hooks would be compiled."""
+        """Record inside which layer runs last; torch.compile must be off, or the hooks would be compiled."""
 
         def note(layer: Any, _: Any, output: Any) -> None:
             spread = _spread_of(output)
@@ -260,7 +260,7 @@ class _LastLayer:
 
     @contextlib.contextmanager
     def sharpened(self) -> Iterator[None]:
-        """Multiply its outputs inside by what gives them a large spread, the same for every call."""
+        """Scale its outputs inside to a large spread, equally in every call."""
         factor = self._factor
         layers = [] if self._layer is None else [self._layer]
         with _hooked(layers, lambda layer, _, output: output * factor):
@@ -291,7 +291,7 @@ def _hooked(layers: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
 
 
 def refuse_batch_norm(model: Any) -> None:
-    """Refuse layers that compute over all samples of a batch together."""
+    """Refuse layers that compute across all samples of a batch."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     mixing = [
@@ -307,9 +307,9 @@ def refuse_batch_norm(model: Any) -> None:
 
 
 class Buffers:
-    """Watches whether training passes change a model's buffers: moving averages, counters.
+    """Detects training passes that change a model's buffers: moving averages, counters.
 
-    They would change once for each micro-batch, and again when it runs a second time.
+    They would change once per micro-batch, and again when it is recomputed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -318,7 +318,7 @@ class Buffers:
         self._num_looks = 0
 
     def look(self) -> None:
-        """Compare after the second micro-batch with what the first one left; call it after each."""
+        """Compare the buffers after the first and the second micro-batch; call it after each."""
         if self._num_looks == _TO_COMPARE:
             return
         self._num_looks += 1
@@ -337,12 +337,12 @@ class Buffers:
 
 
 def _version(buffer: Any) -> int:
-    """Return what torch raises whenever a tensor is changed in place."""
+    """Return the number that torch increments whenever a tensor is changed in place."""
     return 0 if buffer.is_inference() else int(buffer._version)
 
 
 def _is_changed(before: tuple[Any, int] | None, now: tuple[Any, int]) -> bool:
-    """True if a buffer has other values: written in place, or another tensor in its place."""
+    """Return True if a buffer has changed: in place, or by replacement."""
     import torch
 
     if before is None:

@@ -1,4 +1,4 @@
-"""SharedDraws: random numbers of a split forward pass, drawn once: each piece gets its samples' rows."""
+"""SharedDraws: random numbers of a split forward pass, drawn once; each piece gets its samples' rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _RECOMPUTES = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpoin
 class SharedDraws:
     """The random numbers that one forward pass of a script draws for all of its samples.
 
-    The first piece to draw draws for the whole batch, and the others take their rows of that. So a noised
-    image or a masked patch is the one that it would be in one pass, and the generators end where that would
-    leave them.
+    The first piece draws for the whole batch, and the others use their rows of it. So a noised image or
+    masked patch is the same as in one pass, and the generators end in the same state.
 
     Args:
         num_samples: of all pieces.
@@ -35,11 +34,11 @@ class SharedDraws:
         return len(self._drawn)
 
     def rows(self, start: int, size: int) -> AbstractContextManager[Any]:
-        """Return what a piece runs in, each time that it runs.
+        """Return the context for each run of a piece.
 
         Args:
-            start: its first sample's place.
-            size: its samples.
+            start: its first sample's index.
+            size: its number of samples.
         """
         from torch.overrides import TorchFunctionMode
 
@@ -64,7 +63,7 @@ class SharedDraws:
     def _of(
         self, place: int, start: int, size: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return a piece's rows of the numbers that are drawn at one place of the forward pass."""
+        """Return a piece's rows of the numbers drawn at one place of the forward pass."""
         import torch
 
         if _is_recomputed():
@@ -82,7 +81,7 @@ class SharedDraws:
         elif self._drawn[place].shape == shape:
             wide = shape
         if is_new or (self._starts[place] == start and kwargs.get("generator") is None):
-            # Drawn again where the piece runs again, so that what it draws after it is as it was.
+            # Drawn again if the piece runs again, so that later numbers are unchanged.
             given = (like.new_empty(wide), *args[1:]) if like is not None else (*before, wide)
             self._drawn[place] = function(*given, **kwargs)
         drawn = self._drawn[place]
@@ -96,7 +95,7 @@ class SharedDraws:
 
 
 def _is_by_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if a call says a shape, and is given no other tensor's values."""
+    """Return True if a call gives a shape, and no values of another tensor."""
     import torch
 
     others = (*args[1:], *kwargs.values())
@@ -105,7 +104,7 @@ def _is_by_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Return the shape of a factory's call, which comes last, and what stands before it."""
+    """Return the shape of a factory's call, which comes last, and the arguments before it."""
     if isinstance(args[-1], (tuple, list)):
         return tuple(args[-1]), args[:-1]
     return args, ()

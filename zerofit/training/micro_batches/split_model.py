@@ -1,4 +1,4 @@
-"""The model that runs in micro-batches: its own forward pass, and how its ranks run it together."""
+"""The model that runs in micro-batches: its own forward pass, and its coordination over ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WRAPPERS = frozenset(
     {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "DataParallel"}
 )
 _FIRST_TRUST = 2
-"""Equal gradients in a row after which the next is taken to be the same. ASSUMPTION: a script that scales by
-a constant does so from its first step on."""
+"""Number of equal gradients in a row after which the next is assumed to be equal. ASSUMPTION: a script that
+scales by a constant does so from its first step on."""
 
 
 class Guess:
-    """The gradient of a script's loss with respect to the one scalar output that it uses."""
+    """The gradient of a script's loss by the only scalar output that it uses."""
 
     def __init__(self) -> None:
         self._seen: tuple[Path, float] | None = None
@@ -33,7 +33,7 @@ class Guess:
         self._trusted_after = _FIRST_TRUST
 
     def see(self, gradients: dict[Path, float] | None) -> None:
-        """Take in what one backward pass asked for; None where it used more than scalars of one pass."""
+        """Record the gradients of one backward pass; None if it used more than scalars of one pass."""
         if gradients is None or len(gradients) != 1:
             self._seen, self._times_seen = None, 0
             return
@@ -42,31 +42,31 @@ class Guess:
         self._seen = seen
 
     def was_wrong(self) -> None:
-        """Trust later than before: each wrong guess costs the forward and backward passes that repair it."""
+        """Raise the threshold: each wrong guess costs the forward and backward passes to repair it."""
         self.see(None)
         self._trusted_after *= 2
 
     def is_useless(self) -> None:
-        """Trust never again: the script clears gradients between its forward and backward passes."""
+        """Give up: the script clears gradients between its forward and backward passes."""
         self._trusted_after = sys.maxsize
 
     @property
     def trusted(self) -> tuple[Path, float] | None:
-        """(the output, its gradient) that the next backward pass will ask for; None without grounds."""
+        """Return (the output, its gradient) expected in the next backward pass; None if unknown."""
         return self._seen if self._times_seen >= self._trusted_after else None
 
 
 class SplitModel:
-    """One model under its wrappers.
+    """One model inside its wrappers.
 
     Args:
-        model: as Accelerator.prepare() returned it; its forward is still its own.
-        no_sync: inside, a backward pass exchanges no gradients between ranks.
-        agreed: takes numbers, and returns the largest of each over all ranks. Needed where every piece has
-            collective operations of its own (ZeRO-2 and 3, FSDP), so that all ranks must run as many pieces;
-            None elsewhere. With it a training forward pass is one for all ranks together.
+        model: as returned by Accelerator.prepare(), with its original forward.
+        no_sync: a context in which a backward pass does not exchange gradients.
+        agreed: returns the maximum of each number over all ranks. Needed if every piece has its own
+            collective operations (ZeRO-2 and 3, FSDP), so that all ranks must run the same number of pieces;
+            else None. With it a training forward pass is one of all ranks together.
         runs_alone: whether one rank may run a forward pass without the others.
-        may_run_early: whether pieces may go backward before the script asks for it.
+        may_run_early: whether pieces may run backward before the script asks for it.
     """
 
     def __init__(
@@ -87,22 +87,22 @@ class SplitModel:
         self.base = unwrapped(model)
         self.original_forward = model.forward
         self.parallel = _data_parallel(model)
-        """The DistributedDataParallel around the model; None without."""
+        """The DistributedDataParallel around the model; None without it."""
         self.devices: frozenset[Any] = frozenset()
-        """Those that the model computes on, as of its last training forward pass."""
+        """Devices of the last training forward pass."""
         self.scalars: set[Path] = set()
-        """Paths of the outputs that are one number for all samples of a piece; grows."""
+        """Paths of scalar outputs found so far."""
         self.looked_at: set[Any] = set()
-        """Keys of the outputs that the script has looked at; grows."""
+        """Keys of the outputs that the script has read so far."""
         self._model = model
 
     @property
     def is_triggered(self) -> bool:
-        """True if the script asks for an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
+        """True if the script requests an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
         return bool(self._model.__dict__.get("_zerofit_triggered", False))
 
     def note_devices(self) -> None:
-        """Note on which devices the model computes now."""
+        """Record the devices that the model now computes on."""
         self.devices = devices_of(self.base)
 
     def call(self, inputs: Inputs, *, with_gradient: bool) -> Any:
@@ -110,19 +110,19 @@ class SplitModel:
         import torch
 
         with torch.set_grad_enabled(with_gradient):
-            # DistributedDataParallel exchanges buffers in its forward: only those with a gradient count alike
-            # on all ranks.
+            # DistributedDataParallel exchanges buffers in its forward: only passes with gradients are equal
+            # in number on all ranks.
             forward = self.original_forward
             if self.parallel is not None and not with_gradient:
                 forward = self.parallel.module
             outputs = forward(*inputs.args, **inputs.kwargs)
         if not with_gradient:
-            torch.clear_autocast_cache()  # or weights cast here would have no gradient later
+            torch.clear_autocast_cache()  # otherwise weights cast here would have no gradient later
         return outputs
 
     @property
     def is_compiled(self) -> bool:
-        """True if torch.compile has compiled it, or a part of it."""
+        """True if it is compiled by torch.compile, or a part of it."""
         return is_compiled(self._model)
 
     @property
@@ -139,7 +139,7 @@ class SplitModel:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model itself, without DistributedDataParallel, DeepSpeed's engine or torch.compile."""
+    """Return the model inside DistributedDataParallel, DeepSpeed's engine and torch.compile."""
     while True:
         if "_orig_mod" in model._modules:
             model = model._orig_mod

@@ -1,4 +1,4 @@
-"""Stands in the place of a prepared model's forward, and runs it as micro-batches where the script trains."""
+"""Replaces a prepared model's forward, and runs it as micro-batches in training."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ if TYPE_CHECKING:
     from zerofit.training.micro_batches.weights import Weights
 
 _MAX_CHECKS = 4
-"""Checks of one kind of call while several weightings hold; then the likeliest is taken. ASSUMPTION."""
+"""Maximum number of checks of one kind of call while several weightings hold; then the most likely is used.
+ASSUMPTION."""
 _PASSES_KEPT = 16
-"""Passes of one kind of call whose outputs are all kept, on the host, where a rank can't compute them by
-itself. ASSUMPTION: what a script reads at all, it has read by then (every tenth step, say)."""
+"""Number of passes of one kind of call whose outputs are all stored, on the host, if a rank can't recompute
+them alone. ASSUMPTION: by then a script has read every output that it ever reads (such as every tenth
+step)."""
 
 
 class Splitter:
     """Splits the training forward passes of one model.
 
     Args:
-        model: as Accelerator.prepare() returned it; its forward is still its own.
-        micro_batch_size: samples that go through one forward and backward pass at most.
-        changes: where to note what was changed.
-        waiting: shared by all models of one Accelerator, whose losses may depend on several.
+        model: as returned by Accelerator.prepare(), with its original forward.
+        micro_batch_size: maximum samples in one forward and backward pass.
+        changes: receives changes.
+        waiting: shared by all models of one Accelerator, since losses may depend on several.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Splitter:
         self._num_passes: dict[Any, int] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, in micro-batches where it trains on more samples than that."""
+        """Run the model, in micro-batches if it trains on more samples than that."""
         import torch
 
         if not (torch.is_grad_enabled() and self._base.training):
@@ -107,7 +109,7 @@ class Splitter:
         )
 
     def _is_open(self, kind: Any, weights: dict[str, Weights]) -> bool:
-        """True if another check may show how this call's losses are weighted."""
+        """Return True if another check may show how this call's losses are weighted."""
         if self._num_checks.get(kind, 0) >= _MAX_CHECKS:
             return False
         found = self._found.get(kind)
@@ -217,7 +219,7 @@ class Splitter:
     def _run_early(
         self, one: SplitPass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
     ) -> None:
-        """Let all pieces but the last go backward, for the script will ask for just this gradient."""
+        """Run all pieces but the last backward, since the script is expected to ask for this gradient."""
         import torch
 
         done: list[int] = []
@@ -241,7 +243,7 @@ class Splitter:
                     live = result
                     continue
                 loss = flat(result)[path]
-                # A loss that is NaN on any rank can't be taken back, and scripts skip such steps.
+                # A loss that is NaN on any rank can't be undone, and scripts skip such steps.
                 is_early = not self._model.agreed([int(not torch.isfinite(loss))])[0]
                 if is_early and run is not None:
                     run(loss * (weights[place] * gradient), False)
@@ -258,9 +260,9 @@ class Splitter:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Inside, what torch.compile has compiled runs as it is written.
+    """Return a context in which torch.compile is disabled.
 
-    A check runs a few times in evaluation mode and with hooks: each would be compiled for itself.
+    A check runs a few times in evaluation mode and with hooks, each of which would be compiled.
     """
     import torch
 

@@ -17,16 +17,16 @@ Weights = tuple[float, ...]
 
 BY_SAMPLES = "samples"
 SUMMED = "sum"
-"""The loss is a sum, or was divided by a number that is given from outside (num_items_in_batch)."""
+"""The loss is a sum, or was divided by a given number (num_items_in_batch)."""
 TORCHS_OWN = "other than -100"
-"""In the name of weightings by labels that torch's losses count by default."""
+"""In the names of weightings by labels that torch's losses count by default."""
 _IGNORED = (-100, -1, 255)
-"""Labels that losses leave out: torch's and transformers' own ignore_index, and the customs of language and
-of segmentation (transformers/loss/loss_utils.py, ForSemanticSegmentationLoss)."""
+"""Labels that losses ignore: torch's and transformers' ignore_index, and conventions for language and
+segmentation (transformers/loss/loss_utils.py, ForSemanticSegmentationLoss)."""
 
 
 def weightings(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, Weights]:
-    """Return every way of weighting that may hold, the likeliest first."""
+    """Return every possible weighting, most likely first."""
     sizes = tuple(float(size) for _, size in pieces)
     found = {BY_SAMPLES: normalized(sizes, sizes), SUMMED: (1.0,) * len(pieces)}
     for name, counts in _counted(pieces, model).items():
@@ -36,7 +36,7 @@ def weightings(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, We
 
 
 def normalized(counts: Sequence[float], sizes: Sequence[float]) -> Weights:
-    """Return shares of one; by samples where nothing was counted, as the whole would be 0/0 too."""
+    """Return shares of one; by samples if nothing was counted, as the whole would be 0/0 too."""
     total = sum(counts)
     if total == 0:
         counts, total = sizes, sum(sizes)
@@ -44,7 +44,7 @@ def normalized(counts: Sequence[float], sizes: Sequence[float]) -> Weights:
 
 
 def _rank(name: str, model: Any, has_total: bool) -> tuple[bool, ...]:
-    """Return what sorts the likeliest first: False comes before True."""
+    """Return a sort key for the most likely first: False comes before True."""
     is_label = "label" in name or "target" in name
     is_shifted_model = getattr(model, "loss_type", None) == "ForCausalLM"
     return (
@@ -58,7 +58,7 @@ def _rank(name: str, model: Any, has_total: bool) -> tuple[bool, ...]:
 
 
 def _counted(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, list[float]]:
-    """Return what counts in each piece, for each way of counting; waits for the device once."""
+    """Return the counts of each piece, for each way of counting; synchronizes with the device once."""
     import torch
 
     counted = [_counts(_named(inputs, model), size, model) for inputs, size in pieces]
@@ -72,7 +72,7 @@ def _counted(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, list
 
 
 def _named(inputs: Inputs, model: Any) -> dict[str, Any]:
-    """Return the tensors by the names of their arguments."""
+    """Return the tensors by argument names."""
     import torch
 
     try:
@@ -98,7 +98,7 @@ def _counts(named: dict[str, Any], size: int, model: Any) -> dict[str, Any]:
 
 
 def _both(name: str, is_counted: Any) -> dict[str, Any]:
-    """Return the count over all places, and over those that remain when labels are shifted by one."""
+    """Return the count over all positions, and over those left when labels are shifted by one."""
     counts = {name: is_counted.sum()}
     if is_counted.dim() == 2:
         counts[f"{name}, shifted"] = is_counted[:, 1:].sum()

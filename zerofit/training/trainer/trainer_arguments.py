@@ -1,4 +1,4 @@
-"""A plan's settings in TrainingArguments, where they are made and where Trainer reads them; its batches."""
+"""A plan's settings in TrainingArguments, when created and when read by Trainer; its batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _RECORD = "_zerofit_said"
-"""Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
+"""Attribute of TrainingArguments: the script's value of each changed field, and the new one."""
 _ADAM_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 """Those of AdamW (torch/optim/adamw.py; transformers/training_args.py)."""
 _WHY = {"auto_find_batch_size": ", which would change the global batch"}
@@ -49,10 +49,10 @@ _FIELDS = (
 
 
 def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook TrainingArguments, or a subclass, so that its objects are made as the plan says.
+    """Hook TrainingArguments, or a subclass, so that its objects are created as planned.
 
-    Arguments that the plan can't be applied to stay as they are: a library may make some that nothing trains
-    with, such as sentence-transformers' model card. Trainer's own hook refuses them where they are used.
+    Arguments that the plan can't be applied to are unchanged: a library may create some that are not used for
+    training, such as sentence-transformers' model card. Trainer's own hook refuses them when they are used.
     """
 
     def post_init(original: Any, self: Any) -> None:
@@ -70,9 +70,9 @@ def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: 
 
 
 def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Apply the plan to arguments that the script has changed since it made them.
+    """Apply the plan to arguments that the script has changed after creation.
 
-    Trainer reads them while it makes its Accelerator, and again in train().
+    Trainer reads them while it creates its Accelerator, and again in train().
     """
 
     def make_accelerator(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,11 +92,11 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _take_deepspeed(arguments: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Any]:
-    """Take the script's own DeepSpeed configuration away, and return its optimizer and its scheduler."""
+    """Remove the script's own DeepSpeed configuration, and return its optimizer and scheduler."""
     if not settings.uses_deepspeed or not arguments.deepspeed:
         return {}
     config = _config(arguments.deepspeed)
-    arguments.deepspeed = None  # accelerate's launcher brings the plan's
+    arguments.deepspeed = None  # accelerate's launcher passes the plan's
     kept = [name for name in ("optimizer", "scheduler") if name in config]
     if settings.strategy.optimizer is not None and "optimizer" in kept:
         kept.remove("optimizer")
@@ -113,7 +113,7 @@ def _config(deepspeed: Any) -> dict[str, Any]:
 
 
 def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Set what TrainingArguments, by which train() switches checkpointing on, know nothing of."""
+    """Set checkpointing options that TrainingArguments, which train() uses, don't have."""
     if getattr(arguments, field_names(arguments, "activation_checkpointing")[0]):
         check_every(model, settings.strategy.checkpoint_every)
         if settings.strategy.checkpoint_every > 1:
@@ -127,7 +127,7 @@ def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, ch
 
 
 def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
-    """Refuse batches with which an epoch's steps would take other samples than with the script's."""
+    """Refuse batch sizes with which an epoch's steps would use other samples than the script's."""
     script, args = script_batches(trainer.args), trainer.args
     if script is None or not hasattr(trainer.train_dataset, "__len__"):
         return
@@ -156,7 +156,7 @@ def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
 def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Set the fields that the plan decides.
 
-    What was set before is set again only where the script has changed it since.
+    Fields set before are only set again if the script has changed them since.
     """
     record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
     said = {name: _said(arguments, name, record) for name in _FIELDS if field_names(arguments, name)}
@@ -179,7 +179,7 @@ def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
 
 
 def script_batches(arguments: Any) -> Batches | None:
-    """Return the batches that the script asks for, where the plan makes others of them."""
+    """Return the script's batches, if the plan changes them."""
     record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     if any(name not in record for name in names) or all(record[name][0] == record[name][1] for name in names):
@@ -188,12 +188,12 @@ def script_batches(arguments: Any) -> Batches | None:
 
 
 def _said(arguments: Any, name: str, record: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Return what the script says in a field, whether or not it was set to something else since."""
+    """Return the script's value of a field, even if it was changed since."""
     field, *older = field_names(arguments, name)
     own = getattr(arguments, field)
     if name in record and own == record[name][1]:
         return record[name][0]
-    if own is None and older:  # the older name stands for it until the arguments are made
+    if own is None and older:  # the older name is used until the arguments are created
         own = getattr(arguments, older[0])
     if isinstance(own, Enum):
         own = own.value
@@ -225,7 +225,7 @@ def _decided(said: Mapping[str, Any], settings: AppliedSettings) -> dict[str, An
 
 
 def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
-    """Leave the script's betas to an optimizer of their own kind, and to no other, as a loop's are left."""
+    """Keep the script's betas only for an optimizer of the same kind, as in a custom loop."""
     if own in OPTIM_ALIKE[name]:
         del decided["optim"]
     if is_lion(own) and is_lion(name.value):
@@ -236,13 +236,13 @@ def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
 
 
 def _wants_checkpointing(settings: AppliedSettings) -> bool | None:
-    """True if the plan checkpoints: some of the blocks are to without more words, too."""
+    """Return True if the plan checkpoints, including only some of the blocks."""
     is_implied = settings.strategy.gradient_checkpointing is None and settings.strategy.checkpoint_every > 1
     return True if is_implied else settings.strategy.gradient_checkpointing
 
 
 def _checkpointing_kwargs(own: dict[str, Any], settings: AppliedSettings) -> dict[str, Any]:
-    """Return how activations are recomputed: as the script says, which stays reentrant where it is so."""
+    """Return how activations are recomputed: as the script sets it; reentrant stays reentrant."""
     kwargs = dict(own)
     if not own and _wants_checkpointing(settings):
         kwargs["use_reentrant"] = False
@@ -252,14 +252,14 @@ def _checkpointing_kwargs(own: dict[str, Any], settings: AppliedSettings) -> dic
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
-    """Return a field that TrainingArguments also take as a JSON text."""
+    """Return a field that TrainingArguments also accept as JSON text."""
     if isinstance(value, str):
         value = json.loads(value)
     return dict(value or {})
 
 
 def _batches(said: Mapping[str, Any], settings: AppliedSettings) -> Batches | None:
-    """Return the batches that the plan decides; None where it leaves them alone."""
+    """Return the batches that the plan decides; None if it does not change them."""
     if settings.strategy.micro_batch_size is None and settings.strategy.gradient_accumulation_steps is None:
         return None
     world_size = int(os.environ.get("WORLD_SIZE", "1")) // settings.sample_group_size
@@ -273,7 +273,7 @@ def _batches(said: Mapping[str, Any], settings: AppliedSettings) -> Batches | No
 
 
 def _splits_batches(config: Any) -> bool:
-    """True if a batch is that of all ranks together."""
+    """Return True if a batch is split over all ranks."""
     if isinstance(config, str) and config.startswith("{"):
         config = json.loads(config)
     if isinstance(config, dict):
@@ -286,21 +286,21 @@ class Batches:
     """The samples of one optimizer step on one rank."""
 
     batch_size: int
-    """Samples of one batch of its DataLoader."""
+    """Samples per batch of its DataLoader."""
     gradient_accumulation_steps: int
-    """Batches in one optimizer step."""
+    """Batches per optimizer step."""
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step on one rank."""
+        """Samples per optimizer step on one rank."""
         return self.batch_size * self.gradient_accumulation_steps
 
 
 def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int) -> Batches:
-    """Return the batches that Trainer is to make.
+    """Return the batches for Trainer.
 
-    The samples of one optimizer step stay what the script says, unless the user asked for another number. The
-    forward pass of a batch that is larger than the micro-batch is split later on.
+    The samples per optimizer step stay the script's, unless the user asked for another number. The forward
+    pass of a batch that is larger than the micro-batch is split later.
     """
     wanted = settings.strategy
     micro_batch_size, steps = wanted.micro_batch_size, wanted.gradient_accumulation_steps
@@ -329,7 +329,7 @@ def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int
 
 
 def _batches_of(samples: int, script: Batches, micro_batch_size: int) -> Batches:
-    """Return batches for so many samples, accumulated as often as the script does where that divides them."""
+    """Return batches with this number of samples, accumulated as often as in the script if divisible."""
     if micro_batch_size == script.batch_size and samples % micro_batch_size == 0:
         return replace(script, gradient_accumulation_steps=samples // micro_batch_size)
     steps = script.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""Hooks that let Trainer save checkpoints whole, and resume from whole ones alone."""
+"""Hooks that make Trainer save checkpoints atomically, and resume only from complete ones."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Save under a temporary name, prune after the commit, and check what is resumed from."""
+    """Save under a temporary name, prune after the commit, and check the checkpoint to resume from."""
     left = [] if settings.plan.resume_from is None else [settings.plan.resume_from]
 
     def recovered(trainer: Any) -> str | None:
-        """Return the checkpoint with which a run goes on, for the first training that saves beside it."""
+        """Return the checkpoint from which a recovered run's first training that saves beside it resumes."""
         if not left:
             return None
         if Path(trainer.args.output_dir).resolve() != Path(left[0]).parent.resolve():
@@ -45,7 +45,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
                 self, partial, folder.parent, lambda: original(self, model, trial, *args)
             ),
             layout=layout_of(settings, self.optimizer),
-            # Weights alone are nothing to go on with: the optimizer and the schedule would start anew.
+            # Weights alone can't be resumed from: optimizer and schedule would start from scratch.
             run_folder=None if self.args.save_only_model else settings.run_folder,
             step=self.state.global_step,
         )
@@ -56,7 +56,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
         if resumed is True:
             resumed = (
                 newest_complete(Path(self.args.output_dir), settings) or True
-            )  # Trainer says that there is none
+            )  # Trainer reports that there is none
         elif resumed and Path(resumed).is_dir():
             check_resumed(Path(resumed), settings)
         return original(self, str(resumed) if isinstance(resumed, Path) else resumed, *args, **named)
@@ -64,7 +64,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     def run_epoch(original: Any, self: Any, *args: Any, **named: Any) -> Any:
         if self.state.global_step < self.state.max_steps:
             return original(self, *args, **named)
-        # Resumed from its last checkpoint: transformers looks after a step only, and would take one more.
+        # Resumed from its last checkpoint: transformers only checks after a step, and would do one more.
         self.control.should_training_stop = True
         return None
 

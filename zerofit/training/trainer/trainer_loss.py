@@ -1,9 +1,9 @@
-"""Weights a Trainer's loss right where the model takes num_items_in_batch and ignores it.
+"""Corrects a Trainer's loss if the model accepts num_items_in_batch but ignores it.
 
-Trainer hands the number of labels in all batches of a step to models that take keyword arguments, and then
-neither divides the loss by the accumulation steps nor leaves out the factor of the ranks
-(transformers/trainer.py, training_step and compute_loss). A model that ignores the number, as
-BertForTokenClassification does, gets gradients that are too large by accumulation steps times ranks.
+Trainer passes the number of labels in all batches of a step to models that accept keyword arguments, and then
+neither divides the loss by the accumulation steps nor omits the factor of the ranks (transformers/trainer.py,
+training_step and compute_loss). A model that ignores the number, as BertForTokenClassification does, gets
+gradients that are too large by accumulation steps times ranks.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _LOOP = ("compute_loss", "get_batch_samples", "train", "training_step", COUNTS_ITEMS)
-"""Methods of Trainer that decide what a batch's loss counts for in a step (transformers 5.23, trainer.py)."""
+"""Trainer's methods that decide the weight of a batch's loss in a step (transformers 5.23, trainer.py)."""
 _NUM_ITEMS = "num_items_in_batch"
 _SAME = 1e-3
-"""Relative: losses nearer than this are taken to be the same. The other case is a factor of 2."""
+"""Relative: losses closer than this count as equal. The other case is a factor of 2."""
 
 
 def overridden(trainer_class: Any) -> tuple[str, ...]:
-    """Return the methods that decide what a batch's loss counts for, and are not transformers' own."""
+    """Return the overridden methods among those that decide the weight of a batch's loss."""
     return tuple(name for name in _LOOP if not is_transformers_own(getattr(trainer_class, name)))
 
 
 def is_transformers_own(method: Any) -> bool:
-    """True if a method of a class is defined by transformers; one with a hook around it stays so."""
+    """Return True if a method of a class is defined by transformers, even with a hook around it."""
     return (method.__module__ or "").split(".")[0] == "transformers"
 
 
 def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Hook Trainer.compute_loss."""
     if not is_transformers_own(trainer_class.compute_loss):
-        return  # the explicit route hooks a subclass: a loss of the script's own is left as it is
+        return  # the explicit API hooks a subclass: a script's own loss is unchanged
 
     def compute_loss(
         original: Any,
@@ -72,7 +72,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _is_part_of_more(trainer: Any, model: Any, inputs: Any, num_items: Any) -> bool:
-    """True if the labels that are counted are of more batches than this one, and go to the model."""
+    """Return True if the counted labels are of more batches than this one, and are passed to the model."""
     if num_items is None or "labels" not in inputs or not trainer.model_accepts_loss_kwargs:
         return False
     if trainer.compute_loss_func is not None or trainer.label_smoother is not None or trainer.args.n_gpu > 1:
@@ -95,10 +95,10 @@ def _num_items(trainer: Any, inputs: Any) -> Any:
 
 
 def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any, *, at_most: int | None) -> bool:
-    """True if the model's loss stays the same when it is told of twice as many labels.
+    """Return True if the model's loss is unchanged when the number of labels is doubled.
 
-    It is asked once, with no more samples than one forward pass takes. All ranks ask and answer together:
-    each of them runs the same number of forward passes, which under ZeRO-3 they must.
+    Tested once, with at most the samples of one forward pass. All ranks do this together with the same number
+    of forward passes, as ZeRO-3 requires.
     """
     known: bool | None = getattr(trainer, "_zerofit_ignores_num_items", None)
     if known is None:
@@ -116,7 +116,7 @@ def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any, *,
 
 
 def _first(inputs: Any, at_most: int | None) -> dict[str, Any]:
-    """Return the first samples of a batch: all where there is no limit, or they can't be told apart."""
+    """Return the first samples of a batch: all if there is no limit, or they can't be separated."""
     whole = Inputs(args=(), kwargs=dict(inputs))
     batch = batch_of(whole)
     if at_most is None or batch.whole_because is not None or batch.size <= at_most:
@@ -125,10 +125,10 @@ def _first(inputs: Any, at_most: int | None) -> dict[str, Any]:
 
 
 def _probed_loss(model: Any, inputs: dict[str, Any]) -> float:
-    """Return the loss of a forward pass that leaves nothing behind: no gradient, random number or mean."""
+    """Return the loss of a forward pass without side effects on gradients, random state or running means."""
     import torch
 
     with unchanged_random_state(devices_of(model)), evaluation_mode(model):
         outputs = model(**inputs)
-    torch.clear_autocast_cache()  # or weights cast here would have no gradient later
+    torch.clear_autocast_cache()  # otherwise weights cast here would have no gradient later
     return float(outputs["loss"] if isinstance(outputs, dict) else outputs[0])

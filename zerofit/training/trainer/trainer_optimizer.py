@@ -1,8 +1,8 @@
-"""Keeps the optimizer and the scheduler that a script hands to its Trainer.
+"""Keeps the optimizer and the scheduler that a script passes to its Trainer.
 
-Under DeepSpeed Trainer drops them without a word: deepspeed_init sets `trainer.optimizer = None`, "important
-for re-init", and returns no scheduler (transformers/integrations/deepspeed.py); what trains is then the AdamW
-of TrainingArguments, at its learning rate of 5e-5.
+Under DeepSpeed Trainer silently drops them: deepspeed_init sets `trainer.optimizer = None`, "important for
+re-init", and returns no scheduler (transformers/integrations/deepspeed.py); the AdamW of TrainingArguments
+then trains, at its learning rate of 5e-5.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _GIVEN = "_zerofit_given"
-"""Field of a Trainer: the optimizer and the scheduler (None where Trainer makes one) that it was handed."""
+"""Field of a Trainer: the optimizer and the scheduler (None if Trainer creates one) passed to it."""
 
 
 def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook train(), and what makes the optimizer and the scheduler."""
+    """Hook train(), and the creation of optimizer and scheduler."""
     name = settings.strategy.optimizer
 
     def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _remember(trainer: Any) -> None:
-    """Note the optimizer that the script handed over, before DeepSpeed's set-up drops it."""
+    """Record the script's optimizer before DeepSpeed's setup drops it."""
     if not getattr(trainer, "is_deepspeed_enabled", False) or trainer.optimizer is None:
         return
     if is_plain_optimizer(trainer.optimizer):
@@ -89,7 +89,7 @@ def _remember(trainer: Any) -> None:
 def _swapping(
     trainer: Any, create_optimizer: Callable[..., Any], name: OptimizerName, changes: Changes
 ) -> Callable[..., Any]:
-    """Return the script's own create_optimizer, with what it makes swapped."""
+    """Return the script's own create_optimizer, with its result replaced."""
 
     @functools.wraps(create_optimizer)
     def create(*args: Any, **kwargs: Any) -> Any:

@@ -219,10 +219,9 @@ def test_params_are_refused_for_a_reason_of_their_own(verdict: Callable[..., Ver
     config = {**_zero(overlap=True), "optimizer": {"type": "AdamW", "params": {"weight_decays": 0.1}}}
     whys = {finding.found: finding.why for finding in verdict(config, route=Route.NATIVE).findings}
     assert whys == {
-        "zero_optimization.overlap=true": "these sections are declared whole, and an unknown key in them "
-        "ends the run",
-        "optimizer.params.weight_decays=0.1": "params are the arguments of a constructor, and Python ends "
-        "the run where it takes no such one",
+        "zero_optimization.overlap=true": "these sections are validated, and an unknown key ends the run",
+        "optimizer.params.weight_decays=0.1": "params are arguments of a constructor, which raises an "
+        "error for an unknown one",
     }
 
 
@@ -232,7 +231,7 @@ def test_what_accelerate_overwrites_counts_natively_only(verdict: Callable[..., 
     assert (finding.found, finding.fix) == ("steps_per_print=0", "give a number greater than 0")
     assert verdict(config, route=Route.ACCELERATE).findings == ()
     unknown = [(u.rule, u.fact) for u in verdict(config).unknown]
-    assert ("deepspeed-value-refused", "who reads the file") in unknown
+    assert ("deepspeed-value-refused", "the library that reads it") in unknown
 
 
 def test_an_open_question_keeps_no_certain_finding_back(found: Callable[..., list[str]]) -> None:
@@ -374,5 +373,5 @@ def test_rules_are_unknown_without_the_schema(verdict: Callable[..., Verdict]) -
     said = verdict({"zero_optimisation": {}, "train_batch_size": 8}, is_schema_known=False)
     assert "deepspeed-key-misspelt" in {unknown.rule for unknown in said.unknown}
     assert {unknown.fact for unknown in said.unknown if unknown.rule == "deepspeed-key-misspelt"} == {
-        "which keys DeepSpeed has"
+        "DeepSpeed's keys"
     }

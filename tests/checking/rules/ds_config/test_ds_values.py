@@ -1,4 +1,4 @@
-"""The batch sizes in ds_config.json, and "auto" by who reads the file."""
+"""The batch sizes in ds_config.json, and "auto" by the library that reads the file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 
 _RULE = "deepspeed-batch-sizes-disagree"
-_RANKS = "how many ranks will run it"
-_ROUTE = "who reads the file"
+_RANKS = "the number of ranks"
+_ROUTE = "the library that reads it"
 
 
 def _sizes(train: object = None, micro: object = None, steps: object = None, **more: Any) -> dict[str, Any]:
@@ -86,13 +86,13 @@ def _sizes(train: object = None, micro: object = None, steps: object = None, **m
         (_sizes(10, "auto", 4), None, None, None, None),
         (_sizes(10, "4", 4), None, None, None, None),
         # Ranks that share samples.
-        (_sizes(16, 4, 2, sequence_parallel_size=2), 4, None, None, "how many ranks take different samples"),
+        (_sizes(16, 4, 2, sequence_parallel_size=2), 4, None, None, "the data-parallel size"),
         (
             _sizes(16, 4, 2, tensor_parallel={"autotp_size": 2}),
             4,
             None,
             None,
-            "how many ranks take different samples",
+            "the data-parallel size",
         ),
     ],
 )

@@ -100,8 +100,11 @@ def test_parts_that_were_not_prepared_together_are_found(captured_in_forks: Any)
     ("script", "because"),
     [
         ("diffuses", ""),
-        ("mixes_up", "the forward pass of Mixup draws random numbers (randperm), and others in parts"),
-        ("encodes", "in what Linear is given, an argument has a gradient of its own"),
+        (
+            "mixes_up",
+            "the forward pass of Mixup draws random numbers (randperm), which would differ in parts",
+        ),
+        ("encodes", "in the inputs of Linear, an argument requires a gradient"),
     ],
 )
 def test_why_a_forward_pass_can_not_run_in_parts_is_seen(
@@ -128,7 +131,7 @@ def test_a_model_that_is_called_in_parts_is_captured_at_backward(captured_in_for
     assert capture.model.class_path == "torch.nn.modules.container.ModuleDict"
     assert capture.stopped_at == left.place_of("accelerator.backward")
     assert capture.notes == (
-        "the model is never called as a whole: its first batch is that of the DataLoader",
+        "the model is never called as a whole: its first batch is taken from the DataLoader",
     )
 
 
@@ -178,8 +181,8 @@ def test_a_student_in_a_loss_is_the_model_and_no_frozen_teacher(captured_in_fork
     assert capture.other_weight_bytes == 4 * (4 * 4 + 4 * 2)
     assert (capture.gradient_accumulation_steps, capture.accumulates_by_hand) == (1, 4)
     assert capture.notes == (
-        "the script asks for the GPUs of its node, and was told 1 x a GPU that stands in for yours",
-        "the script brings a parallelism_config, which is left out of the capture",
+        "the script asks for the GPUs of its node, and was shown 1 x a GPU that stands in for yours",
+        "the script uses a parallelism_config, which is left out of the capture",
     )
     assert left.output.splitlines()[:2] == ["a GPU that stands in for yours 80", "[80, 80] 0.0"]
 
@@ -195,7 +198,7 @@ def test_fewer_batches_are_recorded_where_one_cannot_be_read(captured_in_forks: 
     capture = captured_in_forks("tears").capture
     assert len(capture.batches) == 2
     (note,) = capture.notes
-    assert note.startswith("of the first 4 batches 2 could be read: OSError: no sample 6")
+    assert note.startswith("only 2 of the first 4 batches could be read: OSError: no sample 6")
 
 
 def test_trackers_send_nothing_and_keep_the_configuration(captured_in_forks: Any) -> None:
@@ -221,4 +224,4 @@ def test_a_script_that_asks_for_gpus_sees_one_that_stands_in(captured_in_forks: 
         "torch.optim.adamw.AdamW",
     )
     told = "1 x a GPU that stands in for yours"
-    assert f"the script asks for the GPUs of its node, and was told {told}" in left.capture.notes
+    assert f"the script asks for the GPUs of its node, and was shown {told}" in left.capture.notes

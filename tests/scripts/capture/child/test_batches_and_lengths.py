@@ -107,7 +107,7 @@ def test_fewer_batches_are_read_where_one_fails() -> None:
 
     notes: list[str] = []
     assert first_batches(loader(), 4, notes.append) == [1, 2]
-    assert notes == ["of the first 4 batches 2 could be read: OSError: the file is gone"]
+    assert notes == ["only 2 of the first 4 batches could be read: OSError: the file is gone"]
     assert first_batches(iter((1, 2, 3)), 2, notes.append) == [1, 2]
     assert len(notes) == 1
     assert first_batches(map(int, ("word",)), 2, notes.append) == []

@@ -35,17 +35,17 @@ def test_a_script_that_trains_nothing_says_why(name: str, capture_in_child: Any)
 _WITH_TORCH = {
     "plain_torch": (
         "unsupported",
-        "the script trains Linear with neither an Accelerator nor a Trainer",
+        "the script trains Linear without Accelerator or Trainer",
         "train.py:7",
     ),
     "plain_ddp": (
         "unsupported",
-        "the script trains DistributedDataParallel with neither an Accelerator nor a Trainer",
+        "the script trains DistributedDataParallel without Accelerator or Trainer",
         "train.py:9",
     ),
     "generating": (
         "unsupported",
-        "GRPOTrainer trains on what the model generates, which can't be seen without its weights",
+        "GRPOTrainer trains on what the model generates, which can't be captured without its weights",
         "train.py:11",
     ),
     "evaluates_first": (
@@ -57,7 +57,7 @@ _WITH_TORCH = {
     "swallows": ("raised", "ValueError: the index is gone", "train.py:14"),
     "dtypes": (
         "exited",
-        "the script ended without making an Accelerator or a Trainer, though it imports accelerate and "
+        "the script ended without creating an Accelerator or Trainer, though it imports accelerate and "
         "transformers",
         "",
     ),

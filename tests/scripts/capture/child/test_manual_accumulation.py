@@ -49,7 +49,7 @@ def test_the_count_is_read_off_the_condition_and_the_running_frame(
     assert (every, len(config)) == (6, 1)
     is_unknown = "unknown" in condition
     assert [note.partition(" batches")[0] for note in seen.notes] == (
-        [f"the optimizer steps after every {'args.' if args and 'args' in condition else ''}unknown"]
+        [f"the optimizer only steps after every {'args.' if args and 'args' in condition else ''}unknown"]
         if is_unknown
         else []
     )

@@ -50,7 +50,7 @@ def test_arguments_are_as_the_script_says_though_they_need_a_gpu(left: Any) -> N
         "DeepSpeed ZeRO-2",
         ("scheduler",),
     )  # it has AdamW, too
-    assert "  engine              DeepSpeed ZeRO-2, in whose place the plan's comes" in capture_lines(
+    assert "  engine              DeepSpeed ZeRO-2, replaced by the plan's" in capture_lines(
         capture, is_kept=False
     )
     assert (capture.mixed_precision, capture.max_grad_norm, capture.seed) == ("bf16", 1.0, 5)

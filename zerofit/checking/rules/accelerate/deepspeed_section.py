@@ -1,4 +1,4 @@
-"""Rules of what accelerate's file and Accelerator() ask of DeepSpeed beside a DeepSpeed file."""
+"""Rules on DeepSpeed settings in accelerate's file and Accelerator() that conflict with a DeepSpeed file."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
     id="accelerate-keys-beside-deepspeed-file",
     severity=Severity.ERROR,
     summary="accelerate refuses these keys beside deepspeed_config_file",
-    why="a DeepSpeed file has the last word on them, and accelerate takes a second source for a mistake",
-    fix="take the keys out, and say it in the DeepSpeed file",
+    why="the DeepSpeed file decides them, and accelerate treats a second source as an error",
+    fix="remove the keys, and set them in the DeepSpeed file",
     see=_PLUGIN,
     bad=Example(deepspeed=config(2), accelerate={**NAMING_LAUNCH, "mixed_precision": "no"}),
     good=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH),
@@ -86,20 +86,20 @@ def _keys_beside_file(situation: Situation) -> Iterator[Hit]:
                 file,
                 path,
                 found=f"{say(file, *path)} beside {named.text}",
-                fix=f"take the key out, and {instead} in the DeepSpeed file",
+                fix=f"remove the key, and {instead} in the DeepSpeed file",
                 edits=_move(file, situation.deepspeed, path, entry.plain),
             )
 
 
 def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], value: Any) -> tuple[Edit, ...]:
-    """Return the edits where taking the key out changes nothing that was asked for."""
+    """Return the edits if removing the key changes nothing that was requested."""
     if deepspeed is None:
         return ()
     take_out = RemoveKey(document=file.name, path=path)
     if path == _PRECISION:
         on = {key: deepspeed.value(key, "enabled") for key in ("bf16", "fp16")}
         on = {key: enabled for key, enabled in on.items() if enabled not in (None, False)}
-        # No edit for a value without quotes: the rule of types puts quotes around it first.
+        # No edit for a value without quotes: the rule on types quotes it first.
         return (take_out,) if on == ({} if value == "no" else {value: True}) else ()
     target = IN_DEEPSPEED_FILE[path[-1]]
     if there := deepspeed.at(*target):
@@ -114,9 +114,9 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
 @Rule(
     id="deepspeed-section-without-deepspeed",
     severity=Severity.WARNING,
-    summary="accelerate's file sets DeepSpeed up and does not use it",
-    why="only distributed_type decides what runs; the section alone does nothing",
-    fix="write distributed_type: DEEPSPEED, or take deepspeed_config out",
+    summary="accelerate's file configures DeepSpeed but does not use it",
+    why="only distributed_type enables DeepSpeed; the section alone has no effect",
+    fix="write distributed_type: DEEPSPEED, or remove deepspeed_config",
     see=f"{ACCELERATE}/commands/launch.py",
     bad=launching(distributed_type="MULTI_GPU"),
     good=launching(),
@@ -127,7 +127,7 @@ def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     deepspeed = whether_deepspeed(launch) if launch else None
     if launch is None or launch.file is None or deepspeed is None or deepspeed.value:
         return
-    # A flag that says otherwise has a rule of its own.
+    # A contradicting flag has a rule of its own.
     if launch.file.value(DEEPSPEED_SECTION) and deepspeed.place is not None:
         yield Hit(found=f"{deepspeed.text} with {DEEPSPEED_SECTION}", place=deepspeed.place)
 
@@ -135,9 +135,9 @@ def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="use-cpu-with-deepspeed",
     severity=Severity.WARNING,
-    summary="accelerate ignores use_cpu under DeepSpeed",
-    why="the launcher does not pass it on with DeepSpeed: the ranks take GPUs where there are any",
-    fix="rehearse with `zerofit launch --cpu`, or take use_cpu out",
+    summary="accelerate ignores use_cpu with DeepSpeed",
+    why="the launcher does not pass it on with DeepSpeed: the ranks use GPUs if there are any",
+    fix="test with `zerofit launch --cpu`, or remove use_cpu",
     see=f"{ACCELERATE}/utils/launch.py",
     bad=launching(use_cpu=True),
     good=launching(use_cpu=False),
@@ -152,8 +152,8 @@ def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="accelerate-loses-nvme-path",
     severity=Severity.ERROR,
-    summary="offload to NVMe needs a DeepSpeed file: accelerate does not pass the folder on",
-    why="the launcher drops the folder, and DeepSpeed writes to a folder named none where it stands",
+    summary="NVMe offload needs a DeepSpeed file: accelerate does not pass the folder on",
+    why="the launcher drops the folder, and DeepSpeed writes to a folder named none in the current one",
     fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
     see=f"{ACCELERATE}/utils/launch.py",
     bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": _NVME[key] for key in _NVME}}),
@@ -175,8 +175,8 @@ def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="accelerate-loses-zero-clipping",
     severity=Severity.WARNING,
-    summary="accelerate takes a gradient clipping of 0 for none said, and DeepSpeed then clips at 1.0",
-    why="the plugin leaves a clipping of 0 out of DeepSpeed's configuration, where the default is 1.0",
+    summary="accelerate treats gradient clipping 0 as unset, and DeepSpeed then clips at 1.0",
+    why="the plugin omits a clipping of 0 from DeepSpeed's configuration, where the default is 1.0",
     fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
     see=_PLUGIN,
     bad=launching({"zero_stage": 2, "gradient_clipping": 0}),
@@ -196,8 +196,8 @@ def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="dynamo-ignored-with-deepspeed",
     severity=Severity.WARNING,
-    summary="accelerate launch does not hand its dynamo settings on where DeepSpeed runs",
-    why="with DeepSpeed the launcher leaves ACCELERATE_DYNAMO_BACKEND out, so that nothing is compiled",
+    summary="accelerate launch does not pass on its dynamo settings with DeepSpeed",
+    why="with DeepSpeed the launcher does not set ACCELERATE_DYNAMO_BACKEND, so nothing is compiled",
     fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
     see=f"{ACCELERATE}/utils/launch.py",
     bad=Example(accelerate={**ZERO2_LAUNCH, "dynamo_config": {"dynamo_backend": "EAGER"}}),
@@ -218,8 +218,8 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="accumulation-not-in-deepspeed-file",
     severity=Severity.ERROR,
-    summary="DeepSpeed does not accumulate what Accelerator() asks for",
-    why="a file without gradient_accumulation_steps means 1, and accelerate takes the file's value",
+    summary="DeepSpeed ignores the accumulation steps of Accelerator()",
+    why="a file without gradient_accumulation_steps means 1, and accelerate uses the file's value",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
     see=_PLUGIN,
     bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
@@ -233,7 +233,7 @@ def _steps_missing(situation: Situation) -> Iterator[Hit]:
 
 
 def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
-    """Return the DeepSpeed file, the steps given to Accelerator(...), and a hit that holds them together."""
+    """Return the DeepSpeed file, the steps passed to Accelerator(...), and a hit comparing them."""
     script, file = situation.script, situation.deepspeed
     for keyword in script.accelerator_keywords if script else ():
         is_number = keyword.name == _STEPS and type(keyword.value) is int
@@ -248,7 +248,7 @@ def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
     id="accumulation-differs",
     severity=Severity.WARNING,
     summary="Accelerator() and the DeepSpeed file accumulate different numbers of steps",
-    why="accelerate takes the DeepSpeed file's number and says so in one line of its log",
+    why="accelerate uses the DeepSpeed file's number, with one line in its log",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),

@@ -1,4 +1,4 @@
-"""Rules of the file of `accelerate config`: its keys and the values that they take."""
+"""Rules on the file of `accelerate config`: its keys and their values."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _NEAR = 0.85
-"""Likeness of two spellings from which one is the other misspelt. ASSUMPTION: 0.85 takes zero_stag for
-zero_stage and does not take one key of accelerate for another."""
+"""Minimum similarity of a misspelling. ASSUMPTION: 0.85 recognizes zero_stag as zero_stage and does not
+confuse two of accelerate's keys."""
 _PRECISION = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: DEEPSPEED
@@ -47,12 +47,12 @@ deepspeed_config:
 def _in_file(
     find: Callable[[Situation, Document, Schema], Iterator[Hit]],
 ) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that is asked of a file that is not for SageMaker, and is given its schema."""
+    """Return a predicate that is only called for files not for SageMaker, and gets their schema."""
 
     def of_situation(situation: Situation) -> Iterator[Hit]:
         file = situation.accelerate
         if file is not None and not is_for_sagemaker(file):
-            schema = known(situation.schemas, "the keys that accelerate reads").accelerate
+            schema = known(situation.schemas, "accelerate's keys").accelerate
             yield from find(situation, file, schema)
 
     return of_situation
@@ -71,8 +71,8 @@ deepspeed_config:
 @Rule(
     id="accelerate-key-repeated",
     severity=Severity.ERROR,
-    summary="a key stands twice in accelerate's file",
-    why="YAML's reader takes the last one and says nothing, so what was meant by the first is lost",
+    summary="a key is repeated in accelerate's file",
+    why="the YAML parser silently uses the last one, and the first is lost",
     fix="keep one of them",
     see="https://yaml.org/spec/1.1/#id902561",
     bad=Example(accelerate=_TWICE),
@@ -83,16 +83,16 @@ def _repeated_keys(situation: Situation) -> Iterator[Hit]:
     file = situation.accelerate
     for path, entry, values in repeated_keys(file) if file else ():
         if file and any(value != entry.plain for value in values):
-            told = f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}"
+            told = f"{'.'.join(path)} is repeated, the last value is {show(entry.plain)}"
             yield Hit(found=told, place=file.place(entry.key_span))
 
 
 @Rule(
     id="accelerate-unknown-key",
     severity=Severity.ERROR,
-    summary="accelerate does not know a key of its file",
-    why="accelerate refuses a file with a key that it does not know",
-    fix="take the key out, or upgrade accelerate where it is a newer one",
+    summary="accelerate's file has an unknown key",
+    why="accelerate refuses a file with unknown keys",
+    fix="remove the key, or upgrade accelerate if the key is newer",
     see=f"{ACCELERATE}/commands/config/config_args.py#L154",
     bad=Example(accelerate={**ZERO2_LAUNCH, "num_proceses": 1}),
     good=launching(),
@@ -109,7 +109,7 @@ def _unknown_keys(situation: Situation, file: Document, schema: Schema) -> Itera
 
 
 def written(file: Document, *path: str) -> str:
-    """Return a key and its value in the file's own words: mixed_precision=no, where YAML reads false."""
+    """Return a key and its value as written in the file: mixed_precision=no, where YAML parses false."""
     entry = file.at(*path)
     if entry is None or not isinstance(entry.node, Scalar):
         return say(file, *path)
@@ -128,7 +128,7 @@ def _unknown(
         file,
         path,
         found=written(file, *path),
-        fix=instead or (f"write {'.'.join((*path[:-1], near))}, or take it out" if near else None),
+        fix=instead or (f"write {'.'.join((*path[:-1], near))}, or remove it" if near else None),
         edits=edits,
     )
 
@@ -137,7 +137,7 @@ def _unknown(
     id="accelerate-ignored-key",
     severity=Severity.WARNING,
     summary="accelerate ignores a key of its file",
-    why="accelerate checks the top of its file only; a key below that it does not know has no effect",
+    why="accelerate only checks the top level of its file; unknown keys below have no effect",
     fix="take the key out",
     see=f"{ACCELERATE}/commands/launch.py",
     bad=launching({"zero_stag": 3}),
@@ -146,7 +146,7 @@ def _unknown(
 )
 @_in_file
 def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
-    # accelerate gives each of these keys to the flag of that name, whatever section it stands in.
+    # accelerate passes each of these keys to the flag of that name, in whatever section it is.
     schemas = known(situation.schemas, "the flags of accelerate launch")
     flags, deepspeed = schemas.accelerate_launch.root, schemas.deepspeed.root
     for section in schema.root.keys:
@@ -170,8 +170,8 @@ def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Itera
     id="accelerate-value-type",
     severity=Severity.ERROR,
     summary="a value in accelerate's file has the wrong type",
-    why="the launcher uses values as they stand, and YAML reads no as false and 0 as a number",
-    fix="give the key a value of the type that accelerate takes",
+    why="the launcher uses values without conversion, and YAML parses no as false and 0 as a number",
+    fix="give the key a value of the right type",
     see=f"{ACCELERATE}/commands/launch.py",
     bad=Example(accelerate=_PRECISION.format("no")),
     good=Example(accelerate=_PRECISION.format('"no"')),
@@ -201,8 +201,8 @@ def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
 def _wrong(
     file: Document, path: tuple[str, ...], key: Key, right: str | int | None, edits: tuple[Edit, ...] = ()
 ) -> Hit:
-    """Return a hit at a value that accelerate does not take, with the right one, where one is near."""
-    found = f"{written(file, *path)}, where accelerate takes {expected(key)}"
+    """Return a hit for a value that accelerate refuses, with the right one if one is similar."""
+    found = f"{written(file, *path)}, but accelerate expects {expected(key)}"
     name = ".".join(path)
     fix = f"give {name} {expected(key)}" if right is None else f"write {name}: {right}"
     return hit_at(file, path, found=found, fix=fix, edits=edits)
@@ -211,10 +211,10 @@ def _wrong(
 def _known_entries(
     situation: Situation, file: Document, schema: Schema
 ) -> Iterator[tuple[tuple[str, ...], KeyValue, Key]]:
-    """Yield each entry that counts, at the top and in deepspeed_config, with its key in the schema."""
+    """Yield each effective entry, at the top and in deepspeed_config, with its key in the schema."""
     launch = launch_of(situation)
     deepspeed = whether_deepspeed(launch) if launch else None
-    # With DeepSpeed the launcher does not look at it, and dynamo-ignored-with-deepspeed says so.
+    # With DeepSpeed the launcher ignores it, which dynamo-ignored-with-deepspeed reports.
     is_read = deepspeed is not None and not deepspeed.value and file.value("distributed_type") != "XLA"
     for path in [
         *((key.name,) for key in schema.root.keys),
@@ -234,9 +234,9 @@ def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
 @Rule(
     id="accelerate-value-choice",
     severity=Severity.ERROR,
-    summary="a value in accelerate's file is none of those that it takes",
+    summary="a value in accelerate's file is not valid",
     why="accelerate or DeepSpeed refuses the value when the run starts",
-    fix="give the key one of the values that it takes",
+    fix="give the key one of its valid values",
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=launching(distributed_type="deepspeed"),
     good=launching(),
@@ -257,7 +257,7 @@ def _wrong_choices(situation: Situation, file: Document, schema: Schema) -> Iter
     severity=Severity.ERROR,
     summary="accelerate's file needs distributed_type",
     why="accelerate refuses a file that does not say how the run is distributed",
-    fix="write distributed_type: DEEPSPEED, or the kind that is meant",
+    fix="write distributed_type: DEEPSPEED, or another type",
     see=f"{ACCELERATE}/commands/config/config_args.py#L110",
     bad=Example(accelerate=without(ZERO2_LAUNCH, "distributed_type")),
     good=launching(),
@@ -299,13 +299,13 @@ def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> I
 @Rule(
     id="accelerate-key-needs-flag",
     severity=Severity.WARNING,
-    summary="accelerate takes this setting from the command line only",
-    why="the flag has a default of its own, so that the launcher never looks at the file's value",
-    fix="say it on the command line",
+    summary="accelerate only reads this setting from the command line",
+    why="the flag has its own default, so the launcher never uses the file's value",
+    fix="set it on the command line",
     see=f"{ACCELERATE}/commands/launch.py",
     bad=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "c10d"}),
     good=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "static"}),
-    evidence=ignored(not_reproduced="the launcher's own state is not observed"),
+    evidence=ignored(not_reproduced="the launcher's state is not observed"),
 )
 @_in_file
 def _unheard_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
@@ -315,7 +315,7 @@ def _unheard_keys(situation: Situation, file: Document, schema: Schema) -> Itera
             continue
         flag = f"--{key} {entry.plain}" if isinstance(entry.plain, str) else f"--{key}"
         if situation.command is None or situation.command.find(key) is None:
-            yield hit_at(file, (key,), found=written(file, key), fix=f"say it on the command line: {flag}")
+            yield hit_at(file, (key,), found=written(file, key), fix=f"set it on the command line: {flag}")
 
 
 RULES = declared(vars())

@@ -1,4 +1,4 @@
-"""Rules of the keys of ds_config.json: unknown, misplaced, missing, repeated, removed and deprecated ones."""
+"""Rules on the keys of ds_config.json: unknown, misplaced, missing, repeated, removed and deprecated ones."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
 
 
 _NEAR = 0.8
-"""ASSUMPTION: from this likeness on, a key is another one misspelt; "optimizer" and "optimiser" have 0.89."""
+"""ASSUMPTION: minimum similarity of a misspelt key; "optimizer" and "optimiser" have 0.89."""
 _SAME = 0.9
-"""ASSUMPTION: from this likeness on, and with one key alone, nothing else can be meant."""
+"""ASSUMPTION: minimum similarity at which, with a single candidate, nothing else can be meant."""
 _ONE_PLACE = ("stage", "zenflow", "hysteresis")
-"""Keys without an underscore that one section has and whose name means nothing else."""
+"""Keys without an underscore that only one section has and that mean nothing else."""
 _OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
-"""Other libraries' names of DeepSpeed's keys, too different to be a misspelling."""
+"""Other libraries' names for DeepSpeed's keys, too different for a misspelling."""
 _TELLING = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
-"""Sections whose keys with an underscore mean nothing else; "seed" or "debug" may be anybody's."""
+"""Sections whose keys with an underscore mean nothing else; "seed" or "debug" are too general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meant:
-    """Valid keys near to an unknown one."""
+    """Valid keys similar to an unknown one."""
 
     spellings: tuple[str, ...] = ()
-    """Keys of the same section, the nearest first."""
+    """Keys of the same section, the most similar first."""
     is_sure: bool = False
-    """True if it can only be the first spelling."""
+    """True if it can only be the first one."""
     elsewhere: tuple[tuple[str, ...], ...] = ()
-    """Paths of keys with that very name in other sections."""
+    """Paths of keys with the same name in other sections."""
 
     of_release: str | None = None
-    """The fix where another release has this key."""
+    """The fix if another release has this key."""
 
     @property
     def fix(self) -> str | None:
-        """The fix; None where no key is near."""
+        """The fix; None if no key is similar."""
         if self.of_release is not None:
             return self.of_release
         if self.elsewhere:
@@ -66,11 +66,9 @@ class Meant:
 _SOURCE = f"{DEEPSPEED}/runtime"
 _REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
 _MAX_NAMED = 5
-"""Of the unknown keys of one section; a file with more than these is hardly one for DeepSpeed."""
-_WHY_OF_PARAMS = (
-    "params are the arguments of a constructor, and Python ends the run where it takes no such one"
-)
-_IS_OFF = "remove it: it is switched off anyway"
+"""Maximum unknown keys listed per section; a file with more is hardly for DeepSpeed."""
+_WHY_OF_PARAMS = "params are arguments of a constructor, which raises an error for an unknown one"
+_IS_OFF = "remove it: it is off anyway"
 _RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
 
 
@@ -81,9 +79,9 @@ def _decaying(**params: Any) -> Example:
 @Rule(
     id="deepspeed-key-misspelt",
     severity=Severity.ERROR,
-    summary="DeepSpeed ignores a key that it does not have, and this one is near to one that it has",
-    why="these sections are read key by key and nobody looks for others, so the default counts",
-    fix="write the key that is meant, in its section",
+    summary="DeepSpeed ignores an unknown key that looks like a misspelling",
+    why="these sections are read key by key and unknown keys are ignored, so the default applies",
+    fix="write the intended key, in its section",
     see=f"{_SOURCE}/config.py",
     bad=native({"train_micro_batch_size_per_gpu": 4, "zero_optimisation": {"stage": 2}}),
     good=native(config(2)),
@@ -96,7 +94,7 @@ def _misspelt(situation: Situation) -> Iterator[Hit]:
 
 
 def meant_by(found: FoundKey, schema: Schema) -> Meant:
-    """Return what an unknown key may have been meant to be."""
+    """Return the keys that an unknown one may have been meant to be."""
     name = found.path[-1]
     other = _OTHER_NAMES.get(name)
     if other is not None and found.section.find(other) is not None:
@@ -106,7 +104,7 @@ def meant_by(found: FoundKey, schema: Schema) -> Meant:
     spellings = {key.name for key in found.section.keys if key.replaced_by is None}
     likeness = {spelling: _likeness(name, spelling) for spelling in spellings}
     best = max(likeness.values(), default=0.0)
-    # A plural or a prefix makes two keys alike that both exist; then the far one is not worth a word.
+    # A plural or prefix makes two existing keys similar; the less similar one is then not listed.
     near = [spelling for spelling in likeness if likeness[spelling] >= max(_NEAR, best - 0.05)]
     near = sorted(near, key=lambda spelling: (-likeness[spelling], spelling))[:3]
     return Meant(spellings=tuple(near), is_sure=len(near) == 1 and best >= _SAME)
@@ -114,7 +112,7 @@ def meant_by(found: FoundKey, schema: Schema) -> Meant:
 
 def _likeness(one: str, other: str) -> float:
     matcher = SequenceMatcher(a=_plain(one), b=_plain(other), autojunk=False)
-    # The quick ones are upper bounds; a file of thousands of unknown keys would take minutes without them.
+    # The quick ratios are upper bounds, without which files with thousands of unknown keys take minutes.
     bounds = (matcher.real_quick_ratio, matcher.quick_ratio)
     return matcher.ratio() if all(bound() >= _NEAR for bound in bounds) else 0.0
 
@@ -124,7 +122,7 @@ def _plain(name: str) -> str:
 
 
 def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
-    """Return where a key of that very name belongs, if its name tells that."""
+    """Return where a key of the same name belongs, if the name is specific enough."""
     if "_" not in name and name not in (*_TELLING, *_ONE_PLACE):
         return ()
     return tuple(
@@ -138,7 +136,7 @@ def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Docu
     removed = None
     for document, found in entries_of(situation):
         if found.key is None and found.section.on_unknown is on_unknown:
-            schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
+            schema = known(situation.schemas, "DeepSpeed's keys").deepspeed
             removed = removed or {gone.path for gone in schema.removed}
             if found.path not in removed:
                 of_release = fix_for_release(schema, *found.path)
@@ -155,7 +153,7 @@ def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
 
 
 def _is_note(found: FoundKey) -> bool:
-    """Return True if a key is there for people to read."""
+    """Return True if a key is a comment for people."""
     name = found.path[-1].lower()
     return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
 
@@ -163,9 +161,9 @@ def _is_note(found: FoundKey) -> bool:
 @Rule(
     id="deepspeed-key-ignored",
     severity=Severity.WARNING,
-    summary="DeepSpeed ignores a key that it does not have",
-    why="these sections are read key by key and nobody looks for others, so the key does nothing",
-    fix="remove it, or look up the key that is meant",
+    summary="DeepSpeed ignores an unknown key",
+    why="these sections are read key by key and unknown keys are ignored, so the key has no effect",
+    fix="remove it, or look up the intended key",
     see=DEEPSPEED_DOCS,
     bad=native({**config(2), "fp32_allreduce": True}),
     good=native({**config(2), "communication_data_type": "fp32"}),
@@ -191,9 +189,9 @@ def _ignored(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-key-rejected",
     severity=Severity.ERROR,
-    summary="DeepSpeed refuses a key that this section does not have",
-    why="these sections are declared whole, and an unknown key in them ends the run",
-    fix="remove it, or look up the key that is meant",
+    summary="DeepSpeed refuses an unknown key in this section",
+    why="these sections are validated, and an unknown key ends the run",
+    fix="remove it, or look up the intended key",
     see=DEEPSPEED_DOCS,
     bad=native(config(2, overlap_com=True)),
     good=native(config(2, overlap_comm=True)),
@@ -207,8 +205,8 @@ def _rejected(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-params-incomplete",
     severity=Severity.ERROR,
-    summary="a scheduler lacks an argument that it can't do without",
-    why='params are arguments of a constructor; accelerate and Trainer replace "auto", and add none',
+    summary="a scheduler lacks a required argument",
+    why='params are arguments of a constructor; accelerate and Trainer only replace "auto"',
     fix="set it",
     see=f"{_SOURCE}/lr_schedules.py",
     bad=_decaying(),
@@ -216,7 +214,7 @@ def _rejected(situation: Situation) -> Iterator[Hit]:
     evidence=fails("missing 1 required positional argument: 'total_num_steps'"),
 )
 def _incomplete(situation: Situation) -> Iterator[Hit]:
-    # Scripts that hand their configuration to DeepSpeed themselves often count the steps first.
+    # Scripts that pass their configuration to DeepSpeed themselves often compute the steps first.
     confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
     for document, found in entries_of(situation):
         missing = [".".join((*found.path, *below)) for below in _missing_params(found)]
@@ -232,7 +230,7 @@ def _incomplete(situation: Situation) -> Iterator[Hit]:
 
 
 def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
-    """Yield what a section with a type lacks, as paths below it."""
+    """Yield the missing params of a section with a type, as paths below it."""
     section = found.key.section if found.key else None
     entries = found.entry.node
     if section is None or not section.params_of or not isinstance(entries, Entries):
@@ -243,7 +241,7 @@ def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
         return
     taken = params_section(entries, section)
     needed = [key.name for key in taken.keys if key.required] if taken else []
-    # An argument that nobody takes is refused first, and may be the missing one misspelt.
+    # An unknown argument is refused first, and may be the missing one misspelt.
     if taken is None or all(taken.find(name) for name in given):
         yield from (("params", name) for name in needed if name not in given)
     if params is not None and params.required and not needed and "params" not in found.value:
@@ -253,8 +251,8 @@ def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
 @Rule(
     id="deepspeed-key-removed",
     severity=Severity.ERROR,
-    summary="DeepSpeed refuses a key of a feature that it no longer has",
-    why="the feature was removed, and the key ends the run even where it switches the feature off",
+    summary="DeepSpeed refuses a key of a removed feature",
+    why="the feature was removed, and the key ends the run even if it disables the feature",
     fix="remove it",
     see=_REMOVED_ISSUE,
     bad=native({**config(2), "amp": {"enabled": False}}),
@@ -265,7 +263,7 @@ def _removed(situation: Situation) -> Iterator[Hit]:
     document = situation.file
     if situation.deepspeed is None:
         return
-    for gone in known(situation.schemas, "which keys DeepSpeed has").deepspeed.removed:
+    for gone in known(situation.schemas, "DeepSpeed's keys").deepspeed.removed:
         entry = document.at(*gone.path)
         if entry is None:
             continue
@@ -281,8 +279,8 @@ def _removed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-key-deprecated",
     severity=Severity.ADVICE,
-    summary="DeepSpeed has a newer key for this",
-    why="the old key still works and will be refused one day",
+    summary="DeepSpeed has replaced this key",
+    why="the old key is deprecated, and will be removed",
     fix="use the newer key",
     see=f"{_SOURCE}/zero/config.py",
     bad=native(config(2, stage3_gather_fp16_weights_on_model_save=True)),
@@ -313,7 +311,7 @@ def _deprecated_hit(document: Document, found: FoundKey, replaced_by: str) -> Hi
 
 
 def _successors(document: Document, found: FoundKey) -> list[str]:
-    """Return the keys beside a deprecated one that stand for the same."""
+    """Return the keys beside a deprecated one that replace it."""
     replaced_by = found.key.replaced_by if found.key else None
     successor = found.section.find(replaced_by) if replaced_by else None
     if successor is None:
@@ -325,8 +323,8 @@ def _successors(document: Document, found: FoundKey) -> list[str]:
 @Rule(
     id="deepspeed-key-under-two-names",
     severity=Severity.ERROR,
-    summary="DeepSpeed refuses a setting that is given under two names",
-    why="one of the names is old or an alias of the other, and both together contradict each other",
+    summary="DeepSpeed refuses a setting under two names",
+    why="one name is deprecated or an alias of the other, and both can contradict each other",
     fix="keep one of them",
     see=f"{_SOURCE}/config_utils.py",
     bad=native(config(2, cpu_offload=False, offload_optimizer={"device": "none"})),
@@ -348,8 +346,8 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-key-repeated",
     severity=Severity.ERROR,
-    summary="a key stands twice in the same section",
-    why="DeepSpeed refuses such a file, and accelerate and Trainer silently take the last one",
+    summary="a key is repeated in a section",
+    why="DeepSpeed refuses such a file, and accelerate and Trainer silently use the last one",
     fix="keep one of them",
     see=f"{_SOURCE}/config_utils.py",
     bad=native('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, "stage": 2}}'),

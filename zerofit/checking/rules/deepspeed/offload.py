@@ -1,4 +1,4 @@
-"""Rules of ZeRO and offload: which stage moves what and where to, and which checkpoint resumes."""
+"""Rules on ZeRO and offload: which stage can offload what, and which checkpoints can resume."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = Fa
     id="zero-needs-deepspeed",
     severity=Severity.ERROR,
     summary="ZeRO and offload need DeepSpeed",
-    why="PyTorch's own data parallelism keeps whole parameters, gradients and states on every GPU",
+    why="PyTorch's data parallelism keeps whole parameters, gradients and states on every GPU",
     fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
     see=f"{DEEPSPEED_DOCS}#zero-optimizations-for-fp16-training",
     bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=_TWO_RANKS),
@@ -68,7 +68,7 @@ def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = Fa
 )
 def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     settings = situation.settings
-    engine = known(settings.engine, "what runs the training step")
+    engine = known(settings.engine, "the engine")
     if engine.value is not Engine.NATIVE:
         return
     stage = stage_of(situation)
@@ -83,7 +83,7 @@ _OPTIMIZER_OFFLOAD_NEEDS_ZERO = Rule(
     id="optimizer-offload-needs-zero",
     severity=Severity.ERROR,
     summary="optimizer offload needs ZeRO-1 or higher",
-    why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
+    why="at stage 0 DeepSpeed runs its CPU optimizer on every rank, without partitioning",
     fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
@@ -110,8 +110,8 @@ _PARAM_OFFLOAD_NEEDS_ZERO3 = Rule(
 _NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
     id="nvme-offload-needs-zero3",
     severity=Severity.ERROR,
-    summary="offload to NVMe needs ZeRO-3",
-    why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
+    summary="NVMe offload needs ZeRO-3",
+    why="at stages 1 and 2 DeepSpeed treats nvme as cpu, and fills host memory instead of the disk",
     fix="set {zero_stage} to 3, or offload to cpu",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
@@ -124,8 +124,8 @@ _NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
 @Rule(
     id="nvme-needs-path",
     severity=Severity.ERROR,
-    summary="offload to NVMe needs a folder on that disk",
-    why="DeepSpeed has no default folder and fails later with an error that does not name the setting",
+    summary="NVMe offload needs a folder on that disk",
+    why="DeepSpeed has no default folder, and fails later with an unrelated error",
     fix="name a writable folder on that disk with {nvme_path}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     bad=_zero(3, offload_optimizer={"device": "nvme"}),
@@ -139,7 +139,7 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
         (settings.param_offload, settings.param_nvme_path),
     )
     for device, path in sections:
-        offload = known(device, "what is offloaded")
+        offload = known(device, "the offload settings")
         if offload.value is OffloadDevice.NVME:
             folder = known(path, "the folder for NVMe offload")
             if folder.value is None:
@@ -150,7 +150,7 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
     id="nvme-path-unused",
     severity=Severity.ERROR,
     summary="nothing is offloaded to NVMe",
-    why="the folder would stay empty, and everything in memory",
+    why="the folder would have no effect",
     fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=_TWO_RANKS),
@@ -162,22 +162,22 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
 )
 def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
     if not situation.is_of_flags:
-        return  # in a file the folder often stands ready beside an offload to cpu
+        return  # in a file the folder is often prepared beside an offload to cpu
     settings = situation.settings
     path = known(settings.optimizer_nvme_path, "the folder for NVMe offload")
     if path.value is None:
         return
     offloads = (settings.optimizer_offload, settings.param_offload)
-    if not any(known(device, "what is offloaded").value is OffloadDevice.NVME for device in offloads):
+    if not any(known(device, "the offload settings").value is OffloadDevice.NVME for device in offloads):
         yield Hit(found=f"{path.text} without an offload to nvme", place=path.place)
 
 
 @Rule(
     id="resume-needs-same-ranks",
     severity=Severity.ERROR,
-    summary="a DeepSpeed checkpoint resumes on as many ranks as saved it",
-    why="each rank saved its own shard of the optimizer states, and DeepSpeed does not cut them anew",
-    fix="run on as many ranks, or by `zerofit launch`, which converts the checkpoint in a copy",
+    summary="a DeepSpeed checkpoint only resumes on the same number of ranks",
+    why="each rank saved its own shard of the optimizer states, and DeepSpeed does not reshard them",
+    fix="run on the same number of ranks, or with `zerofit launch`, which converts a copy of the checkpoint",
     see=f"{DEEPSPEED}/runtime/engine.py",
     bad=_resumed(2, num_ranks=4),
     good=_resumed(2),
@@ -190,11 +190,11 @@ def _other_number_of_ranks(situation: Situation) -> Iterator[Hit]:
     world_size = known(situation.topology, "the number of ranks").world_size
     if world_size != checkpoint.num_ranks:
         shards = f"the shards of {checkpoint.num_ranks} ranks"
-        yield Hit(found=f"{checkpoint.folder} holds {shards}, and {world_size} are to resume")
+        yield Hit(found=f"{checkpoint.folder} has {shards}, but {world_size} ranks are to resume")
 
 
 def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
-    """Return the checkpoint to resume from, where it is of shards and DeepSpeed will read it."""
+    """Return the checkpoint to resume from, if it has shards and DeepSpeed will read it."""
     checkpoint = situation.checkpoint
     if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
         return None
@@ -205,11 +205,11 @@ def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
 @Rule(
     id="resume-needs-same-layout",
     severity=Severity.ERROR,
-    summary="a checkpoint of ZeRO-3 does not resume at stage 1 or 2, nor theirs at stage 3",
-    why="stage 3 saves shards of the parameters, the others whole parameters; DeepSpeed ends in an "
-    "AssertionError without a text",
-    fix="set {zero_stage} to what the checkpoint was saved with, or run by `zerofit launch`, which "
-    "converts the checkpoint in a copy",
+    summary="checkpoints don't resume between ZeRO-3 and lower stages",
+    why="stage 3 saves shards of the parameters, the others whole parameters; DeepSpeed fails with an "
+    "AssertionError without a message",
+    fix="set {zero_stage} to the checkpoint's stage, or run with `zerofit launch`, which converts a copy "
+    "of the checkpoint",
     see=f"{DEEPSPEED}/runtime/engine.py",
     bad=_resumed(3),
     good=_resumed(3, partitions_parameters=True),
@@ -223,7 +223,7 @@ def _other_layout(situation: Situation) -> Iterator[Hit]:
     partitions = stage.value is ZeroStage.PARAMETERS
     if stage.value is not ZeroStage.NOTHING and partitions is not checkpoint.partitions_parameters:
         saved = "3" if checkpoint.partitions_parameters else "1 or 2"
-        yield Hit(found=f"{checkpoint.folder} is of ZeRO stage {saved}, and {stage.text}", place=stage.place)
+        yield Hit(found=f"{checkpoint.folder} has ZeRO stage {saved}, but {stage.text}", place=stage.place)
 
 
 RULES = declared(vars())

@@ -1,4 +1,4 @@
-"""Rules of what accelerate and Trainer read in ds_config.json too, each in its own way."""
+"""Rules on keys of ds_config.json that accelerate and Trainer also read, each in its own way."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}
     id="deepspeed-hjson-needs-native",
     severity=Severity.ERROR,
     summary="accelerate and Trainer read plain JSON only",
-    why="comments and the like are HJSON, which only DeepSpeed itself reads",
-    fix="take out what is not JSON",
+    why="comments and other extensions are HJSON, which only DeepSpeed itself reads",
+    fix="remove what is not JSON",
     see=f"{ACCELERATE}/utils/deepspeed.py",
     bad=by_accelerate(_TEXT.replace("4,", "4, // samples\n")),
     good=by_accelerate(_TEXT),
@@ -58,8 +58,8 @@ def _only_hjson(situation: Situation) -> Iterator[Hit]:
     id="deepspeed-zero-section-missing",
     severity=Severity.ERROR,
     summary="accelerate and Trainer need the section zero_optimization",
-    why="they look for its keys at once, where DeepSpeed itself takes stage 0 or, for true, stage 1",
-    fix="give it a stage",
+    why="they require its keys, while DeepSpeed itself defaults to stage 0, or stage 1 for true",
+    fix="set its stage",
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=by_accelerate({"train_micro_batch_size_per_gpu": 4}),
     good=by_accelerate(config(2)),
@@ -76,8 +76,8 @@ def _without_zero_section(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="bfloat16-is-bf16",
     severity=Severity.WARNING,
-    summary="accelerate and Trainer know the section bf16 only, not its old name bfloat16",
-    why="they add a section bf16 of their own, and DeepSpeed then does not look at bfloat16",
+    summary="accelerate and Trainer only know the section bf16, not its old name bfloat16",
+    why="they add their own section bf16, and DeepSpeed then ignores bfloat16",
     fix="rename bfloat16 to bf16",
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=by_accelerate({**config(2), "bfloat16": {"enabled": True}}),
@@ -95,9 +95,9 @@ def _old_bf16(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="cpu-offload-is-offload-optimizer",
     severity=Severity.ERROR,
-    summary="accelerate and Trainer know optimizer offload as offload_optimizer only, not as cpu_offload",
-    why="they leave the optimizer as it is, and DeepSpeed refuses to offload one that is not its own",
-    fix='write "offload_optimizer": {"device": "cpu"} in place of cpu_offload',
+    summary="accelerate and Trainer only know offload_optimizer, not its old name cpu_offload",
+    why="they keep the script's optimizer, and DeepSpeed refuses to offload it",
+    fix='write "offload_optimizer": {"device": "cpu"} instead of cpu_offload',
     see=f"{ACCELERATE}/accelerator.py",
     bad=by_accelerate(config(2, cpu_offload=True)),
     good=by_accelerate(config(2, offload_optimizer={"device": "cpu"})),
@@ -110,7 +110,7 @@ def _unseen_offload(situation: Situation) -> Iterator[Hit]:
 
 
 def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
-    """Return True if an entry is the old switch of offload, where accelerate would have to see it."""
+    """Return True if an entry is the deprecated offload switch, which accelerate does not recognize."""
     return (
         found.path == ("zero_optimization", "cpu_offload")
         and found.value is True
@@ -124,7 +124,7 @@ def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
     id="deepspeed-section-is-null",
     severity=Severity.ERROR,
     summary="accelerate and Trainer can't read a section that is null",
-    why="they look for its keys, where DeepSpeed itself takes null for a missing section",
+    why="they read its keys, while DeepSpeed itself treats null as a missing section",
     fix="remove it",
     see=f"{ACCELERATE}/accelerator.py",
     bad=by_accelerate(config(2, offload_optimizer=None)),
@@ -142,8 +142,8 @@ def _null_sections(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="zero3-weights-need-gather",
     severity=Severity.WARNING,
-    summary="with ZeRO-3, whole weights can be saved only where they are gathered",
-    why="each rank holds a part of them: get_state_dict raises, and Trainer saves no weights file",
+    summary="with ZeRO-3, whole weights can only be saved if they are gathered",
+    why="each rank has a part of them: get_state_dict raises, and Trainer saves no weights file",
     fix=f"set zero_optimization.{_GATHER} to true, or convert checkpoints with zero_to_fp32.py",
     see=f"{ACCELERATE}/accelerator.py",
     bad=by_accelerate(config(3), script=_SAVES),

@@ -1,4 +1,4 @@
-"""Rules of sequence parallelism: what it needs, and what it excludes."""
+"""Rules on sequence parallelism: requirements and exclusions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _KEYS = ("sequence_parallel_size", "data_parallel_size")
 _PARALLELISM = f"{ACCELERATE}/parallelism_config.py"
 _ULYSSES = f"{DEEPSPEED}/runtime/sequence_parallel/ulysses_sp.py"
 _MASKED = ("eager", "flex_attention")
-"""Implementations whose masks are made for the tokens of one rank (training/deepspeed/sequence_shards.py)."""
+"""Attention implementations whose masks cover only one rank's tokens
+(training/deepspeed/sequence_shards.py)."""
 _ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
 _TWO_RANKS = Topology(world_size=2)
 _GROUP = Topology(world_size=2, sequence_parallel_size=2)
@@ -68,7 +69,7 @@ Trainer(model=model, args=arguments, train_dataset=samples).train()
 
 
 def _file(**parallelism: Any) -> dict[str, Any]:
-    """Return accelerate's file with a section of parallelism."""
+    """Return accelerate's file with a parallelism section."""
     section = {"sp_size": 2, "sp_backend": "deepspeed", "sp_attn_implementation": "sdpa", **parallelism}
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -94,19 +95,19 @@ def _key(name: str) -> tuple[str, str]:
 
 
 def _size(document: Document | None, *path: str) -> Said[int] | None:
-    """Return the ranks of a group that a file says; None where it makes no groups."""
+    """Return the group size in a file; None if it makes no groups."""
     said = document.said(*path) if document is not None else None
     is_size = said is not None and isinstance(said.value, int) and not isinstance(said.value, bool)
     return said if said is not None and is_size and said.value > 1 else None
 
 
 def _in_file(situation: Situation) -> Said[int] | None:
-    """Return the ranks of a group that accelerate is to make."""
+    """Return the group size in accelerate's file."""
     return _size(situation.accelerate, *_key("sp_size"))
 
 
 def _group(situation: Situation) -> Said[int] | None:
-    """Return the ranks of a sequence-parallel group; None without sequence parallelism."""
+    """Return the sequence-parallel size; None without sequence parallelism."""
     topology = situation.topology
     if (said := _in_file(situation)) is not None or topology is None:
         return said
@@ -118,7 +119,7 @@ def _group(situation: Situation) -> Said[int] | None:
     id="sequence-parallel-needs-deepspeed",
     severity=Severity.ERROR,
     summary="sequence parallelism needs DeepSpeed",
-    why="PyTorch's own data parallelism gives each rank samples of its own, whole",
+    why="PyTorch's data parallelism gives each rank different, whole samples",
     fix="leave out {engine} native, or --sequence-parallel-size",
     see=_PARALLELISM,
     bad=Example(strategy=Strategy(), topology=_GROUP),
@@ -129,7 +130,7 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)
     if group is None:
         return
-    engine = known(situation.settings.engine, "what runs the training step")
+    engine = known(situation.settings.engine, "the engine")
     if engine.value is Engine.NATIVE:
         yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
 
@@ -138,7 +139,7 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
     id="sequence-parallel-groups-not-whole",
     severity=Severity.ERROR,
     summary="parallelism_config_sp_size does not divide the number of ranks",
-    why="each group of so many ranks shares its samples, and every rank is in one",
+    why="ranks are divided into groups of this size that share samples",
     fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
     see=_PARALLELISM,
     bad=Example(deepspeed=zero(2), accelerate=_file(sp_size=4), script=LANGUAGE, topology=_TWO_RANKS),
@@ -157,10 +158,10 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="parallelism-flags-beside-deepspeed",
     severity=Severity.ERROR,
-    summary="accelerate launch takes no --use_parallelism_config beside DeepSpeed",
-    why="it checks for FSDP 2 before it reads that the dimension is DeepSpeed's",
-    fix="say it in the section parallelism_config of accelerate's file, or start by "
-    "`zerofit launch --sequence-parallel-size`",
+    summary="accelerate launch refuses --use_parallelism_config with DeepSpeed",
+    why="it checks for FSDP 2 before it reads that DeepSpeed implements the dimension",
+    fix="set it in the section parallelism_config of accelerate's file, or use `zerofit launch "
+    "--sequence-parallel-size`",
     see=f"{ACCELERATE}/commands/launch.py",
     bad=Example(
         deepspeed=zero(2),
@@ -180,7 +181,7 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
     command = situation.command
     flag = command.find("use_parallelism_config") if command is not None else None
     if command is not None and flag is not None and command.find("use_fsdp") is None:
-        engine = known(situation.settings.engine, "what runs the training step")
+        engine = known(situation.settings.engine, "the engine")
         if engine.value is Engine.DEEPSPEED:
             yield Hit(found=f"{flag.text} with {engine.text}")
 
@@ -188,10 +189,10 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="sequence-parallel-micro-batch",
     severity=Severity.ERROR,
-    summary="accelerate's sequence parallelism trains one sample at a time in Trainer",
-    why="it cuts labels along the tokens and leaves them in pieces, and the loss of transformers views them "
-    "as one",
-    fix="set per_device_train_batch_size to 1, or start by `zerofit launch --sequence-parallel-size`",
+    summary="with accelerate's sequence parallelism Trainer supports one sample at a time",
+    why="it slices labels along the tokens without making them contiguous, and transformers' loss calls "
+    "view() on them",
+    fix="set per_device_train_batch_size to 1, or use `zerofit launch --sequence-parallel-size`",
     see=_ULYSSES,
     bad=Example(deepspeed=zero(2), accelerate=_file(), script=_TRAINED),
     good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=_TRAINED),
@@ -211,9 +212,9 @@ def _micro_batch(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="sequence-parallel-attention-unknown",
     severity=Severity.ERROR,
-    summary="eager and flex attention can't be shared by the ranks of a sequence-parallel group",
-    why="their masks are made for the tokens of one rank",
-    fix="take sdpa or a flash attention",
+    summary="eager and flex attention don't support sequence parallelism",
+    why="their masks only cover the tokens of one rank",
+    fix="use sdpa or flash attention",
     see=_ULYSSES,
     bad=Example(strategy=replace(_ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
     good=Example(strategy=replace(_ZERO2, attention="eager"), topology=_TWO_RANKS, script=LANGUAGE),
@@ -229,7 +230,7 @@ def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
     id="sequence-parallel-with-context-parallel",
     severity=Severity.ERROR,
     summary="sequence and context parallelism exclude each other",
-    why="both cut samples along their tokens, and context parallelism is FSDP's",
+    why="both split samples along their tokens, and context parallelism belongs to FSDP",
     fix="leave out parallelism_config_cp_size",
     see=_PARALLELISM,
     bad=Example(deepspeed=zero(2), accelerate=_file(cp_size=2), script=LANGUAGE),
@@ -246,7 +247,7 @@ def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
     id="sequence-parallel-with-tensor-parallel",
     severity=Severity.ERROR,
     summary="sequence and tensor parallelism exclude each other",
-    why="DeepSpeed's tensor-parallel groups take the place of the sequence-parallel ones in its engine",
+    why="DeepSpeed's tensor-parallel groups replace the sequence-parallel ones in its engine",
     fix="leave out one of the two",
     see=f"{DEEPSPEED}/runtime/engine.py",
     bad=Example(deepspeed=_CUT, accelerate=_file(), script=LANGUAGE),
@@ -266,10 +267,10 @@ def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-sequence-groups-not-summed",
     severity=Severity.ERROR,
-    summary="DeepSpeed adds no gradients over the groups that its configuration makes",
-    why="sequence_parallel_size with data_parallel_size makes the engine reduce gradients over "
-    "data-parallel ranks alone, and ranks of a group train apart",
-    fix="take both keys out; `zerofit launch --sequence-parallel-size` makes groups that work",
+    summary="DeepSpeed does not reduce gradients over groups from its configuration",
+    why="sequence_parallel_size with data_parallel_size makes the engine reduce gradients only over "
+    "data-parallel ranks, and the ranks of a group diverge",
+    fix="remove both keys; `zerofit launch --sequence-parallel-size` creates working groups",
     see=f"{DEEPSPEED}/utils/groups.py",
     bad=Example(deepspeed=zero(2, sequence_parallel_size=2, data_parallel_size=1), script=LANGUAGE),
     good=Example(deepspeed=zero(2), script=LANGUAGE),
@@ -285,9 +286,9 @@ def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-sequence-parallel-size-ignored",
     severity=Severity.WARNING,
-    summary="sequence_parallel_size in a DeepSpeed file makes no groups",
-    why="DeepSpeed counts as many times fewer samples in a step, and nothing shares them",
-    fix="take it out, and say --sequence-parallel-size to `zerofit launch`",
+    summary="sequence_parallel_size in a DeepSpeed file creates no groups",
+    why="DeepSpeed divides the batch size by it, although no samples are shared",
+    fix="remove it, and pass --sequence-parallel-size to `zerofit launch`",
     see=f"{DEEPSPEED}/runtime/config.py",
     bad=Example(deepspeed=zero(2, sequence_parallel_size=2), script=LANGUAGE),
     good=Example(deepspeed=zero(2), script=LANGUAGE),
@@ -305,10 +306,10 @@ def _size_ignored(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="sequence-parallel-over-nodes",
     severity=Severity.ADVICE,
-    summary="a sequence-parallel group has ranks on several nodes",
-    why="its ranks exchange queries, keys, values and outputs in every layer, and the network between nodes "
-    "is many times slower than the links inside one",
-    fix="let the ranks of one node make whole groups",
+    summary="a sequence-parallel group spans several nodes",
+    why="its ranks exchange queries, keys, values and outputs in every layer, and networks between nodes "
+    "are many times slower than links inside a node",
+    fix="make the ranks per node a multiple of the group size",
     see="https://arxiv.org/abs/2309.14509",
     bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
     good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),

@@ -1,4 +1,4 @@
-"""Rules of switches in ds_config.json that exclude or need one another."""
+"""Rules on switches in ds_config.json that exclude or need each other."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _SAVES = (
 @Rule(
     id="zero-stage-is-a-number",
     severity=Severity.ERROR,
-    summary="accelerate and Trainer take ZeRO-3 for another stage where it is a text",
-    why='DeepSpeed makes 3 of "3" and shards the parameters, and they compare it with the number: models '
-    "are loaded whole, and saved weights are empty",
+    summary="accelerate and Trainer don't recognize ZeRO-3 as a string",
+    why='DeepSpeed converts "3" to 3 and shards the parameters, but they compare it with the number: '
+    "models are loaded whole, and saved weights are empty",
     fix="write the stage as a number",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed=one_step("3", **_WHOLE), script=_SAVES),
@@ -60,8 +60,8 @@ def _stage_as_text(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-fp16-and-bf16",
     severity=Severity.ERROR,
-    summary="DeepSpeed trains in fp16 or in bf16, not in both",
-    why="a parameter has one number format",
+    summary="DeepSpeed trains either in fp16 or in bf16",
+    why="a parameter has one dtype",
     fix="switch one of them off",
     see=f"{_SOURCE}/config.py",
     bad=native({**config(2), "fp16": {"enabled": True}, "bf16": {"enabled": True}}),
@@ -70,7 +70,7 @@ def _stage_as_text(situation: Situation) -> Iterator[Hit]:
 )
 def _two_formats(situation: Situation) -> Iterator[Hit]:
     document = situation.file
-    # The old name counts only where the new one is missing.
+    # The old name only takes effect if the new one is missing.
     bf16 = "bf16" if document.value("bf16") is not None else "bfloat16"
     if _is_on(document, "fp16", "enabled") and _is_on(document, bf16, "enabled"):
         yield hit_at(document, ("fp16", "enabled"), say(document, bf16, "enabled"))
@@ -85,7 +85,7 @@ def _is_on(document: Document, *path: str) -> bool:
     id="deepspeed-loss-scale-limits",
     severity=Severity.ERROR,
     summary="dynamic loss scaling needs a window and a minimum greater than 0",
-    why="the scale is raised after each window, and cannot fall to 0",
+    why="the scale is raised after each window, and must not fall to 0",
     fix="give a whole number greater than 0",
     see=f"{_SOURCE}/precision_config.py",
     bad=native({**config(2), "fp16": {"enabled": True, "min_loss_scale": 0}}),
@@ -106,8 +106,8 @@ def _loss_scale(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="partial-offload-needs-zero3",
     severity=Severity.ERROR,
-    summary="offload of a part of the optimizer states needs ZeRO-3",
-    why="lower stages move all states or none",
+    summary="partial offload of optimizer states needs ZeRO-3",
+    why="lower stages offload all states or none",
     fix="set {zero_stage} to 3, or leave out ratio",
     see=f"{_SOURCE}/zero/config.py",
     bad=native({**config(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), **_ADAMW}),
@@ -122,7 +122,7 @@ def _partial_offload(situation: Situation) -> Iterator[Hit]:
 
 
 def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -> Iterator[Hit]:
-    """Yield a hit at a key that is set, where the ZeRO stage is one of these."""
+    """Yield a hit for a key that is set, if the ZeRO stage is one of these."""
     stage = stage_of(situation)
     if stage.value in stages:
         yield hit_at(situation.file, path, stage.text)
@@ -131,7 +131,7 @@ def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -
 @Rule(
     id="no-grad-norm-needs-zero1-or-2",
     severity=Severity.ERROR,
-    summary="compute_grad_norm can be switched off with ZeRO-1 and ZeRO-2 only",
+    summary="compute_grad_norm can only be disabled with ZeRO-1 and ZeRO-2",
     why="the optimizers of the other stages always compute the norm, and refuse the key",
     fix="set {zero_stage} to 1 or 2, or leave out compute_grad_norm",
     see=f"{_SOURCE}/zero/config.py",
@@ -152,8 +152,8 @@ def _is_off(document: Document, *path: str) -> bool:
 @Rule(
     id="low-precision-masters-need-zero",
     severity=Severity.ERROR,
-    summary="master weights and optimizer states in 16 bits need ZeRO-1 or higher",
-    why="only the optimizers of ZeRO can keep them so",
+    summary="16-bit master weights and optimizer states need ZeRO-1 or higher",
+    why="only ZeRO's optimizers support it",
     fix="set {zero_stage} to 1, 2 or 3, or keep them in fp32",
     see=f"{_SOURCE}/config.py",
     bad=native({**config(0), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
@@ -189,7 +189,7 @@ def _states_without_masters(situation: Situation) -> Iterator[Hit]:
     id="summed-gradients-below-zero3",
     severity=Severity.ERROR,
     summary="gradients can't be summed over ranks with ZeRO-3, ZenFlow or DeepCompile",
-    why="these average within their own communication",
+    why="these average gradients in their own communication",
     fix="set gradient_allreduce_op to mean",
     see=f"{_SOURCE}/config.py",
     bad=native({**config(3), "gradient_allreduce_op": "sum"}),
@@ -212,7 +212,7 @@ def _summed_gradients(situation: Situation) -> Iterator[Hit]:
     id="prescaled-gradients-with-zero2",
     severity=Severity.ERROR,
     summary="ZeRO-2 can't scale gradients before it reduces them",
-    why="its reduce-scatter averages by itself, and refuses to have the gradients scaled before",
+    why="its reduce-scatter averages itself, and refuses pre-scaled gradients",
     fix="leave them out, or set zero_optimization.reduce_scatter to false",
     see=f"{_SOURCE}/zero/stage_1_and_2.py",
     bad=native({**config(2), "prescale_gradients": True}),
@@ -234,8 +234,8 @@ def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="zeropp-needs-zero3",
     severity=Severity.WARNING,
-    summary="ZeRO++ does nothing below ZeRO-3",
-    why="only the optimizer of ZeRO-3 quantizes weights and gradients or keeps secondary shards",
+    summary="ZeRO++ has no effect below ZeRO-3",
+    why="only ZeRO-3's optimizer quantizes weights and gradients or keeps secondary shards",
     fix="set {zero_stage} to 3, or leave it out",
     see=f"{_SOURCE}/zero/stage3.py",
     bad=native(config(2, zero_hpz_partition_size=2)),
@@ -254,9 +254,9 @@ def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="negative-norm-clips-nothing",
     severity=Severity.WARNING,
-    summary="a gradient_clipping below 0 clips nothing",
-    why="DeepSpeed clips where the largest norm is greater than 0, and says nothing where it is less",
-    fix="give the largest norm, or 0 to clip nothing",
+    summary="a negative gradient_clipping disables clipping",
+    why="DeepSpeed only clips if the value is greater than 0, and silently ignores negative ones",
+    fix="set the maximum norm, or 0 to disable clipping",
     see=f"{_SOURCE}/zero/stage_1_and_2.py",
     bad=native({**config(2), **_SGD, "gradient_clipping": -0.1}),
     good=native({**config(2), **_SGD, "gradient_clipping": 0.1}),

@@ -1,4 +1,4 @@
-"""Rules of tensor parallelism: what it needs, and what it excludes."""
+"""Rules on tensor parallelism: requirements and exclusions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _resumed(size: int) -> Example:
     id="tensor-parallel-needs-deepspeed",
     severity=Severity.ERROR,
     summary="tensor parallelism needs DeepSpeed",
-    why="PyTorch's own data parallelism keeps whole layers on every rank",
+    why="PyTorch's data parallelism keeps whole layers on every rank",
     fix="leave out {engine} native, or --tensor-parallel-size",
     see=_DOCS,
     bad=Example(strategy=Strategy(), topology=_GROUP),
@@ -55,13 +55,13 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)
     if group is None:
         return
-    engine = known(situation.settings.engine, "what runs the training step")
+    engine = known(situation.settings.engine, "the engine")
     if engine.value is Engine.NATIVE:
         yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
 
 
 def _group(situation: Situation) -> Said[int] | None:
-    """Return the ranks of a tensor-parallel group; None without tensor parallelism."""
+    """Return the tensor-parallel size; None without tensor parallelism."""
     document, topology = situation.deepspeed, situation.topology
     if document is not None:
         value, entry = document.value(*_PATH), document.at(*_PATH)
@@ -78,7 +78,7 @@ def _group(situation: Situation) -> Said[int] | None:
     id="tensor-parallel-groups-not-whole",
     severity=Severity.ERROR,
     summary="autotp_size does not divide the number of ranks",
-    why="each group of so many ranks holds one copy of the model, and every rank is in one",
+    why="ranks are divided into groups of this size that each have one copy of the model",
     fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
     see=_DOCS,
     bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=_TWO_RANKS),
@@ -97,10 +97,9 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="tensor-parallel-without-gathered-saving",
     severity=Severity.ERROR,
-    summary="under tensor parallelism whole weights are saved only with "
-    "stage3_gather_16bit_weights_on_model_save",
-    why="each rank holds parts of the weights at every stage, and accelerate joins them only with "
-    "the key; Trainer saves shards in their place",
+    summary="tensor parallelism only saves whole weights with stage3_gather_16bit_weights_on_model_save",
+    why="each rank has parts of the weights at every stage, and accelerate only merges them with the key; "
+    "Trainer saves shards instead",
     fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
@@ -141,9 +140,9 @@ def _at_stage_3(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="tensor-parallel-loading-at-zero3",
     severity=Severity.ERROR,
-    summary="transformers loads no model at ZeRO-3 beside tensor parallelism",
-    why="it takes the model for one whose layers are cut already, which DeepSpeed does only later",
-    fix="set {zero_stage} to 2 or less, or run by `zerofit launch`, which lets it load",
+    summary="transformers can't load a model with ZeRO-3 and tensor parallelism",
+    why="it assumes that layers are already sharded, which DeepSpeed does later",
+    fix="set {zero_stage} to 2 or less, or run with `zerofit launch`, which makes it load",
     see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
     bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
     good=Example(deepspeed=zero(3), script=LOADED),
@@ -155,7 +154,7 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     group, document = _group(situation), situation.deepspeed
     if group is None or document is None or stage_of(situation).value is not ZeroStage.PARAMETERS:
         return
-    script = known(situation.script, "how the model is made")
+    script = known(situation.script, "how the model is created")
     if any(model.source is ModelConstructor.PRETRAINED for model in script.models):
         yield Hit(
             found=f"{group.text} with {stage_of(situation).text} and from_pretrained()", place=group.place
@@ -165,8 +164,8 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="tensor-parallel-with-adapters",
     severity=Severity.ERROR,
-    summary="tensor parallelism can't cut layers with adapters",
-    why="DeepSpeed cuts the layers around the adapters and then misses their parameters: KeyError",
+    summary="tensor parallelism can't shard layers with adapters",
+    why="DeepSpeed shards the layers around the adapters and then misses their parameters: KeyError",
     fix="leave out --tensor-parallel-size or --lora",
     see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
     bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
@@ -182,9 +181,9 @@ def _with_adapters(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="resume-needs-same-tensor-parallel-size",
     severity=Severity.ERROR,
-    summary="a checkpoint resumes with the tensor-parallel size that saved it",
-    why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter cuts them anew",
-    fix="resume with the size that saved it, or start anew from the saved weights",
+    summary="a checkpoint only resumes with the same tensor-parallel size",
+    why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter reshards them",
+    fix="resume with the same size, or start a new run from the saved weights",
     see=_DOCS,
     bad=_resumed(2),
     good=_resumed(1),
@@ -197,17 +196,17 @@ def _other_groups(situation: Situation) -> Iterator[Hit]:
     group = _group(situation)
     size = 1 if group is None else group.value
     if checkpoint.tensor_parallel_size != size:
-        saved = f"{checkpoint.folder} holds layers cut over {checkpoint.tensor_parallel_size} ranks"
+        saved = f"{checkpoint.folder} has layers sharded over {checkpoint.tensor_parallel_size} ranks"
         yield Hit(found=f"{saved}, and {group.text if group else 'no tensor parallelism'}")
 
 
 @Rule(
     id="tensor-parallel-over-nodes",
     severity=Severity.ADVICE,
-    summary="a tensor-parallel group has ranks on several nodes",
-    why="its ranks exchange activations in every layer, and the network between nodes is many times "
-    "slower than the links inside one",
-    fix="let the ranks of one node make whole groups, and use ZeRO between the nodes",
+    summary="a tensor-parallel group spans several nodes",
+    why="its ranks exchange activations in every layer, and networks between nodes are many times slower "
+    "than links inside a node",
+    fix="make the ranks per node a multiple of the group size, and use ZeRO between the nodes",
     see="https://arxiv.org/abs/2104.04473",
     bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
     good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),

@@ -1,4 +1,4 @@
-"""Rules of values in ds_config.json: types, limits, batch sizes and "auto"."""
+"""Rules on values in ds_config.json: types, bounds, batch sizes and "auto"."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _FALSE_TEXTS = {"false", "no", "off", "0"}
 _FAILS_ON_TEXT = ("wall_clock_breakdown",)
-"""Takes part in a bitwise or, which numbers have and texts do not."""
+"""Operands of a bitwise or, which fails on strings."""
 _NATIVE_ONLY = ("steps_per_print",)
-"""accelerate, and so Trainer, overwrites it."""
+"""accelerate, and therefore Trainer, overwrites it."""
 _TRAIN = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
@@ -76,17 +76,17 @@ _A_VALUE_OF_ITS_OWN = frozenset(
         *(f"expert_parallel.{name}" for name in ("score_func", "top_k", "routed_scaling_factor")),
     }
 )
-"""DeepSpeed itself knows the word there."""
+"""DeepSpeed itself supports "auto" there."""
 _SWITCHES = ("stage", "enabled", "device")
-"""Keys that switch whole features; for sizes and the like the default is as good as any "auto"."""
+"""Keys that switch whole features; for sizes and the like the default is as good as "auto"."""
 
 
 @Rule(
     id="deepspeed-value-refused",
     severity=Severity.ERROR,
-    summary="DeepSpeed cannot use this value",
-    why="it has another type than the key takes, or lies outside of what the key allows",
-    fix="give a value that the key takes",
+    summary="DeepSpeed can't use this value",
+    why="it has the wrong type for the key, or is out of range",
+    fix="use a valid value for the key",
     see=DEEPSPEED_DOCS,
     bad=native(config(4)),
     good=native(config(3)),
@@ -99,7 +99,7 @@ def _refused(situation: Situation) -> Iterator[Hit]:
         if not _is_unchecked(key, found.value)
         and not (is_right_type(key, found.value) and is_in_range(key, found.value))
     ]
-    # What needs the route comes last, so that it does not keep the certain ones back.
+    # Values that depend on the route come last, so that certain findings are reported anyway.
     for document, key, found in sorted(wrong, key=lambda one: one[2].path[0] in _NATIVE_ONLY):
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
@@ -107,9 +107,9 @@ def _refused(situation: Situation) -> Iterator[Hit]:
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
-    """Yield each value that DeepSpeed itself will see, of a key that it has."""
+    """Yield each value of a known key that DeepSpeed itself will see."""
     document = situation.deepspeed
-    # While it tunes, DeepSpeed takes lists of values to try, and other keys than in a run.
+    # In autotuning, DeepSpeed accepts lists of values, and other keys.
     if document is None or document.value("autotuning", "enabled") is True:
         return
     for _, found in entries_of(situation):
@@ -118,13 +118,13 @@ def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
 
 
 def _is_unchecked(key: Key, value: object) -> bool:
-    """Return True if DeepSpeed takes any value for a boolean, and asks Python whether it is true."""
+    """Return True if DeepSpeed accepts any value for a boolean, and uses its truth value."""
     fails = key.name in _FAILS_ON_TEXT and isinstance(value, str)
     return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
 
 
 def _mended(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
-    """Return the edit that makes the right type of a value that says clearly what is meant."""
+    """Return the edit to the right type for a value whose meaning is clear."""
     if not isinstance(found.value, str):
         return ()
     text = found.value.strip().lower()
@@ -151,8 +151,8 @@ def _number(text: str) -> int | float | None:
 @Rule(
     id="deepspeed-text-is-true",
     severity=Severity.ERROR,
-    summary="a text that says false counts as true",
-    why="DeepSpeed does not check the type of this key, and to Python any text is true",
+    summary='the string "false" counts as true',
+    why="DeepSpeed does not check the type of this key, and in Python any nonempty string is true",
     fix="write false without quotes",
     see=f"{DEEPSPEED}/runtime/config_utils.py",
     bad=native({**config(2), "prescale_gradients": "false"}),
@@ -173,7 +173,7 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
     id="deepspeed-batch-sizes-disagree",
     severity=Severity.ERROR,
     summary="train_batch_size is not micro batch size x accumulation steps x data-parallel ranks",
-    why="DeepSpeed computes what is missing of the three, and refuses to start where they disagree",
+    why="DeepSpeed computes a missing one of the three, and refuses to start if they contradict each other",
     fix="leave out train_batch_size, or set it to the product",
     see=f"{DEEPSPEED}/runtime/config.py",
     bad=native({_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}),
@@ -202,9 +202,9 @@ def _disagreeing(situation: Situation) -> Iterator[Hit]:
 
 
 def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) -> bool:
-    """Return True if a missing gradient_accumulation_steps is 1, in place of what makes the sizes agree.
+    """Return True if a missing gradient_accumulation_steps defaults to 1 instead of being derived.
 
-    accelerate writes a 1 before DeepSpeed sees the file: accelerate/utils/dataclasses.py, DeepSpeedPlugin.
+    accelerate sets 1 before DeepSpeed sees the file: accelerate/utils/dataclasses.py, DeepSpeedPlugin.
     """
     if train == micro * _num_data_parallel_ranks(situation):
         return True
@@ -212,14 +212,14 @@ def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) ->
 
 
 def _num_data_parallel_ranks(situation: Situation) -> int:
-    topology = known(situation.topology, "how many ranks will run it")
+    topology = known(situation.topology, "the number of ranks")
     cuts = (situation.file.value("tensor_parallel", "autotp_size") or 0) not in (0, 1)
     splits = cuts or situation.file.value("sequence_parallel_size") not in (None, 1)
-    return known(None if splits else topology.world_size, "how many ranks take different samples")
+    return known(None if splits else topology.world_size, "the data-parallel size")
 
 
 def _has_open_part(document: Document) -> bool:
-    """Return True if a size comes from elsewhere, or is no size at all, which another rule says."""
+    """Return True if a size comes from elsewhere, or is invalid, which another rule reports."""
     return any(
         document.value(name) is not None and _size(document, name) is None for name in (_MICRO, _STEPS)
     )
@@ -237,7 +237,7 @@ def _size(document: Document, name: str) -> int | None:
     id="deepspeed-batch-size-missing",
     severity=Severity.ERROR,
     summary="DeepSpeed needs a batch size",
-    why="it has no default for train_micro_batch_size_per_gpu, and nobody else fills it in",
+    why="train_micro_batch_size_per_gpu has no default, and nothing else sets it",
     fix="set train_micro_batch_size_per_gpu",
     see=f"{DEEPSPEED}/runtime/config.py",
     bad=by_accelerate(_ZERO2),
@@ -248,7 +248,7 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or document.value(_TRAIN) is not None or document.value(_MICRO) is not None:
         return
-    # Scripts that hand their configuration to DeepSpeed themselves often add the batch size first.
+    # Scripts that pass their configuration to DeepSpeed themselves often add the batch size first.
     confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
     yield Hit(
         found=f"{document.name} with {say(document, _TRAIN)} and {say(document, _MICRO)}",
@@ -259,8 +259,8 @@ def _missing(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-auto-unresolved",
     severity=Severity.ERROR,
-    summary='nobody replaces "auto" for this key',
-    why="accelerate and Trainer fill in a few keys each; DeepSpeed itself takes the word for the value",
+    summary='nothing replaces "auto" for this key',
+    why="accelerate and Trainer fill in a few keys each; DeepSpeed itself uses the string as the value",
     fix="write the value",
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=by_accelerate(config(2, overlap_comm="auto")),
@@ -273,7 +273,7 @@ def _unresolved(situation: Situation) -> Iterator[Hit]:
         if routes == set(Route):
             yield hit_at(document, found.path)
     for document, found, routes in stuck:
-        if routes and routes != set(Route) and known(situation.route, "who reads the file") in routes:
+        if routes and routes != set(Route) and known(situation.route, "the library that reads it") in routes:
             yield hit_at(document, found.path)
 
 

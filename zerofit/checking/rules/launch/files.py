@@ -1,4 +1,4 @@
-"""Rules of files that can't be read, or are not there."""
+"""Rules on files that are missing or can't be parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 
 _LAUNCH = (
     "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
 )
-_FIX = "correct the text at this place"
+_FIX = "fix the text at this position"
 
 
 def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
@@ -42,7 +42,7 @@ _DEEPSPEED_SYNTAX = Rule(
     id="deepspeed-syntax",
     severity=Severity.ERROR,
     summary="the DeepSpeed configuration can't be read",
-    why="DeepSpeed, accelerate and Trainer all stop at the first character that is not valid",
+    why="DeepSpeed, accelerate and Trainer all stop at the first invalid character",
     fix=_FIX,
     see="https://www.json.org/json-en.html",
     find=_broken(FileKind.DEEPSPEED),
@@ -56,7 +56,7 @@ _ACCELERATE_SYNTAX = Rule(
     id="accelerate-syntax",
     severity=Severity.ERROR,
     summary="the accelerate configuration can't be read",
-    why="accelerate stops at the first character that is not valid, before it starts anything",
+    why="accelerate stops at the first invalid character, before it starts anything",
     fix=_FIX,
     see="https://yaml.org/spec/1.1/",
     find=_broken(FileKind.ACCELERATE),
@@ -83,9 +83,9 @@ _SCRIPT_SYNTAX = Rule(
 @Rule(
     id="named-file-missing",
     severity=Severity.ERROR,
-    summary="a configuration that is named is not there",
-    why="accelerate and Trainer look for it in the folder in which the command runs, and end without it",
-    fix="write the path as it is from that folder, or check in the folder in which the command will run",
+    summary="a named configuration does not exist",
+    why="accelerate and Trainer look for it in the folder in which the command runs, and fail without it",
+    fix="write the path relative to that folder, or run check in the folder in which the command will run",
     see=f"{ACCELERATE}/utils/deepspeed.py#L154-L156",
     bad=_naming("ds_zero2.json"),
     good=_naming("ds_config.json"),

@@ -1,4 +1,4 @@
-"""Rules of the launch command: flags that are refused, and flags that do nothing."""
+"""Rules on launch commands: flags that are refused, and flags without effect."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _launched(flags: str, file: dict[str, Any] = ZERO2_LAUNCH) -> Example:
     id="launch-unknown-flag",
     severity=Severity.ERROR,
     summary="the launcher does not know a flag",
-    why="what stands before the script belongs to the launcher, which refuses flags it does not know",
-    fix="take the flag out, or write it behind the script where it is the script's",
+    why="flags before the script belong to the launcher, which refuses unknown ones",
+    fix="remove the flag, or write it after the script if it is the script's",
     see=_LAUNCH,
     bad=_launched("--zero_stag 3"),
     good=_launched("--zero_stage 3"),
@@ -79,7 +79,7 @@ def _flags(situation: Situation) -> tuple[Flag, ...]:
 def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[Hit]:
     for flag in flags:
         written = re.split("[ =]", flag.text)[0]
-        # Behind one dash, a short flag's value may follow without a blank.
+        # After one dash, a short flag's value may follow without a space.
         if not written.startswith("--") or not is_literal(written):
             continue
         if known_flags.find(flag.name) is None:
@@ -94,9 +94,9 @@ def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[H
 @Rule(
     id="launch-flag-value",
     severity=Severity.ERROR,
-    summary="a flag of accelerate launch does not take this value",
-    why="the launcher, or DeepSpeed behind it, refuses the value",
-    fix="give the flag a value that it takes",
+    summary="a flag of accelerate launch has an invalid value",
+    why="the launcher, or DeepSpeed, refuses the value",
+    fix="give the flag a valid value",
     see=_LAUNCH,
     bad=_launched("--mixed_precision bf61"),
     good=_launched("--mixed_precision bf16"),
@@ -118,9 +118,9 @@ def _flag_values(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="launch-flags-exclude-each-other",
     severity=Severity.ERROR,
-    summary="accelerate launch takes one of --cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp",
-    why="each of them alone says how the run is distributed",
-    fix="keep one: --use_deepspeed brings several GPUs with it",
+    summary="accelerate launch only accepts one of --cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp",
+    why="each of them selects how the run is distributed",
+    fix="keep one: --use_deepspeed includes several GPUs",
     see=_LAUNCH,
     bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
     good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
@@ -136,7 +136,7 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
     id="launch-flags-ignored-beside-deepspeed-file",
     severity=Severity.WARNING,
     summary="accelerate ignores these flags beside a DeepSpeed file",
-    why='a flag fills in what is "auto" in the file, and nothing else; nobody says that it lost',
+    why='a flag only fills in "auto" values of the file, and is silently ignored otherwise',
     fix="write the value into the DeepSpeed file, and leave the flag out",
     see=f"{ACCELERATE}/utils/dataclasses.py",
     bad=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH, command=f"{LAUNCH} --zero_stage 3"),
@@ -150,7 +150,7 @@ def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
     for name, path in IN_DEEPSPEED_FILE.items():
         flag = found[0].command.find(name)
         if flag is not None and is_literal(flag.value):
-            file = known(situation.deepspeed, "what stands in the DeepSpeed file")
+            file = known(situation.deepspeed, "the DeepSpeed file's content")
             if _is_ignored(file, flag, path):
                 key = ".".join(path)
                 yield Hit(
@@ -160,7 +160,7 @@ def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
 
 
 def _is_ignored(file: Document, flag: Flag, path: tuple[str, ...]) -> bool:
-    """Return True if the file has something else, or nothing; only "auto" takes the flag's value over."""
+    """Return True if the file has another value, or none; only "auto" takes over the flag's value."""
     entry = file.at(*path)
     value = flag.value or ""
     if entry is None:
@@ -190,8 +190,8 @@ def _json(text: str | None) -> str:
 @Rule(
     id="launch-flags-without-deepspeed",
     severity=Severity.ERROR,
-    summary="DeepSpeed's flags do nothing where DeepSpeed does not run",
-    why="accelerate runs DeepSpeed for --use_deepspeed or for its file's distributed_type, not for these",
+    summary="DeepSpeed's flags have no effect without DeepSpeed",
+    why="accelerate only uses DeepSpeed for --use_deepspeed or for its file's distributed_type",
     fix="add --use_deepspeed, or write distributed_type: DEEPSPEED",
     see=_LAUNCH,
     bad=_launched("--zero_stage 3", {**ZERO2_LAUNCH, "distributed_type": "NO", "deepspeed_config": {}}),
@@ -215,8 +215,8 @@ def _flags_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     id="cpu-flag-skips-deepspeed",
     severity=Severity.WARNING,
     summary="accelerate launch --cpu runs the script without DeepSpeed",
-    why="with --cpu the launcher starts one process, whatever its file says",
-    fix="rehearse with `zerofit launch --cpu`, or leave --cpu out",
+    why="with --cpu the launcher starts one process, whatever the file says",
+    fix="test with `zerofit launch --cpu`, or leave --cpu out",
     see=_LAUNCH,
     bad=_launched("--cpu"),
     good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),

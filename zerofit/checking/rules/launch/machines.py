@@ -1,4 +1,4 @@
-"""Rules of ranks and machines: what a launcher can run where."""
+"""Rules on ranks and machines: what a launcher can run where."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _ON_CPU = Topology(world_size=2, on_cpu=True)
 @Rule(
     id="num-processes-is-for-all-machines",
     severity=Severity.ERROR,
-    summary="num_processes does not divide over the machines",
-    why="accelerate takes num_processes for all machines together and drops what is left over",
-    fix="give num_processes the ranks of one machine times the machines",
+    summary="num_processes is not divisible by the number of machines",
+    why="num_processes counts the ranks of all machines, and accelerate drops the remainder",
+    fix="set num_processes to the ranks per machine times the machines",
     see=f"{ACCELERATE}/utils/launch.py",
     bad=Example(accelerate=_file(num_processes=3, deepspeed_multinode_launcher=_STANDARD)),
     good=Example(accelerate=_file(num_processes=4, deepspeed_multinode_launcher=_STANDARD)),
@@ -61,7 +61,7 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
 
 
 def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
-    """Return a number of the file or the flags, if it stands there as a number."""
+    """Return a number of the file or the flags, if it is a valid number."""
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
     return (said, number) if said is not None and number is not None else None
@@ -71,7 +71,7 @@ def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
     id="gpu-ids-too-few",
     severity=Severity.ERROR,
     summary="gpu_ids names fewer GPUs than there are ranks",
-    why="the ranks see no other GPUs, and those without one end with an invalid device ordinal",
+    why="the ranks see no other GPUs, and those without one fail with an invalid device ordinal",
     fix="name a GPU for each rank, or lower num_processes",
     see=f"{ACCELERATE}/utils/launch.py",
     bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
@@ -100,8 +100,8 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="multinode-needs-hostfile",
     severity=Severity.ERROR,
-    summary="without a hostfile DeepSpeed's launcher runs on this machine alone",
-    why="accelerate gives it `--hostfile None`, and it goes on with this machine after one line of log",
+    summary="without a hostfile DeepSpeed's launcher only runs on this machine",
+    why="accelerate passes `--hostfile None`, and it continues with this machine after one line of log",
     fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
     "deepspeed_hostfile",
     see=f"{ACCELERATE}/utils/launch.py",
@@ -120,7 +120,7 @@ def _no_hostfile(situation: Situation) -> Iterator[Hit]:
 def _several_through_deepspeed(
     situation: Situation,
 ) -> tuple[LaunchLayers, Said[Any], Said[Any] | None] | None:
-    """Return the launch, num_machines and the hostfile, where DeepSpeed launches on several machines."""
+    """Return the launch, num_machines and the hostfile, if DeepSpeed launches on several machines."""
     found = launch_of_deepspeed(situation)
     if found is None:
         return None
@@ -135,8 +135,8 @@ def _several_through_deepspeed(
 @Rule(
     id="multinode-writes-environment",
     severity=Severity.WARNING,
-    summary="accelerate writes the environment, secrets with it, to .deepspeed_env",
-    why="each such launch adds it once more, and DeepSpeed's launcher sends it to all machines",
+    summary="accelerate writes the environment, including secrets, to .deepspeed_env",
+    why="each launch appends it again, and DeepSpeed's launcher sends it to all machines",
     fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or delete "
     ".deepspeed_env before and after each launch",
     see=f"{ACCELERATE}/commands/launch.py",
@@ -154,8 +154,8 @@ def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
     id="cpu-ranks-need-zerofit-launch",
     severity=Severity.ERROR,
     summary="plain accelerate can't run DeepSpeed on several CPU ranks",
-    why="it takes each of them for rank 0 of 1, and every rank would read all the data",
-    fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
+    why="it treats each of them as rank 0 of 1, and every rank would read all the data",
+    fix="test with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
     see=f"{ACCELERATE}/state.py",
     bad=Example(deepspeed=config(2), command="accelerate launch", topology=_ON_CPU),
     good=Example(deepspeed=config(2), command="zerofit launch", topology=_ON_CPU),

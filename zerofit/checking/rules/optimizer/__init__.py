@@ -1,1 +1,1 @@
-"""Rules about optimizers, and what each does under ZeRO and offload."""
+"""Rules on optimizers, and the behaviour of each under ZeRO and offload."""

@@ -1,4 +1,4 @@
-"""Rules of optimizers under ZeRO and offload, and of DeepSpeed's optimizer section."""
+"""Rules on optimizers under ZeRO and offload, and on DeepSpeed's optimizer section."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FORCE_KEY = "zero_force_ds_cpu_optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One run's optimizer, where it is placed, and what the table says of that."""
+    """A run's optimizer, its placement, and the table's row for them."""
 
     row: OptimizerRow
     optimizer: Said[str | None]
@@ -59,28 +59,28 @@ class Placed:
 
     @property
     def offloads(self) -> bool:
-        """True if the optimizer's states leave the GPU."""
+        """True if the optimizer's states are offloaded."""
         return self.optimizer_offload.value is not OffloadDevice.NONE
 
     @property
     def texts(self) -> str:
-        """The optimizer and what it is combined with, in the user's words."""
+        """The optimizer and its placement, in the user's spelling."""
         other = self.optimizer_offload if self.offloads else self.zero_stage
         return f"{self.optimizer.text} with {other.text}"
 
 
 def place(situation: Situation) -> Placed | None:
-    """Return the run's optimizer with its row of the table; None where DeepSpeed steps nothing.
+    """Return the run's optimizer with its row of the table; None without DeepSpeed's optimizer step.
 
     Raises:
-        Lacking: the optimizer, its placement or who hands it to DeepSpeed is not known, and matters.
+        Lacking: the optimizer, its placement or the route is unknown, and matters.
     """
     settings = situation.settings
     if settings.engine is not None and settings.engine.value is not Engine.DEEPSPEED:
         return None
     stage = stage_of(situation)
     offload = known(settings.optimizer_offload, "the optimizer offload")
-    optimizer = known(settings.optimizer, "the optimizer, which the script makes")
+    optimizer = known(settings.optimizer, "the optimizer, which the script creates")
     if optimizer.value is None:
         return None
     forces = known(settings.force_cpu_optimizer, FORCE_KEY).value
@@ -95,7 +95,7 @@ def place(situation: Situation) -> Placed | None:
         )
         for route in _routes(situation)
     }
-    row = rows.pop() if len(rows) == 1 else known(None, "who hands the optimizer to DeepSpeed")
+    row = rows.pop() if len(rows) == 1 else known(None, "which library passes the optimizer to DeepSpeed")
     return Placed(
         row=row, optimizer=optimizer, zero_stage=stage, optimizer_offload=offload, forces_cpu_optimizer=forces
     )
@@ -105,16 +105,16 @@ def _routes(situation: Situation) -> tuple[Route, ...]:
     if situation.route is not None:
         return (situation.route,)
     if situation.is_of_flags:
-        return (Route.ACCELERATE,)  # what a strategy puts in goes through prepare()
+        return (Route.ACCELERATE,)  # an optimizer set by a strategy goes through prepare()
     return tuple(Route)
 
 
 def because_of(*causes: Cause, on_gpus: bool = False) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that finds the combinations to which the table gives one of these causes.
+    """Return a predicate that finds the combinations with one of these causes in the table.
 
     Args:
         causes: the table's.
-        on_gpus: whether it does not hold for ranks on the CPU, where all memory is the host's.
+        on_gpus: exclude ranks on the CPU, where all memory is host memory.
     """
 
     def find(situation: Situation) -> Iterator[Hit]:
@@ -128,7 +128,7 @@ def because_of(*causes: Cause, on_gpus: bool = False) -> Callable[[Situation], I
 
 
 def hit(placed: Placed, *, fix: str | None = None) -> Hit:
-    """Return the finding of an optimizer and its placement."""
+    """Return the finding for an optimizer and its placement."""
     return Hit(
         found=placed.texts,
         place=placed.optimizer.place or placed.optimizer_offload.place,
@@ -195,8 +195,8 @@ _ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2,
 @Rule(
     id="offload-needs-adam",
     severity=Severity.ERROR,
-    summary="under offload another optimizer trains than the script's",
-    why="accelerate puts DeepSpeed's CPU Adam in its place and says nothing",
+    summary="with offload another optimizer trains than the script's",
+    why="accelerate silently replaces it by DeepSpeed's CPU Adam",
     fix="use AdamW, or leave out {optimizer_offload}",
     see=_MAP,
     bad=Example(deepspeed=_OFFLOADED, script=_SGD),
@@ -216,8 +216,8 @@ def _swapped(situation: Situation) -> Iterator[Hit]:
 _OFFLOAD_SWAP_FAILS_IN_STEP = Rule(
     id="offload-swap-fails-in-step",
     severity=Severity.ERROR,
-    summary="this optimizer fails in its first step under offload",
-    why="accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read their values",
+    summary="this optimizer fails in its first step with offload",
+    why="accelerate passes its parameter groups to DeepSpeed's CPU Adam, which can't use their values",
     fix="use AdamW, or leave out {optimizer_offload}",
     see=_MAP,
     find=because_of(Cause.SWAP_KEEPS_GROUPS),
@@ -230,8 +230,8 @@ _OFFLOAD_SWAP_FAILS_IN_STEP = Rule(
 _OFFLOAD_SWAP_FAILS_IN_PREPARE = Rule(
     id="offload-swap-fails-in-prepare",
     severity=Severity.ERROR,
-    summary="this optimizer fails in prepare() under offload",
-    why="accelerate makes DeepSpeed's CPU Adagrad or Lion with adamw_mode, an argument of Adam's alone",
+    summary="this optimizer fails in prepare() with offload",
+    why="accelerate passes adamw_mode to DeepSpeed's CPU Adagrad or Lion, which only Adam accepts",
     fix=f"write {FORCE_KEY}: false, or name the optimizer in DeepSpeed's own optimizer section",
     see=_MAP,
     find=because_of(Cause.SWAP_ARGUMENT),
@@ -244,9 +244,9 @@ _OFFLOAD_SWAP_FAILS_IN_PREPARE = Rule(
 _NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
     id="native-offload-needs-cpu-adam",
     severity=Severity.ERROR,
-    summary="deepspeed.initialize() refuses the script's optimizer under offload",
-    why="outside accelerate nobody swaps it, and DeepSpeed takes its own CPU Adam and CPU Lion only",
-    fix=f"make a deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
+    summary="deepspeed.initialize() refuses the script's optimizer with offload",
+    why="only accelerate replaces it, and DeepSpeed only accepts its own CPU Adam and CPU Lion",
+    fix=f"use deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
     see=_ENGINE,
     find=because_of(Cause.REFUSED_CLIENT),
     bad=Example(deepspeed=_OFFLOADED, script=_native("torch.optim.AdamW")),
@@ -258,9 +258,9 @@ _NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
 @Rule(
     id="eight-bit-optimizer-on-cpu",
     severity=Severity.ADVICE,
-    summary="an 8-bit optimizer is slow on the CPU, and takes more memory in its step than it saves",
-    why="bitsandbytes has no 8-bit kernels there: it turns each tensor's states to fp32 and back",
-    fix="leave out {optimizer_offload}, or use AdamW and let DeepSpeed's CPU Adam step it",
+    summary="an 8-bit optimizer is slow on the CPU, and needs more memory in its step than it saves",
+    why="bitsandbytes has no 8-bit kernels there: it converts each tensor's states to fp32 and back",
+    fix="leave out {optimizer_offload}, or use AdamW, which becomes DeepSpeed's CPU Adam",
     see=_BNB,
     bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
     good=Example(deepspeed=one_step(2), script=_ADAMW_8BIT),
@@ -278,8 +278,8 @@ _CPU_OPTIMIZER_NEEDS_OFFLOAD = Rule(
     id="cpu-optimizer-needs-offload",
     severity=Severity.ERROR,
     summary="DeepSpeed's CPU optimizers need optimizer offload",
-    why="without it the parameters that they step are on the GPU",
-    fix="use torch.optim.AdamW, in whose place accelerate puts the CPU optimizer under offload",
+    why="without it the parameters that they update are on the GPU",
+    fix="use torch.optim.AdamW, which accelerate replaces by the CPU optimizer with offload",
     see=f"{DEEPSPEED}/ops/adam/cpu_adam.py",
     find=because_of(Cause.ON_GPU, on_gpus=True),
     bad=Example(deepspeed=one_step(2), script=_CPU_ADAM_SCRIPT),
@@ -291,8 +291,8 @@ _CPU_OPTIMIZER_NEEDS_OFFLOAD = Rule(
 _GPU_OPTIMIZER_ON_CPU = Rule(
     id="gpu-optimizer-on-cpu",
     severity=Severity.ERROR,
-    summary="DeepSpeed's fused optimizers can't step what is offloaded",
-    why="they are GPU kernels, and offload keeps the parameters that they step on the CPU",
+    summary="DeepSpeed's fused optimizers can't step offloaded states",
+    why="they are GPU kernels, and offload keeps the parameters that they update on the CPU",
     fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
     see=f"{DEEPSPEED}/ops/adam/fused_adam.py",
     find=because_of(Cause.ON_CPU, on_gpus=True),
@@ -305,9 +305,9 @@ _GPU_OPTIMIZER_ON_CPU = Rule(
 _ZERO_FLATTENS_TENSORS = Rule(
     id="zero-flattens-tensors",
     severity=Severity.WARNING,
-    summary="this optimizer computes something else under ZeRO",
-    why="it steps by factors or norms of whole tensors, and ZeRO gives it flat shards",
-    fix="use AdamW, or its 8-bit form where memory is short, or set {zero_stage} to 0",
+    summary="this optimizer gives different results under ZeRO",
+    why="its update uses factors or norms of whole tensors, and ZeRO passes it flat shards",
+    fix="use AdamW, or its 8-bit form to save memory, or set {zero_stage} to 0",
     see=_ZERO_UTILS,
     find=because_of(Cause.WHOLE_TENSORS),
     bad=Example(deepspeed=one_step(2), script=_ADAFACTOR),
@@ -320,7 +320,7 @@ _MUON_NEEDS_MATRICES = Rule(
     id="muon-needs-matrices",
     severity=Severity.ERROR,
     summary="torch.optim.Muon fails under ZeRO",
-    why="it takes matrices only, and ZeRO gives every optimizer flat shards",
+    why="it only supports matrices, and ZeRO passes every optimizer flat shards",
     fix="name Muon in DeepSpeed's own optimizer section, or set {zero_stage} to 0",
     see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py",
     find=because_of(Cause.NEEDS_MATRICES),
@@ -333,8 +333,8 @@ _MUON_NEEDS_MATRICES = Rule(
 _ZERO_REBUILDS_ADAGRAD = Rule(
     id="zero-rebuilds-adagrad",
     severity=Severity.WARNING,
-    summary="Adagrad loses its parameter groups and its learning rate schedule under ZeRO",
-    why="DeepSpeed makes a new one from the old one's defaults, and schedulers keep the old one",
+    summary="under ZeRO Adagrad loses its parameter groups and its learning rate schedule",
+    why="DeepSpeed creates a new one from its defaults, and schedulers keep the old one",
     fix="use AdamW, or set {zero_stage} to 0",
     see=_ZERO_UTILS,
     find=because_of(Cause.REBUILT),
@@ -362,7 +362,7 @@ _ENGINE_PASSES_NO_CLOSURE = Rule(
     id="unknown-optimizer-type",
     severity=Severity.ERROR,
     summary="DeepSpeed has no optimizer of this name",
-    why="optimizer.type is one of DeepSpeed's own, or a class of torch.optim spelt as there",
+    why="optimizer.type must be one of DeepSpeed's own, or the exact name of a class in torch.optim",
     fix="use AdamW",
     see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
     bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
@@ -379,8 +379,8 @@ def _unknown_type(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="untested-optimizer-needs-flag",
     severity=Severity.ERROR,
-    summary="DeepSpeed wants to be told that this optimizer may meet ZeRO",
-    why="it has tested few with ZeRO, and accelerate answers for optimizers of the script alone",
+    summary="DeepSpeed refuses this untested optimizer with ZeRO by default",
+    why="it has tested few with ZeRO, and accelerate only allows untested optimizers of the script",
     fix=f"write {UNTESTED_KEY}: true",
     see=_ENGINE,
     bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
@@ -408,8 +408,8 @@ def _untested(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="adam-section-decays-as-adamw",
     severity=Severity.WARNING,
-    summary="DeepSpeed's Adam decays weights as AdamW does",
-    why="adam_w_mode is true unless the section says otherwise, whatever its type",
+    summary="DeepSpeed's Adam applies AdamW's weight decay",
+    why="adam_w_mode is true by default, whatever the type",
     fix="set optimizer.type to AdamW, or optimizer.params.adam_w_mode to false",
     see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
     bad=Example(deepspeed=_with_section("Adam", weight_decay=0.1), script=_DUMMY),
@@ -429,7 +429,7 @@ def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
     id="muon-needs-whole-gradients",
     severity=Severity.ERROR,
     summary="at ZeRO-3 DeepSpeed's Muon needs reduce_scatter: false",
-    why="it orthogonalises whole gradients, and scattered ones are in pieces before its step",
+    why="it orthogonalises whole gradients, and reduce-scatter splits them before its step",
     fix="write reduce_scatter: false in zero_optimization",
     see=f"{DEEPSPEED}/runtime/zero/stage3.py",
     bad=Example(deepspeed=_with_section("Muon", zero=_ZERO3), script=_DUMMY),
@@ -447,9 +447,9 @@ def _muon_scatters(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="two-optimizers",
     severity=Severity.ERROR,
-    summary="the script and the DeepSpeed file each bring an optimizer",
-    why="prepare() takes one of them, and refuses both",
-    fix="make an accelerate.utils.DummyOptim in the script, or take the optimizer section out",
+    summary="the script and the DeepSpeed file both define an optimizer",
+    why="prepare() accepts only one of them",
+    fix="use accelerate.utils.DummyOptim in the script, or remove the optimizer section",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
     good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
@@ -468,9 +468,9 @@ def _section_and_script(situation: Situation) -> Iterator[Hit]:
 _DUMMY_OPTIMIZER_NEEDS_SECTION = Rule(
     id="dummy-optimizer-needs-section",
     severity=Severity.ERROR,
-    summary="DummyOptim stands for an optimizer section that is not there",
-    why="accelerate puts nothing in its place: DeepSpeed makes the optimizer from its own file",
-    fix="make a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
+    summary="DummyOptim needs an optimizer section, which is missing",
+    why="accelerate does not replace it: DeepSpeed creates the optimizer from its own file",
+    fix="create a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
     see=f"{ACCELERATE}/accelerator.py",
     find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
     bad=Example(deepspeed=one_step(2), script=_DUMMY),

@@ -1,7 +1,7 @@
 """Behaviour of each optimizer under ZeRO and offload: one table, measured on two CPU ranks.
 
-Each row says what a group of optimizers does in a group of placements; the first row that fits counts.
-`tests/evidence/optimizer_matrix` runs every row that a CPU can run, and holds it against this table.
+Each row describes a group of optimizers in a group of placements; the first matching row counts.
+`tests/evidence/optimizer_matrix` runs every row that a CPU can run, and compares it with this table.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ BITSANDBYTES = _family(
     *("AdamW", "PagedAdamW", "Adam", "PagedAdam", "Lion", "PagedLion", "LAMB", "AdEMAMix", "PagedAdEMAMix"),
     *("LARS", "RMSprop", "Adagrad", "SGD"),
 )
-"""Those without a number of bits are in 32 bits unless optim_bits=8 says otherwise."""
+"""Names without a number of bits are 32-bit unless optim_bits=8."""
 _ON_CPU = _of("deepspeed", "DeepSpeedCPUAdam DeepSpeedCPUAdagrad DeepSpeedCPULion")
 _GPU_ONLY = _of("deepspeed", "FusedLion FusedLamb")
 OF_DEEPSPEED = (_ON_CPU[0], "deepspeed.FusedAdam", *_ON_CPU[1:], *_GPU_ONLY)
 OF_CONFIG = _of("config", f"Adam AdamW Adagrad Lion Lamb Muon SGD Adafactor RMSprop {_ANY} SparseAdam")
-"""Optimizers that DeepSpeed builds from optimizer.type: its own kinds, and any class of torch.optim."""
+"""Optimizers that DeepSpeed creates from optimizer.type: its own, and any class of torch.optim."""
 CONFIG_WITH_MUP = ("config.MuAdam", "config.MuAdamW", "config.MuSGD")
 CONFIG_REMOVED = ("config.OneBitAdam", "config.ZeroOneAdam", "config.OneBitLamb")
-"""DeepSpeed had them once."""
+"""Removed from DeepSpeed."""
 OPTIMIZERS = (
     *TORCH,
     "transformers.Adafactor",
@@ -49,22 +49,22 @@ OPTIMIZERS = (
     *CONFIG_WITH_MUP,
     *CONFIG_REMOVED,
 )
-"""Every id that the table knows."""
+"""All ids of the table."""
 
 EIGHT_BIT = tuple(name for name in BITSANDBYTES if name.endswith("8bit"))
 WHOLE_TENSORS = (
     *("torch.Adafactor", "transformers.Adafactor", "config.Adafactor", "deepspeed.FusedLamb", "config.Lamb"),
     *_family("LAMB", "LARS"),
 )
-"""They step by norms or factors of whole tensors."""
+"""Their update uses norms or factors of whole tensors."""
 ADEMAMIX = _family("AdEMAMix", "PagedAdEMAMix")
 TORCH_ADAGRAD = ("torch.Adagrad", "config.Adagrad")
 SWAPPED_RIGHT = ("torch.AdamW", "torch.Adam", *_family("AdamW", bits=("", "32bit")))
-"""DeepSpeed's CPU Adam in their place computes the same."""
+"""DeepSpeed's CPU Adam computes the same."""
 SWAPPED_RIGHT_WITHOUT_DECAY = _family("Adam", "PagedAdam", bits=("", "32bit"))
-"""bitsandbytes decays with Adam as with AdamW, and DeepSpeed's CPU Adam in their place does not."""
+"""bitsandbytes applies weight decay in Adam as in AdamW, DeepSpeed's CPU Adam as replacement does not."""
 SWAPPED_UNBOUNDED = _family("LARS", "SGD")
-"""Their groups have an eps of 0, by which DeepSpeed's CPU Adam divides."""
+"""Their groups have eps=0, by which DeepSpeed's CPU Adam divides."""
 SWAPPED_FOR_ADAGRAD = ("torch.Adagrad", *_family("Adagrad", bits=("", "32bit")))
 SWAPPED_FOR_LION = _family("Lion", bits=("", "32bit"))
 TESTED = (
@@ -72,85 +72,83 @@ TESTED = (
     *(name for name in OF_DEEPSPEED if name != "deepspeed.FusedLamb"),
     *("config.Adam", "config.AdamW", "config.Adagrad", "config.Lion", "config.Muon"),
 )
-"""DeepSpeed takes them with ZeRO unasked (deepspeed/runtime/zero/utils.py)."""
+"""DeepSpeed accepts them with ZeRO by default (deepspeed/runtime/zero/utils.py)."""
 
 
 def in_group(optimizer: str, group: tuple[str, ...]) -> bool:
-    """Return True if an id is in a group, where "torch.*" stands for all that begin so, and "*" for all."""
+    """Return True if an id matches a group, where "torch.*" matches a prefix, and "*" everything."""
     return optimizer in group or any(
         name.endswith("*") and optimizer.startswith(name.removesuffix("*")) for name in group
     )
 
 
 class OptimizerAnswer(StrEnum):
-    """The outcome of an optimizer in a placement."""
+    """The behaviour of an optimizer in a placement."""
 
     ALLOWED = "allowed"
-    """It trains what it trains unsharded."""
+    """It trains as without sharding."""
     DIFFERENT = "allowed, but numerically different"
-    """The optimizer that was asked for runs, and shards change what it computes."""
+    """The requested optimizer runs, but sharding changes its result."""
     WRONG = "silently wrong"
-    """Another optimizer runs, and nothing says so."""
+    """Another optimizer runs, silently."""
     REFUSED = "refused"
     """The run ends in an error."""
     UNKNOWN = "not known"
-    """Nobody measured it, and nothing in the libraries decides it."""
+    """Not measured, and not determined by the libraries' source."""
 
 
 class Cause(StrEnum):
-    """Why a placement has its answer, in a few words."""
+    """The reason for a placement's behaviour, in a few words."""
 
-    ELEMENTWISE = "it steps each element by itself, so that shards change nothing"
+    ELEMENTWISE = "its update is elementwise, so sharding has no effect"
     NOT_SHARDED = "nothing is partitioned"
-    SAME_ON_CPU = "DeepSpeed's CPU Adam takes its place and computes the same"
-    SAME_WITHOUT_DECAY = "DeepSpeed's CPU Adam takes its place and, without weight decay, computes the same"
-    SWAPPED = "accelerate puts DeepSpeed's CPU Adam in its place"
-    SWAP_KEEPS_GROUPS = "accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read them"
-    SWAP_ARGUMENT = "accelerate gives adamw_mode to DeepSpeed's CPU Adagrad or Lion, which do not know it"
-    REFUSED_CLIENT = (
-        "under offload DeepSpeed takes no optimizer of the script's but its own CPU Adam and Lion"
-    )
-    UNTESTED = "DeepSpeed has not tested it with ZeRO and asks for zero_allow_untested_optimizer"
-    WHOLE_TENSORS = "it steps by factors or norms of whole tensors, and ZeRO gives it flat shards"
-    NEEDS_MATRICES = "it takes matrices only, and ZeRO gives it flat shards"
-    REBUILT = "ZeRO makes a new Adagrad from its defaults, without its groups' settings and its scheduler"
+    SAME_ON_CPU = "DeepSpeed's CPU Adam replaces it with the same result"
+    SAME_WITHOUT_DECAY = "DeepSpeed's CPU Adam replaces it, without weight decay with the same result"
+    SWAPPED = "accelerate replaces it by DeepSpeed's CPU Adam"
+    SWAP_KEEPS_GROUPS = "accelerate passes its parameter groups to DeepSpeed's CPU Adam, which can't use them"
+    SWAP_ARGUMENT = "accelerate passes adamw_mode to DeepSpeed's CPU Adagrad or Lion, which refuse it"
+    REFUSED_CLIENT = "with offload DeepSpeed only accepts its own CPU Adam and Lion"
+    UNTESTED = "DeepSpeed has not tested it with ZeRO, and requires zero_allow_untested_optimizer"
+    WHOLE_TENSORS = "its update uses factors or norms of whole tensors, and ZeRO passes it flat shards"
+    NEEDS_MATRICES = "it only supports matrices, and ZeRO passes it flat shards"
+    REBUILT = "ZeRO creates a new Adagrad from its defaults, without its groups' settings and its scheduler"
     GATHERED = "DeepSpeed gathers each matrix for its step"
-    REDUCE_SCATTER = "at stage 3 DeepSpeed's Muon needs zero_optimization.reduce_scatter to be false"
-    BLOCKS = "flat shards cut its 8-bit blocks elsewhere"
-    BF16_STEPS = "it orthogonalises in bf16, where the order of sums shows"
-    DECOUPLED = "DeepSpeed makes of Adam an AdamW unless adam_w_mode is false"
+    REDUCE_SCATTER = "at stage 3 DeepSpeed's Muon needs zero_optimization.reduce_scatter: false"
+    BLOCKS = "flat shards split its 8-bit blocks differently"
+    BF16_STEPS = "it orthogonalises in bf16, where the order of sums matters"
+    DECOUPLED = "DeepSpeed treats Adam as AdamW unless adam_w_mode is false"
     NO_SUCH_TYPE = "neither DeepSpeed nor torch.optim has an optimizer of this name"
-    NO_SECTION = "it stands for an optimizer section that is not there"
-    NOT_AN_OPTIMIZER = "it is accelerate's placeholder, and DeepSpeed takes a real optimizer only"
+    NO_SECTION = "it needs an optimizer section, which is missing"
+    NOT_AN_OPTIMIZER = "it is accelerate's placeholder, and DeepSpeed needs a real optimizer"
     ON_GPU = "it steps on the CPU, and without offload its parameters are on the GPU"
     ON_CPU = "it steps on the GPU, and offload keeps its parameters on the CPU"
     GPU_KERNEL = "its kernel is for GPUs"
     NEEDS_CLOSURE = "its step() needs a closure, which DeepSpeed's engine does not pass on"
     NEEDS_MUP = "the package mup makes it"
-    NOT_MEASURED = "nobody measured it"
+    NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRow:
-    """The outcome of some optimizers in some placements. None, or all stages and routes, mean "any"."""
+    """The behaviour of some optimizers in some placements. None, or all stages and routes, mean "any"."""
 
     optimizers: tuple[str, ...]
-    """Ids; "torch.*" stands for all that begin so, "*" for all."""
+    """Ids; "torch.*" matches a prefix, "*" everything."""
     answer: OptimizerAnswer
     cause: Cause
     _: KW_ONLY
     but_not: tuple[str, ...] = ()
-    """Ids that these patterns cover and the row does not."""
+    """Ids that these patterns match and the row excludes."""
     stages: tuple[ZeroStage, ...] = tuple(ZeroStage)
     routes: tuple[Route, ...] = tuple(Route)
     offloads_optimizer: bool | None = None
     forces_cpu_optimizer: bool | None = None
     allows_untested: bool | None = None
     error: tuple[float, float] | None = None
-    """Smallest and largest relative error of the weights that was measured, where it is above 1e-4; 1e6
-    stands for weights that are not finite any more."""
+    """Minimum and maximum measured relative error of the weights, if above 1e-4; 1e6 stands for weights that
+    are no longer finite."""
     says: str = ""
-    """Part of the error's text, where it is refused."""
+    """Part of the error message, if refused."""
     not_run: str = ""
     """The hardware that a measurement needs beyond a CPU; the evidence is the libraries' source."""
 
@@ -170,17 +168,16 @@ def verdict(
     route: Route,
     allows_untested: bool = False,
 ) -> OptimizerRow:
-    """Return the row of a combination. Every combination has one; parameter offload has changed none.
+    """Return the row of a combination. Every combination has one; parameter offload changes none.
 
     Args:
-        optimizer: its id; one that the table does not know is judged by what accelerate and DeepSpeed do with
-            any optimizer.
+        optimizer: its id; unknown ids get what accelerate and DeepSpeed do with any optimizer.
         zero_stage: what is partitioned.
-        optimizer_offload: where the optimizer's states are; cpu and nvme come to the same answers.
+        optimizer_offload: where the optimizer's states are; cpu and nvme give the same answers.
         forces_cpu_optimizer: DeepSpeed's zero_force_ds_cpu_optimizer, true by default.
-        route: who hands the optimizer to DeepSpeed.
-        allows_untested: DeepSpeed's zero_allow_untested_optimizer; accelerate and Trainer set it by
-            themselves for optimizers of the script.
+        route: the library that passes the optimizer to DeepSpeed.
+        allows_untested: DeepSpeed's zero_allow_untested_optimizer; accelerate and Trainer set it for the
+            script's own optimizers.
     """
     offloads = optimizer_offload is not OffloadDevice.NONE
     for row in ROWS:
@@ -223,7 +220,7 @@ ROWS = (
     OptimizerRow(
         ("config.SparseAdam",), _UNKNOWN, Cause.NOT_MEASURED, not_run="a model with sparse gradients"
     ),
-    # What DeepSpeed makes of its own section: nobody swaps or refuses it under offload.
+    # DeepSpeed's optimizer section: nothing is replaced or refused under offload.
     OptimizerRow(("config.Lion",), _ALLOWED, Cause.GPU_KERNEL, offloads_optimizer=False, not_run=_GPU),
     OptimizerRow(
         ("config.Lamb",), _REFUSED, Cause.UNTESTED, stages=_SHARDED, allows_untested=False, not_run=_GPU
@@ -256,7 +253,7 @@ ROWS = (
     ),
     OptimizerRow(("config.Muon",), _ALLOWED, Cause.GATHERED),
     OptimizerRow(("config.AdamW", "config.Lion"), _ALLOWED, Cause.ELEMENTWISE),
-    # DeepSpeed's kernels without a counterpart on the CPU: not even made there.
+    # DeepSpeed's kernels without a CPU counterpart: they can't even be created there.
     *(
         OptimizerRow(
             _GPU_ONLY,
@@ -281,7 +278,7 @@ ROWS = (
         allows_untested=False,
         not_run=_GPU,
     ),
-    # The script's own optimizer, handed to DeepSpeed by the script.
+    # The script's own optimizer, passed to DeepSpeed by the script.
     OptimizerRow(
         ("deepspeed.DeepSpeedCPUAdam", "deepspeed.DeepSpeedCPULion"),
         _ALLOWED,
@@ -308,7 +305,7 @@ ROWS = (
         allows_untested=False,
         says="You are using an untested ZeRO Optimizer",
     ),
-    # The script's own optimizer under offload: what accelerate puts in its place.
+    # The script's own optimizer under offload: accelerate's replacements.
     *(
         OptimizerRow(
             optimizers,
@@ -378,9 +375,9 @@ ROWS = (
     OptimizerRow(EIGHT_BIT, _DIFFERENT, Cause.BLOCKS, stages=_SHARDED, error=(0.0028, 0.028)),
     OptimizerRow(_KNOWN, _ALLOWED, Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
     OptimizerRow(_KNOWN, _ALLOWED, Cause.ELEMENTWISE),
-    # What the table does not know.
+    # Unknown optimizers.
     OptimizerRow(("config.*",), _REFUSED, Cause.NO_SUCH_TYPE, says="is not a supported DeepSpeed Optimizer"),
     OptimizerRow(("*",), _ALLOWED, Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
     OptimizerRow(("*",), _UNKNOWN, Cause.NOT_MEASURED, not_run="the optimizer itself"),
 )
-"""The table: for each combination, the first row that fits."""
+"""The table: the first matching row counts."""

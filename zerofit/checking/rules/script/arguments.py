@@ -1,4 +1,4 @@
-"""Rules of scripts: the arguments that a launcher hands to them."""
+"""Rules on scripts: arguments passed by a launcher."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _TAKES = changed(
 @Rule(
     id="script-must-take-local-rank",
     severity=Severity.ERROR,
-    summary="the deepspeed launcher hands --local_rank to the script, which refuses it",
-    why="parse_args() ends the script at an argument that the parser does not have",
+    summary="the deepspeed launcher passes --local_rank to the script, which refuses it",
+    why="parse_args() exits at an unknown argument",
     fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
     see=f"{DEEPSPEED}/launcher/launch.py",
     bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
@@ -63,7 +63,7 @@ def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
     if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
         return
     for call in unchecked(situation, Action.PARSE_STRICTLY):
-        # argparse takes the beginning of a longer option for the option.
+        # argparse accepts a prefix of a longer option.
         takes = any(option == "**" or option.startswith(_HANDED_OVER) for option in call.options)
         if not takes:
             yield hit(call.seen, f" without {_HANDED_OVER}")

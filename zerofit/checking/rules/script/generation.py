@@ -1,4 +1,4 @@
-"""Rules of scripts: what keeps ranks in step while they generate."""
+"""Rules on scripts: keeping ranks in step during generation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _doing(lines: str, script: str = INFERENCE) -> str:
     id="zero3-ranks-run-equally-often",
     severity=Severity.ERROR,
     summary="under ZeRO-3 every rank must run the model as often as the others",
-    why="a rank that has run out of prompts or batches sends its part of the weights to nobody any more",
+    why="a rank without prompts or batches no longer sends its part of the weights",
     fix="call zerofit.generate(model, prompts) on every rank, or pad each rank's part to one length: "
     "split_between_processes(prompts, apply_padding=True)",
     see=f"{_DOCS}/usage_guides/distributed_inference",
@@ -79,8 +79,8 @@ def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
 @Rule(
     id="zero3-no-assisted-generation",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 an assistant takes ranks out of step",
-    why="it generates in each round, as often as this rank's prompt needs, and waits for all ranks",
+    summary="under ZeRO-3 an assistant model gets ranks out of step",
+    why="it generates in each round, as often as the rank's prompt needs, and waits for all ranks",
     fix="leave the assistant out; prompt_lookup_num_tokens runs no second model and stays in step",
     see=f"{_GENERATION}/candidate_generator.py",
     bad=Example(deepspeed=zero(3), script=_doing(_ASSISTED, _ALONE)),
@@ -104,7 +104,7 @@ def _sets(call: ScriptCall, name: str) -> bool:
 @Rule(
     id="zero3-no-chunked-prefill",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 prefill_chunk_size takes ranks with prompts of other lengths out of step",
+    summary="under ZeRO-3 prefill_chunk_size gets ranks with prompts of different lengths out of step",
     why="each chunk of a prompt is a forward pass, and a longer prompt has more of them",
     fix="leave prefill_chunk_size out, or pad the prompts of all ranks to one length",
     see=f"{_GENERATION}/utils.py",
@@ -122,8 +122,8 @@ def _prefills_in_chunks(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="gather-needs-padded-tokens",
     severity=Severity.ERROR,
-    summary="generated tokens must be padded before ranks gather them",
-    why="each rank's longest completion has another length, and gather() wants tensors of one shape",
+    summary="generated tokens must be padded before gathering",
+    why="the longest completion differs between ranks, and gather() needs tensors of the same shape",
     fix="gather accelerator.pad_across_processes(tokens, dim=1), or call zerofit.generate()",
     see=f"{_DOCS}/package_reference/accelerator#accelerate.Accelerator.pad_across_processes",
     bad=Example(deepspeed=zero(3), script=_doing(_GATHERED)),
@@ -141,7 +141,7 @@ def _gathers_ragged(situation: Situation) -> Iterator[Hit]:
         return
     for call in script.find(Action.GATHER):
         if call.new_tokens is not None:
-            yield hit(call.seen, " of what generate() returned", call.new_tokens)
+            yield hit(call.seen, " of the output of generate()", call.new_tokens)
 
 
 RULES = declared(vars())

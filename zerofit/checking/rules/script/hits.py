@@ -1,4 +1,4 @@
-"""Helpers of the script rules: if DeepSpeed runs, at which stage, and how a call is shown."""
+"""Helpers of the script rules: whether DeepSpeed is used, at which stage, and the text for a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 
 
 def unchecked(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
-    """Yield the script's calls of these actions that stand under no condition on DeepSpeed."""
+    """Yield the script's calls with these actions that are under no condition on DeepSpeed."""
     for call in situation.script.find(*actions) if situation.script else ():
         if not call.is_engine_checked:
             yield call
@@ -30,21 +30,22 @@ def unchecked(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
 def hit(
     seen: Sighting, behind: str = "", confidence: Confidence = Confidence.LIKELY, fix: str | None = None
 ) -> Hit:
-    """Return a finding about a piece of the source."""
+    """Return a finding on a piece of the source."""
     return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence, fix=fix)
 
 
 def says_how_often(share: Sighting) -> str:
-    """Return the words behind a call that one rank may make more often than another."""
+    """Return the text for a call that one rank may make more often than another."""
     return f", on each rank as often as `{share.text}` says"
 
 
 def at_stages(
     *stages: ZeroStage,
 ) -> Callable[[Callable[[Situation], Iterable[Hit]]], Callable[[Situation], Iterator[Hit]]]:
-    """Return a decorator: what the predicate finds in the script counts under DeepSpeed at these stages only.
+    """Return a decorator that restricts a predicate on the script to DeepSpeed at these stages.
 
-    The settings are asked for only where the script has something: for no other does the rule stay open.
+    The settings are only queried if the script has a hit, so that the rule is not undecided for other
+    scripts.
     """
 
     def decorate(find: Callable[[Situation], Iterable[Hit]]) -> Callable[[Situation], Iterator[Hit]]:
@@ -59,7 +60,7 @@ def at_stages(
 
 
 def _is_deepspeed_at(situation: Situation, stages: tuple[ZeroStage, ...]) -> bool:
-    engine = known(situation.settings.engine, "what runs the training step")
+    engine = known(situation.settings.engine, "the engine")
     if engine.value is not Engine.DEEPSPEED:
         return False
     return stages == EVERY_STAGE or stage_of(situation).value in stages

@@ -1,4 +1,4 @@
-"""Rules of scripts: models that only run, without or beside training."""
+"""Rules on scripts: models that only run inference, without or beside training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KEEPS_WEIGHTS = {
     "gradient_clipping": 0.0,
     "zero_optimization": {"stage": 3, **_WHOLE},
 }
-"""DeepSpeed's own limits of live weights: those of a small model stay gathered from one pass to the next."""
+"""DeepSpeed's default limits of live parameters: small models stay gathered between passes."""
 _AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
 _TWICE = changed(EVALUATES, "trainer.train()\n", "trainer.evaluate()\ntrainer.train()\n")
 _ONLY = changed(EVALUATES, "trainer.train()\n", "")
@@ -59,9 +59,9 @@ _TRAINER = "https://github.com/huggingface/transformers/issues/30205"
 @Rule(
     id="inference-model-not-prepared",
     severity=Severity.ADVICE,
-    summary="ZeRO does nothing for a model that is not prepared",
-    why="each rank runs its own whole model, and prepare() is what would make a DeepSpeed engine",
-    fix="run without DeepSpeed; where the model is too large for one GPU, prepare it with {zero_stage} 3",
+    summary="ZeRO has no effect on a model that is not prepared",
+    why="each rank runs its own whole model; only prepare() creates a DeepSpeed engine",
+    fix="run without DeepSpeed; if the model is too large for one GPU, prepare it with {zero_stage} 3",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
     bad=Example(deepspeed=zero(2), script=_UNPREPARED),
     good=Example(deepspeed=zero(3), script=INFERENCE),
@@ -76,15 +76,15 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
         return
     call = next((call for call in script.find(*_RUNS) if call.is_model_left_alone), None)
     if call is not None and not call.is_engine_checked:
-        yield hit(call.seen, f" of a model that nothing prepares, with {stage_of(situation).text}")
+        yield hit(call.seen, f" of an unprepared model, with {stage_of(situation).text}")
 
 
 @Rule(
     id="zero3-model-needs-engine",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 a model that no engine holds can't run",
-    why="from_pretrained() and from_config() partition it as it is made, and only an engine gathers it",
-    fix="prepare it, or make it before the Accelerator or the TrainingArguments, whole on every rank",
+    summary="under ZeRO-3 a model outside any engine can't run",
+    why="from_pretrained() and from_config() partition it at construction, and only an engine gathers it",
+    fix="prepare it, or create it before the Accelerator or the TrainingArguments, whole on every rank",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
     bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
     good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
@@ -94,14 +94,14 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
 def _left_alone(situation: Situation) -> Iterator[Hit]:
     for call in unchecked(situation, *_RUNS):
         if call.is_model_left_alone:
-            yield hit(call.seen, " of a model that no engine holds")
+            yield hit(call.seen, " of a model outside any engine")
 
 
 @Rule(
     id="zero3-no-inference-mode",
     severity=Severity.ERROR,
     summary="under ZeRO-3 torch.inference_mode() and training exclude each other",
-    why="weights that are gathered in it stay gathered, and autograd refuses them in the next step",
+    why="weights gathered in it stay gathered, and autograd refuses them in the next step",
     fix="use torch.no_grad()",
     see="https://github.com/snowflakedb/ArcticTraining/pull/265",
     bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_WATCHES),
@@ -120,8 +120,8 @@ def _inference_mode(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="trainer-inference-needs-zero3",
     severity=Severity.ERROR,
-    summary="a Trainer that has not trained can evaluate and predict under ZeRO-3 alone",
-    why="the other stages have nothing to partition without an optimizer, and transformers refuses them",
+    summary="a Trainer that has not trained can only evaluate and predict under ZeRO-3",
+    why="the other stages have nothing to partition without an optimizer, so transformers refuses them",
     fix="run without DeepSpeed, set {zero_stage} to 3, or evaluate after train()",
     see=_TRAINER,
     bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
@@ -142,8 +142,8 @@ def _how_sure(call: ScriptCall) -> Confidence:
 @Rule(
     id="zero3-evaluate-before-train",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 a Trainer that has evaluated can't train any more",
-    why="evaluate() makes an engine without an optimizer, and train() goes on with what is left of it",
+    summary="under ZeRO-3 a Trainer can't train after evaluate()",
+    why="evaluate() creates an engine without an optimizer, and train() reuses it",
     fix="evaluate after train(), or set eval_on_start=True in the TrainingArguments",
     see="https://github.com/huggingface/transformers/pull/44889",
     bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),

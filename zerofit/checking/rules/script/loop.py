@@ -1,4 +1,4 @@
-"""Rules of scripts: what the training loop counts, clips and runs twice."""
+"""Rules on scripts: accumulation, clipping and repeated passes in the training loop."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guide
     id="accumulation-needs-accumulate",
     severity=Severity.ERROR,
     summary="gradient accumulation needs accelerator.accumulate()",
-    why="outside it every micro-batch is a step of its own, with gradients divided by the steps",
+    why="outside it every micro-batch is a separate step, with gradients divided by the steps",
     fix="put the step into `with accelerator.accumulate(model):`, or set the steps to 1",
     see=_ACCUMULATION_DOCS,
     bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
@@ -114,7 +114,7 @@ def _never_accumulates(situation: Situation) -> Iterator[Hit]:
 
 
 def _own_loop(situation: Situation) -> ScriptFacts | None:
-    """Return a script with Accelerator() that runs backward() itself and never calls accumulate()."""
+    """Return a script with Accelerator() that calls backward() itself and never accumulate()."""
     script = situation.script
     if script is None or script.route is not Route.ACCELERATE or script.find(Action.ACCUMULATE):
         return None
@@ -122,7 +122,7 @@ def _own_loop(situation: Situation) -> ScriptFacts | None:
 
 
 def _by_hand(script: ScriptFacts) -> Iterator[ScriptCall]:
-    """Yield the optimizer's steps that come every few steps, where backward() comes in each."""
+    """Yield the optimizer steps under a modulo condition, with backward() in every iteration."""
     in_each = {call.loop for call in script.find(Action.BACKWARD) if call.every_few_steps is None}
     for call in script.find(Action.STEP):
         if call.every_few_steps is not None and call.loop in in_each and not call.is_engine_checked:
@@ -130,12 +130,12 @@ def _by_hand(script: ScriptFacts) -> Iterator[ScriptCall]:
 
 
 def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
-    """Return what asks for accumulation, in the user's words; None where nothing surely does."""
+    """Return the user's setting that requests accumulation; None if there certainly is none."""
     entry = situation.deepspeed.at("gradient_accumulation_steps") if situation.deepspeed else None
     if entry is not None and isinstance(entry.plain, int):
         return f"gradient_accumulation_steps={entry.plain}" if entry.plain > 1 else None
     if situation.deepspeed is not None and entry is None:
-        return None  # another fault: accelerate then takes 1, whatever the script says
+        return None  # another error: accelerate then uses 1, whatever the script says
     for keyword in script.accelerator_keywords:
         is_number = isinstance(keyword.value, int) and keyword.value > 1
         if keyword.name == "gradient_accumulation_steps" and is_number:
@@ -146,8 +146,8 @@ def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
 @Rule(
     id="accumulation-by-hand",
     severity=Severity.ERROR,
-    summary="under DeepSpeed accelerate can't accumulate by hand",
-    why="accelerator.backward() runs DeepSpeed's step too, and each micro-batch is a step of its own",
+    summary="under DeepSpeed manual accumulation does not work with accelerate",
+    why="accelerator.backward() also runs DeepSpeed's step, so each micro-batch is a separate step",
     fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
     see=f"{ACCELERATE}/utils/deepspeed.py",
     bad=Example(deepspeed=zero(1), script=_BY_HAND),
@@ -191,8 +191,8 @@ def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="deepspeed-clips-by-its-own",
     severity=Severity.WARNING,
-    summary="under DeepSpeed the script's clip_grad_norm_() does nothing",
-    why="DeepSpeed has clipped and stepped inside backward(), by its own gradient_clipping",
+    summary="under DeepSpeed the script's clip_grad_norm_() has no effect",
+    why="DeepSpeed has already clipped and stepped inside backward(), with its own gradient_clipping",
     fix="set {gradient_clipping} to the script's value",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed=zero(1), script=_CLIPS),
@@ -221,8 +221,8 @@ def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="two-forwards-need-new-checkpointing",
     severity=Severity.ERROR,
-    summary="two forward passes for one backward need use_reentrant=False under ZeRO-2 and ZeRO-3",
-    why="reentrant checkpointing runs a backward of its own in each, and reduces the same gradient twice",
+    summary="two forward passes per backward need use_reentrant=False under ZeRO-2 and ZeRO-3",
+    why="reentrant checkpointing runs a nested backward in each, and reduces the same gradient twice",
     fix="set use_reentrant to False, or join both batches into one forward pass",
     see="https://github.com/deepspeedai/DeepSpeed/issues/988",
     bad=Example(deepspeed=zero(2), script=_TWICE),
@@ -260,7 +260,7 @@ def _is_reentrant(call: ScriptCall) -> bool:
     evidence=fails("The size of tensor a"),
 )
 def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
-    """Find both in one script, whatever runs it; the Trainer's own switch counts like the model's."""
+    """Find both in one script; Trainer's option counts like the model's."""
     script = situation.script
     for prefix in script.find(Action.TUNE_PREFIX) if script else ():
         for said in map(situation.arguments.find, _CHECKPOINTING_FIELDS):

@@ -1,4 +1,4 @@
-"""Rules of scripts: what must come before what, and what prepare() takes."""
+"""Rules on scripts: order of calls, and arguments of prepare()."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
-"""Words for a device_map that spreads the layers over all GPUs of the machine."""
+"""Values of device_map that spread the layers over all GPUs of the machine."""
 _LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 _LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
 _MADE_WHOLE = changed(
@@ -58,7 +58,7 @@ print("weights", f"{outputs.abs().sum().item():.6f}")
     id="zero3-device-map",
     severity=Severity.ERROR,
     summary="device_map and ZeRO-3 exclude each other",
-    why="ZeRO-3 itself decides where each part of a weight lies, and transformers refuses both together",
+    why="ZeRO-3 places each part of a weight itself, so transformers refuses both together",
     fix="leave device_map out of from_pretrained()",
     see="https://huggingface.co/docs/transformers/deepspeed#zero",
     bad=Example(
@@ -92,8 +92,8 @@ def _device_map_of(model: Model) -> list[Keyword]:
 @Rule(
     id="device-map-not-on-ranks",
     severity=Severity.ERROR,
-    summary="a model that device_map spreads over devices can't be prepared on ranks",
-    why="under DeepSpeed each rank has a device of its own, and accelerate refuses a model on several",
+    summary="a model spread over devices by device_map can't be prepared on several ranks",
+    why="under DeepSpeed each rank has one device, and accelerate refuses a model on several",
     fix="leave device_map out of from_pretrained()",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(
@@ -120,7 +120,7 @@ def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
 
 
 def _may_have_gpus(situation: Situation) -> bool:
-    """True if a rank may see several GPUs."""
+    """Return True if a rank may see several GPUs."""
     ranks = situation.topology
     return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
 
@@ -133,9 +133,9 @@ def _refused_by_zero3(situation: Situation, model: Model) -> bool:
 @Rule(
     id="zero3-model-made-too-early",
     severity=Severity.ADVICE,
-    summary="under ZeRO-3 the model is to be made after Accelerator() or TrainingArguments()",
-    why="only then does transformers know of ZeRO-3; before, every rank loads the whole model",
-    fix="make the Accelerator or the TrainingArguments first",
+    summary="under ZeRO-3 the model must be created after Accelerator() or TrainingArguments()",
+    why="only then does transformers know about ZeRO-3; before, every rank loads the whole model",
+    fix="create the Accelerator or the TrainingArguments first",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
     bad=Example(deepspeed=zero(3), script=_EARLY),
     good=Example(deepspeed=zero(3), script=LOADED),
@@ -151,9 +151,9 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="zero3-model-made-whole",
     severity=Severity.ADVICE,
-    summary="under ZeRO-3 a model's class called directly makes the whole model on every rank",
-    why="only from_pretrained() and from_config() partition each layer as it is made",
-    fix="use from_pretrained() or from_config(), or make it inside `with deepspeed.zero.Init():`",
+    summary="under ZeRO-3 calling a model's class directly creates the whole model on every rank",
+    why="only from_pretrained() and from_config() partition each layer at construction",
+    fix="use from_pretrained() or from_config(), or create it inside `with deepspeed.zero.Init():`",
     see="https://deepspeed.readthedocs.io/en/latest/zero3.html#constructing-massive-models",
     bad=Example(deepspeed=zero(3), script=_MADE_WHOLE),
     good=Example(deepspeed=zero(3), script=LOADED),
@@ -169,7 +169,7 @@ def _made_whole(situation: Situation) -> Iterator[Hit]:
     id="resize-before-prepare",
     severity=Severity.ERROR,
     summary="embeddings must be resized before the model is prepared",
-    why="DeepSpeed holds the parameters that it was given, and the new ones are none of them",
+    why="DeepSpeed keeps the original parameters, and does not know the new ones",
     fix="call resize_token_embeddings() before prepare()",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/deepspeed",
     bad=Example(deepspeed=zero(3), script=changed(LANGUAGE, _FIRST_STEP, f"{_RESIZE}{_FIRST_STEP}")),
@@ -189,8 +189,8 @@ def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="zero3-compile-after-prepare",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 prepare() can't take a model that went through torch.compile()",
-    why="DeepSpeed marks modules by attributes, and the compiled wrapper does not have them",
+    summary="under ZeRO-3 prepare() can't take a model compiled by torch.compile()",
+    why="DeepSpeed sets attributes on modules, which the compiled wrapper lacks",
     fix="leave torch.compile() out, or call engine.compile() after prepare()",
     see="https://github.com/deepspeedai/DeepSpeed/issues/6961",
     bad=Example(
@@ -204,15 +204,15 @@ def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
 def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
     for call in unchecked(situation, Action.PREPARE):
         if call.is_compiled:
-            yield hit(call.seen, " of a model that went through torch.compile()")
+            yield hit(call.seen, " of a model compiled by torch.compile()")
 
 
 @Rule(
     id="one-model-per-accelerator",
     severity=Severity.ERROR,
-    summary="under DeepSpeed one Accelerator prepares one model",
-    why="prepare() makes one DeepSpeed engine, and accelerate refuses a second model",
-    fix="prepare the model that trains, and move the others to accelerator.device",
+    summary="under DeepSpeed an Accelerator can only prepare one model",
+    why="prepare() creates one DeepSpeed engine, and accelerate refuses a second model",
+    fix="prepare the trained model, and move the others to accelerator.device",
     see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
     bad=Example(deepspeed=zero(1), script=_TWO),
     good=Example(deepspeed=zero(1), script=_STUDENT),
@@ -229,8 +229,8 @@ def _several_models(situation: Situation) -> Iterator[Hit]:
     id="zero12-needs-optimizer",
     severity=Severity.ERROR,
     summary="ZeRO-1 and ZeRO-2 need an optimizer",
-    why="they partition the optimizer's states and gradients, and evaluation alone has none",
-    fix="run without DeepSpeed, or set {zero_stage} to 3 where the model is too large for one GPU",
+    why="they partition optimizer states and gradients, which evaluation lacks",
+    fix="run without DeepSpeed, or set {zero_stage} to 3 if the model is too large for one GPU",
     see=f"{DEEPSPEED}/runtime/engine.py",
     bad=Example(deepspeed=zero(2), script=_EVALUATION),
     good=Example(deepspeed=zero(3), script=_EVALUATION),

@@ -1,4 +1,4 @@
-"""Rules of scripts: what every rank must take part in."""
+"""Rules on scripts: calls that every rank must make."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False
 @Rule(
     id="all-ranks-must-meet",
     severity=Severity.ERROR,
-    summary="what waits for every rank must not run on one rank alone",
-    why="the call ends only when every rank has made it, and the others never come",
-    fix="take it out of the condition; keep under it what prints or writes a file of its own",
+    summary="a call that waits for every rank must not run on one rank only",
+    why="the call only returns when every rank has made it, and the others never do",
+    fix="move it out of the condition; keep only printing and writing separate files inside",
     see=f"{_DOCS}/concept_guides/deferring_execution",
     bad=Example(deepspeed=zero(1), script=ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
     good=Example(deepspeed=zero(1), script=ending(SMALL, "accelerator.wait_for_everyone()")),
@@ -78,7 +78,7 @@ def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]
 
 def _under(call: ScriptCall) -> Hit:
     condition = f"`{call.one_rank.text}`" if call.one_rank else ""
-    return hit(call.seen, f" where {condition} does not hold" if call.is_otherwise else f" under {condition}")
+    return hit(call.seen, f" if {condition} is false" if call.is_otherwise else f" under {condition}")
 
 
 @Rule(
@@ -86,7 +86,7 @@ def _under(call: ScriptCall) -> Hit:
     severity=Severity.ERROR,
     summary="a DeepSpeed checkpoint must be saved by every rank",
     why="each rank writes its own part and waits for the others, at every ZeRO stage",
-    fix="take it out of the condition",
+    fix="move it out of the condition",
     see="https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html",
     bad=Example(deepspeed=zero(2), script=ending(SMALL, _on_main(_SAVES_STATE))),
     good=Example(deepspeed=zero(2), script=ending(SMALL, _SAVES_STATE)),
@@ -101,9 +101,9 @@ def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="zero3-weights-need-all-ranks",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 one rank alone can't run a model or collect its weights",
-    why="every rank holds a part of each weight, and whoever needs it waits until all have sent theirs",
-    fix="take it out of the condition, so that every rank runs it; {zero_stage} 2 needs no change",
+    summary="under ZeRO-3 a single rank can't run a model or collect its weights",
+    why="every rank has a part of each weight, and a rank that needs it waits until all have sent theirs",
+    fix="move it out of the condition, so that every rank runs it; {zero_stage} 2 needs no change",
     see="https://deepspeed.readthedocs.io/en/latest/zero3.html",
     bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _on_main(_GENERATES))),
     good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _GENERATES)),
@@ -121,9 +121,9 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="zero3-save-needs-gathered-weights",
     severity=Severity.ERROR,
-    summary="under ZeRO-3 a model by itself has no weights to save",
-    why="between steps each weight is an empty placeholder, and those are what state_dict() returns",
-    fix="give save_pretrained() state_dict=accelerator.get_state_dict(model), called on every rank",
+    summary="under ZeRO-3 a model itself has no weights to save",
+    why="between steps each weight is an empty placeholder, which state_dict() returns",
+    fix="pass state_dict=accelerator.get_state_dict(model) to save_pretrained(), called on every rank",
     see=f"{_DOCS}/usage_guides/deepspeed#saving-and-loading",
     bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
     good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
@@ -141,7 +141,7 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
     id="zero3-generate-in-step",
     severity=Severity.ERROR,
     summary="under ZeRO-3 ranks must generate in step",
-    why="a rank that ends early stops sending its part of the weights to those that go on",
+    why="a rank that finishes early stops sending its part of the weights to the others",
     fix="leave synced_gpus out, or set it to True",
     see="https://huggingface.co/docs/transformers/main_classes/text_generation",
     bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
@@ -150,7 +150,7 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _generates_out_of_step(situation: Situation) -> Iterator[Hit]:
-    # DeepSpeed's hybrid engine has a generate() of its own.
+    # DeepSpeed's hybrid engine has its own generate().
     has_hybrid = any(unchecked(situation, Action.INITIALIZE))
     for call in unchecked(situation, Action.GENERATE):
         synced = call.keyword("synced_gpus")

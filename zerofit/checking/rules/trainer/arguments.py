@@ -1,4 +1,4 @@
-"""Rules of TrainingArguments: its fields, and values that Trainer holds against the DeepSpeed file."""
+"""Rules on TrainingArguments: its fields, and values that Trainer compares with the DeepSpeed file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _ONE_FIELD: Mapping[tuple[str, ...], str] = {
     ("optimizer", "params", "weight_decay"): "weight_decay",
     ("scheduler", "params", "warmup_max_lr"): "learning_rate",
 }
-"""Keys of the DeepSpeed file that Trainer compares, and the field with which (trainer_config_process)."""
+"""Keys of the DeepSpeed file that Trainer compares, and the field it compares with
+(trainer_config_process)."""
 _EITHER_FIELD: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("fp16", "enabled"): ("fp16", "fp16_full_eval"),
     ("bf16", "enabled"): ("bf16", "bf16_full_eval"),
@@ -45,7 +46,7 @@ _OPTIMIZERS_ALIKE = {
     "adamw": ("adamw_torch", "adamw_torch_fused"),
     "adam": ("adamw_torch", "adamw_torch_fused"),
 }
-"""DeepSpeed's Adam is AdamW too, adam_w_mode being its default."""
+"""DeepSpeed's Adam is AdamW too, since adam_w_mode is true by default."""
 _SCHEDULERS_ALIKE = {
     "warmuplr": ("constant_with_warmup", "constant"),
     "warmupdecaylr": ("linear",),
@@ -54,7 +55,7 @@ _SCHEDULERS_ALIKE = {
 
 
 def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that finds a field whose key is missing in the file, and so has its default."""
+    """Return a predicate that finds a field whose key is missing in the file and so has its default."""
 
     def find(situation: Situation) -> Iterator[Hit]:
         said, file = situation.arguments.find(field), situation.deepspeed
@@ -80,8 +81,8 @@ def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) 
 @Rule(
     id="trainer-values-differ",
     severity=Severity.ERROR,
-    summary="Trainer refuses a DeepSpeed file that says otherwise than its arguments",
-    why='Trainer compares the two as they stand, 8 and "8" being different, and fills in "auto" alone',
+    summary="Trainer refuses a DeepSpeed file that contradicts its arguments",
+    why='Trainer compares the values without conversion, 8 and "8" differ, and only fills in "auto"',
     fix='write "auto" in the DeepSpeed file, and the value in TrainingArguments',
     see=_INTEGRATION,
     bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
@@ -99,14 +100,14 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
             file,
             path,
             said.text,
-            fix=fix if is_said else f"{fix}, and give {names[0]} its value",
+            fix=fix if is_said else f"{fix}, and set {names[0]} to its value",
             edits=(SetValue(document=file.name, path=path, value="auto"),) if is_said else (),
             confidence=said.confidence,
         )
 
 
 def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
-    """Yield each key of the DeepSpeed file that Trainer compares, its fields, and the value they want."""
+    """Yield each key of the DeepSpeed file that Trainer compares, its fields, and their value."""
     searches = trainer.find_or_default("auto_find_batch_size")
     for path, name in _ONE_FIELD.items():
         said = trainer.find_or_default(name)
@@ -129,15 +130,15 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _is_read(value: Any) -> bool:
-    """Return True if a value is a number or true or false, not a text such as $RATE."""
+    """Return True if a value is a number or boolean rather than a text such as $RATE."""
     return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
 _TRAINER_ACCUMULATION_NOT_IN_FILE = Rule(
     id="trainer-accumulation-not-in-file",
     severity=Severity.ERROR,
-    summary="DeepSpeed does not accumulate what TrainingArguments ask for",
-    why="a DeepSpeed file without gradient_accumulation_steps means 1, and nobody says that it differs",
+    summary="DeepSpeed ignores the accumulation steps of TrainingArguments",
+    why="a DeepSpeed file without gradient_accumulation_steps means 1, without a warning",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
     see=f"{ACCELERATE}/utils/dataclasses.py",
     find=_missing(_STEPS, _STEPS, 1),
@@ -151,7 +152,8 @@ _TRAINER_CLIPPING_NOT_IN_FILE = Rule(
     id="trainer-clipping-not-in-file",
     severity=Severity.WARNING,
     summary="DeepSpeed does not clip at max_grad_norm",
-    why="a DeepSpeed file without gradient_clipping means 1.0, and the engine clips, not Trainer",
+    why="a DeepSpeed file without gradient_clipping means 1.0, and clipping is done by the engine, not by "
+    "Trainer",
     fix='write gradient_clipping: "auto" in the DeepSpeed file',
     see="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/constants.py",
     find=_missing("max_grad_norm", "gradient_clipping", 1.0),
@@ -164,8 +166,8 @@ _TRAINER_CLIPPING_NOT_IN_FILE = Rule(
 @Rule(
     id="trainer-argument-overridden",
     severity=Severity.WARNING,
-    summary="the DeepSpeed file's optimizer and scheduler take the place of TrainingArguments' own",
-    why="where the file has the section Trainer makes none of its own, and says nothing",
+    summary="the DeepSpeed file's optimizer and scheduler replace those of TrainingArguments",
+    why="if the file has the section, Trainer silently does not create its own",
     fix="keep one of the two",
     see=_INTEGRATION,
     bad=_with("--optim sgd", **_ADAMW),
@@ -181,15 +183,15 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
             continue
         if isinstance(said.value, str) and is_literal(said.value):
             found = f"{said.text} with {say(file, section, 'type')}"
-            fix = f"take {section} out of {file.name}, or leave {name} out"
+            fix = f"remove {section} from {file.name}, or leave {name} out"
             yield hit_at(file, (section,), found=found, fix=fix, confidence=said.confidence)
 
 
 @Rule(
     id="trainer-takes-one-half-precision",
     severity=Severity.ERROR,
-    summary="TrainingArguments take one of bf16 and fp16",
-    why="a run has one format for forward and backward",
+    summary="TrainingArguments accept only one of bf16 and fp16",
+    why="a run has one precision for forward and backward",
     fix="keep bf16, or fp16 on GPUs before Ampere",
     see=_ARGUMENTS,
     bad=_with("--use_cpu --bf16 --fp16"),
@@ -207,7 +209,7 @@ def _both_halves(situation: Situation) -> Iterator[Hit]:
     id="training-argument-unknown",
     severity=Severity.ERROR,
     summary="TrainingArguments have no such field",
-    why="transformers refuses an argument that it does not know, or no longer knows",
+    why="transformers refuses unknown and removed arguments",
     fix="take it out",
     see=_ARGUMENTS,
     bad=_with("--evaluation_strategy no"),
@@ -228,7 +230,7 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         instead = gone.get(said.value, f"write {near}" if near else None)
         yield hit_of(said, fix=_use(instead))
     for name, argument in trainer.said.items():
-        if name in gone:  # of a command line, where another class of the script may have it
+        if name in gone:  # on a command line, another class of the script may use it
             yield replace(hit_of(argument, fix=_use(gone[name])), confidence=Confidence.LIKELY)
 
 
@@ -240,8 +242,8 @@ def _use(instead: str | None) -> str | None:
     id="trainer-unknown-optimizer",
     severity=Severity.ERROR,
     summary="Trainer has no optimizer of this name",
-    why="optim takes the names of transformers' OptimizerNames alone",
-    fix="give optim a name that Trainer knows",
+    why="optim only accepts the names in transformers' OptimizerNames",
+    fix="set optim to a name that Trainer knows",
     see=_ARGUMENTS,
     bad=_with("--optim adamw_hf"),
     good=_with("--optim adamw_torch"),

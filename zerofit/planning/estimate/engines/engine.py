@@ -61,7 +61,7 @@ class Setup:
     other_weight_bytes: int = 0
     """Of the models that the script holds beside the one that it trains, on each GPU."""
     rows_per_sample: int = 1
-    """Rows that the model is given of one sample: two of a pair that a preference loss compares."""
+    """Rows of the model's input per sample: two for a preference pair."""
 
     @property
     def trains_adapters(self) -> bool:

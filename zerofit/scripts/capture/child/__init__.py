@@ -1,1 +1,1 @@
-"""The capture: a child process that runs a script up to the moment at which its training would begin."""
+"""The child process of a capture: runs a script up to where its training would begin."""

@@ -1,7 +1,7 @@
 """Captures a script: python -m zerofit.scripts.capture.child FOLDER TARGET...
 
-TARGET is a script or `-m module`, then its arguments. FOLDER holds spec.json, and gets capture.json or
-failure.json.
+TARGET is a script or `-m module`, followed by its arguments. FOLDER contains spec.json, and receives
+capture.json or failure.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the target until its training would begin, and leave what was seen in the folder."""
+    """Run the target until its training would begin, and write the result into the folder."""
     folder, *target = arguments
     seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=_spec_in(Path(folder)))
     guard(seen.folder)
@@ -57,7 +57,7 @@ def _spec_in(folder: Path) -> CaptureSpec:
 
 
 def _install(seen: Observations) -> None:
-    """Set the hooks that watch a script, keep it quiet, and stop it where training would begin."""
+    """Install the hooks that observe a script, suppress its side effects, and stop it before training."""
     sys.stdin = _NoInput(seen)
     when_imported("torch", lambda module: gpu_stand_in.install(module, seen))
     when_imported("pynvml", lambda module: gpu_stand_in.install_for_nvml(module, seen))
@@ -75,7 +75,7 @@ def _install(seen: Observations) -> None:
 
 
 class _NoInput(io.TextIOBase):
-    """Standard input of a captured script: asking for it ends the capture."""
+    """Standard input of a captured script: reading it ends the capture."""
 
     def __init__(self, seen: Observations) -> None:
         self._seen = seen
@@ -98,7 +98,7 @@ class _NoInput(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """Return what reads bytes: the same."""
+        """Return the binary stream, which is the same."""
         return self
 
 
@@ -107,7 +107,7 @@ def _note_seed(torch: Any, seen: Observations) -> None:
 
 
 def _refuse_own_engine(seen: Observations) -> None:
-    """End a capture whose script makes DeepSpeed's engine itself: zerofit plans for accelerate's."""
+    """End the capture of a script that creates DeepSpeed's engine itself: zerofit plans for accelerate's."""
 
     def initialize(*_: Any, **__: Any) -> NoReturn:
         where = place_in_script(sys._getframe(1))

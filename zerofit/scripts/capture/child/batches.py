@@ -1,4 +1,4 @@
-"""Batches as values, and the lengths of samples: of the whole dataset where that is cheap."""
+"""Batches as values, and lengths of samples: of the whole dataset if that is cheap."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _LIMIT_S = 20.0
-"""Most time for reading batches. ASSUMPTION: how long a user waits without a sign."""
+"""Time limit for reading batches. ASSUMPTION: how long a user waits without feedback."""
 
 
 def nested(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what a forward pass is given as one structure: its only argument, or all of them by name."""
+    """Return a forward pass's arguments as one structure: the only argument, or all of them by name."""
     if not kwargs and len(args) == 1:
         return args[0]
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
@@ -41,9 +41,9 @@ def captured_batch(batch: Any, *, padding: int | None) -> CapturedBatch:
 
 
 def lengths_in(tensors: dict[str, Any], *, padding: int | None) -> tuple[int, ...]:
-    """Return the tokens of each sample of a batch; of several texts in one sample, those of the longest.
+    """Return the tokens of each sample of a batch; for several texts per sample, those of the longest.
 
-    They are counted by the mask, else by the padding token, else taken to fill the batch's width.
+    They are counted by the mask, else by the padding token, else the batch's width is assumed.
     """
     ids, mask = _last_named(tensors, "input_ids"), _last_named(tensors, "attention_mask")
     if ids is None or ids.is_meta or ids.dim() < 2 or ids.is_floating_point():
@@ -51,7 +51,7 @@ def lengths_in(tensors: dict[str, Any], *, padding: int | None) -> tuple[int, ..
     if mask is not None and mask.shape == ids.shape and not mask.is_meta:
         counts = mask.ne(0).sum(-1)
     elif padding is not None:
-        # A padding token that ends samples too may stand inside: only what fills up an end is none.
+        # A padding token that also ends samples may occur inside: only a run of them at the end is padding.
         kept = ids.ne(padding).long()
         before = kept.cumsum(-1).eq(0).sum(-1)
         behind = kept.flip(-1).cumsum(-1).eq(0).sum(-1)
@@ -66,7 +66,7 @@ def _last_named(tensors: dict[str, Any], key: str) -> Any:
 
 
 def num_samples(batch: Any) -> int | None:
-    """Return the size that all tensors of a batch have first; None where they differ or there is none."""
+    """Return the common first dimension of all tensors in a batch; None if they differ or there is none."""
     sizes = {tensor.shape[0] for _, tensor in named_tensors(batch) if tensor.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -74,13 +74,13 @@ def num_samples(batch: Any) -> int | None:
 def first_batches(
     loader: Any, count: int, note: Callable[[str], None], *, needs_one: bool = False
 ) -> list[Any]:
-    """Return the first batches of a DataLoader, as many as can be read within the time, without workers.
+    """Return the first batches of a DataLoader that can be read within the time limit, without workers.
 
     Args:
         loader: the DataLoader.
-        count: the most batches.
-        note: told why there are fewer where one can't be read.
-        needs_one: whether what the first one raises is raised.
+        count: maximum number of batches.
+        note: is told why there are fewer, if one can't be read.
+        needs_one: whether to raise the first batch's exception.
     """
     started, batches = time.monotonic(), []
     try:
@@ -89,11 +89,11 @@ def first_batches(
             batches.append(batch)
             if len(batches) >= count or time.monotonic() - started > _LIMIT_S:
                 break
-    except Exception as error:  # of the script's own dataset or collator
+    except Exception as error:  # from the script's own dataset or collator
         if needs_one and not batches:
             raise
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        note(f"of the first {count} batches {len(batches)} could be read: {said}")
+        note(f"only {len(batches)} of the first {count} batches could be read: {said}")
     return batches
 
 
@@ -110,12 +110,12 @@ def _drop_workers(loader: Any) -> None:
 def captured_lengths(
     loader: Any, batches: Sequence[CapturedBatch], *, most: int | None
 ) -> CapturedLengths | None:
-    """Return the distribution; None where samples have no tokens.
+    """Return the distribution of lengths; None if samples have no tokens.
 
     Args:
         loader: the DataLoader of the training loop, or None.
-        batches: those that were seen.
-        most: where the script says that longer samples are cut; None elsewhere.
+        batches: those observed.
+        most: the script's maximum length for truncation, or None.
     """
     seen = [length for batch in batches for length in batch.lengths]
     if not seen:
@@ -124,7 +124,7 @@ def captured_lengths(
     try:
         whole = _of_dataset(dataset, seen)
     except Exception:
-        whole = []  # a column of another kind: the batches tell
+        whole = []  # a column with other content: use the batches
     lengths = whole or seen
     if most is not None:
         lengths = [min(length, most) for length in lengths]
@@ -132,7 +132,7 @@ def captured_lengths(
 
 
 def summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
-    """Return the distribution; a percentile is the least length that so many do not exceed."""
+    """Return the distribution; percentiles are by nearest rank."""
     histogram = LengthHistogram.of_lengths(int(length) for length in lengths)
     return CapturedLengths(
         num_samples=histogram.num_samples,
@@ -146,9 +146,9 @@ def summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
 
 
 def _of_dataset(dataset: Any, seen: Sequence[int]) -> list[int]:
-    """Return the lengths of a dataset's samples; none where they can't be told without reading it.
+    """Return the lengths of a dataset's samples; empty if that would need reading it.
 
-    A column that is called "length" may count something else: it must hold the lengths that were seen.
+    A column called "length" may count something else: it must match the observed lengths.
     """
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list) and "length" in names:

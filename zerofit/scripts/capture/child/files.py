@@ -1,9 +1,9 @@
-"""The guard of a captured script's files: what it is about to change is noted, and kept, before it does.
+"""Guards the user's files during a capture: changes are recorded, and files copied, before they happen.
 
-Python tells an audit hook of each file that is opened, removed, renamed or made, before that happens
-(https://docs.python.org/3/library/audit_events.html), in processes forked by the script too. What C++ and
-Rust code writes is told where native_files.py knows of it. What other programs do is not seen: processes.py
-lets harmless ones run only.
+Python raises audit events when a file is about to be opened, removed, renamed or created
+(https://docs.python.org/3/library/audit_events.html), also in processes forked by the script. Writes of C++
+and Rust code are reported if native_files.py knows them. Other programs are not observed: processes.py only
+allows harmless ones.
 """
 
 from __future__ import annotations
@@ -43,30 +43,31 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 70
 """Exit code of a script that was ended here (EX_SOFTWARE of sysexits.h); REFUSED says why."""
 _MOST_BYTES = 1 << 30
-"""The largest file of the user's that is copied before it changes. ASSUMPTION: seconds of disk time."""
+"""The largest user file that is copied before a change. ASSUMPTION: seconds of disk time."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES_ANYWHERE = ("cache-*.arrow",)
-"""Files that datasets keeps beside a data set on disk (datasets/arrow_dataset.py, _get_cache_file_path)."""
+"""Cache files that datasets writes beside a dataset on disk (datasets/arrow_dataset.py,
+_get_cache_file_path)."""
 _SYSTEM = ("/dev", "/proc", "/sys")
 _PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
-"""Of sysconfig; its other ones name the whole prefix, below which a project may lie."""
+"""Of sysconfig; its other paths contain the whole prefix, below which a project may be."""
 _OF_THE_SYSTEM = (
     *("/etc", "/bin", "/sbin", "/lib", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/share", "/usr/local/bin"),
 )
-"""https://refspecs.linuxfoundation.org/FHS_3.0/fhs/index.html; /usr/src and /usr/local hold people's own."""
+"""https://refspecs.linuxfoundation.org/FHS_3.0/fhs/index.html; /usr/src and /usr/local may contain users'
+files."""
 _ZEROFIT = str(Path(__file__).parents[3])
 
 
 def guard(folder: Path) -> None:
-    """Note what this process and those forked from it are about to do to files, from now on.
+    """Record from now on what this process and those forked from it are about to do to files.
 
-    A file of the user's is copied before it is opened for writing. What would lose one for good ends the
-    process: it is too large to be copied, or it would be removed or renamed. So does a program that is not
-    known to be harmless.
+    A user's file is copied before it is opened for writing. An irreversible loss ends the process: a file too
+    large to copy, or one to be removed or renamed. So does a program that is not known to be harmless.
 
     Args:
-        folder: the capture's own; its spec.json names under "roots" the folders and files that are the
-            user's wherever they lie, and under "caches" the folders that may change.
+        folder: the capture's own; its spec.json lists under "roots" the folders and files that belong to the
+            user, and under "caches" the folders that may change.
     """
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     (folder / COPIES).mkdir(exist_ok=True)
@@ -77,7 +78,7 @@ def guard(folder: Path) -> None:
 
 
 class _Watch:
-    """Hears of what is about to happen."""
+    """Handles the audit events."""
 
     def __init__(self, folder: Path, *, roots: list[str], caches: list[str]) -> None:
         self._folder = folder
@@ -86,7 +87,7 @@ class _Watch:
         self._installed = (*_installed_folders(), *_SYSTEM)
         self._made: set[str] = set()
         self._links: dict[str, str] = {}
-        """Hard links that the script made, and the file of each."""
+        """Hard links made by the script, and the file of each."""
         self._known: set[tuple[str, Change]] = set()
         self._read: set[str] = set()
         self._num_read = 0
@@ -108,7 +109,7 @@ class _Watch:
         }
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Look at an event, unless it comes from looking at another one."""
+        """Handle an event, unless it was caused by handling another one."""
         handler = self._events.get(event)
         if handler is None or getattr(self._here, "is_busy", False):
             return
@@ -119,16 +120,16 @@ class _Watch:
             self._here.is_busy = False
 
     def refuse(self, kind: str, message: str) -> NoReturn:
-        """Write down why, and end this process before the thing happens."""
+        """Record why, and end this process before the event happens."""
         told = {"kind": kind, "message": message, "where": place_in_script(sys._getframe())}
         self._here.is_busy = True
         write_whole(self._folder / REFUSED, json.dumps(told))
-        with contextlib.suppress(Exception):  # the script may have put anything in its place
+        with contextlib.suppress(Exception):  # the script may have replaced it by anything
             sys.stdout.flush()
         os._exit(EXIT_REFUSED)
 
     def _before_loss(self, path: str, verb: str) -> None:
-        """Refuse what would remove or rename a file or folder of the user's; a link is not followed."""
+        """Refuse to remove or rename a user's file or folder; links are not followed."""
         if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
             self.refuse("would-overwrite", f"it would {verb} {path}")
 
@@ -172,7 +173,7 @@ class _Watch:
             self._note(Change.MADE, target)
 
     def _note_tree(self, source: str, target: str) -> None:
-        """Note the contents of a folder that the capture made under the name that they will have."""
+        """Record the contents of a folder created by the capture under their future names."""
         for here, _, names in os.walk(source):
             there = target + here.removeprefix(source)
             self._note(Change.MADE_FOLDER, there)
@@ -190,7 +191,7 @@ class _Watch:
             self._note(Change.REMOVED_FOLDER, place, status=os.stat(place))
 
     def _touch(self, path: Any, *_: Any) -> None:
-        """Keep a file whose times or rights change; one that is too large for a copy loses these alone."""
+        """Back up a file whose times or permissions change; one too large to copy loses only these."""
         if not isinstance(path, int) and os.path.isfile(path) and os.path.getsize(path) <= _MOST_BYTES:
             self._before_write(_whole(path))
 
@@ -252,14 +253,14 @@ class _Watch:
             self._made.add(entry.path)
 
     def _is_made(self, path: str) -> bool:
-        """True if the capture made a path, or a folder that it lies in, be it in another process."""
+        """Return True if the capture created a path or one of its parents, possibly in another process."""
         entries, self._offset = read_entries(self._folder, offset=self._offset)
         for entry in entries:
             self._learn(entry)
         return path in self._made or any(str(parent) in self._made for parent in Path(path).parents)
 
     def _is_guarded(self, path: str) -> bool:
-        """True if a path is the user's: the innermost of the named folders that it lies in decides."""
+        """Return True if a path belongs to the user; the innermost listed folder around it decides."""
         name = os.path.basename(path)
         if "/__pycache__" in path or path.startswith(_SYSTEM):
             return False
@@ -269,7 +270,7 @@ class _Watch:
         return cache == 0 or _innermost(path, self._roots) > cache
 
     def _note_read(self, path: str, *, is_of_hub: bool) -> None:
-        """Note a file that may decide what the script trains, installed ones left out."""
+        """Record a file that may affect what the script trains, except installed ones."""
         is_code = "/__pycache__/" in path
         if is_code:
             path = _source_of(path)
@@ -282,12 +283,12 @@ class _Watch:
 
 
 def _decides(path: str) -> bool:
-    """True if a file in a cache decides what a script makes: a configuration, or a hub's revision."""
+    """Return True if a cached file affects the script's result: a configuration, or a hub revision."""
     return os.path.basename(path) == "config.json" or "/refs/" in path
 
 
 def _source_of(path: str) -> str:
-    """Return the module of a file of compiled code: a/b.py of a/__pycache__/b.cpython-311.pyc."""
+    """Return the module of a bytecode file: a/b.py of a/__pycache__/b.cpython-311.pyc."""
     folder, _, name = path.rpartition("/__pycache__/")
     return os.path.join(folder, name.partition(".")[0] + ".py")
 
@@ -297,7 +298,7 @@ def _whole(path: Any) -> str:
 
 
 def _itself(path: Any, folder: int) -> str:
-    """Return where a path in a folder, -1 for the current one, lies; a link itself is not followed."""
+    """Return the absolute path of a path in a folder, -1 for the current one, without following it."""
     text = os.fsdecode(path)
     if folder >= 0:
         text = os.path.join(os.path.realpath(f"/proc/self/fd/{folder}"), text)
@@ -306,7 +307,7 @@ def _itself(path: Any, folder: int) -> str:
 
 
 def _installed_folders() -> tuple[str, ...]:
-    """Return the folders of what is installed, each as it is named and as links lead to it."""
+    """Return the folders of installed packages, as named and with links resolved."""
     paths = sysconfig.get_paths()
     named = {*(paths[kind] for kind in _PATHS), *site.getsitepackages(), *_OF_THE_SYSTEM, _ZEROFIT}
     if user := site.getusersitepackages():
@@ -315,5 +316,5 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 def _innermost(path: str, folders: tuple[str, ...] | list[str]) -> int:
-    """Return the length of the innermost of some folders that a path lies in; 0 for none."""
+    """Return the length of the innermost folder that contains a path; 0 if none does."""
     return max((len(one) for one in folders if f"{path}/".startswith(one.rstrip("/") + "/")), default=0)

@@ -1,4 +1,4 @@
-"""One forward pass on meta tensors: it shows a loss by num_items_in_batch, and random numbers."""
+"""One forward pass on meta tensors, to detect num_items_in_batch in the loss, and random numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from zerofit.scripts.capture.child.model_record import base_of
 
 _GIVEN = "num_items_in_batch"
 _DRAWS = re.compile(r"\b(randn?(_like)?|randint|randperm|bernoulli|multinomial|normal_|uniform_)\b")
-"""Words in the source of a module whose forward pass may draw random numbers."""
+"""Words in a module's source whose forward pass may draw random numbers."""
 _SWITCHED = ("dropout", "attention")
-"""In names of operators that draw in training alone, for each sample by itself."""
+"""Substrings of operators that draw random numbers only in training, for each sample separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +27,25 @@ class ForwardOnMeta:
     """Observations of a forward pass in evaluation mode."""
 
     passes_num_items: bool | None
-    """True if the loss depends on num_items_in_batch; None where the model can't be run on meta."""
+    """True if the loss depends on num_items_in_batch; None if the model can't run on meta."""
     draws: tuple[str, ...] = ()
-    """Operators whose random numbers are not one row for each sample, such as "randperm"."""
+    """Operators whose random numbers are not one row per sample, such as "randperm"."""
 
 
 def forward_on_meta(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> ForwardOnMeta:
-    """Return what a forward pass on the meta device shows.
+    """Return the observations of a forward pass on the meta device.
 
-    Many classes take any keyword and drop num_items_in_batch: BertForTokenClassification of transformers
-    5.23 does. So the model is given a number that takes a gradient: only a loss that was made with it gives
-    it one. A model that neither takes this number nor names random functions in its source is not run.
+    Many classes accept any keyword and drop num_items_in_batch, as BertForTokenClassification of transformers
+    5.23 does. So it is passed as a tensor that requires a gradient, and only a loss computed with it gives it
+    one. A model that neither accepts it nor names random functions in its source is not run.
     """
     import torch
 
     takes_number = _takes_it(model)
     if not takes_number and not _may_draw(model):
         return ForwardOnMeta(passes_num_items=False)
-    # In evaluation nothing is recomputed, which PyTorch can't do on meta; the loss is made in the same way.
+    # In evaluation mode nothing is recomputed, which PyTorch can't do on meta; the loss is computed the same
+    # way.
     training = [module for module in model.modules() if module.training]
     model.eval()
     config: Any = getattr(base_of(model), "config", None)
@@ -52,11 +53,11 @@ def forward_on_meta(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -
     if attention not in ("", "eager", "sdpa"):
         set_attention_of(config, "eager")  # other kernels need a GPU
     try:
-        # Products of expert weights have a kernel on meta in bfloat16 only (torch/_meta_registrations.py).
+        # Products of expert weights have a meta kernel only in bfloat16 (torch/_meta_registrations.py).
         for dtype in (None, torch.bfloat16):
             try:
                 return _run(model, batch, dtype, takes_number=takes_number)
-            except Exception:  # another type, or no answer: any model may need any value
+            except Exception:  # another type, or no answer: a model may need any value
                 continue
     finally:
         for module in training:
@@ -83,7 +84,7 @@ def _run(
         stack.enter_context(torch.device("meta"))
         size = batch_of(Inputs(args=args, kwargs=kwargs)).size
         stack.enter_context(_answering(draws, size))
-        # PyTorch knows no autocast for meta, and raises where a model asks.
+        # PyTorch has no autocast for meta, and raises if a model queries it.
         stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
         outputs = functional_call(model, weights, args, {**kwargs, **given})
     return ForwardOnMeta(passes_num_items=takes_number and _depends(outputs, number), draws=tuple(draws))
@@ -100,11 +101,11 @@ def _depends(outputs: Any, number: Any) -> bool:
 
 
 def _answering(draws: dict[str, None], num_samples: int) -> Any:
-    """Return a mode in which a model that looks at a value is told one: checks of masks and of padding do.
+    """Return a mode that answers models that read a value, as checks of masks and padding do.
 
     Args:
-        draws: takes the names of operators whose random numbers are not one row for each sample.
-        num_samples: that the model is given.
+        draws: collects names of operators whose random numbers are not one row per sample.
+        num_samples: in the model's batch.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,7 +130,7 @@ def _answering(draws: dict[str, None], num_samples: int) -> Any:
 
 
 def _may_draw(model: Any) -> bool:
-    """True if a module of the model is of a class whose file names a random function."""
+    """Return True if a module of the model has a class whose file names a random function."""
     modules = {type(module).__module__ for module in model.modules()}
     files = {
         getattr(sys.modules.get(name), "__file__", None) for name in modules if not name.startswith("torch.")
@@ -152,7 +153,7 @@ def _takes_it(model: Any) -> bool:
 
 
 def _on_meta(value: Any, dtype: Any) -> Any:
-    """Return a structure with its tensors on meta, those of floats in a type, if one is given."""
+    """Return a structure with its tensors on meta, floats in a dtype if given."""
     import torch
 
     if isinstance(value, torch.Tensor):

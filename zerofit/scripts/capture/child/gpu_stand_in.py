@@ -1,4 +1,4 @@
-"""A script's devices, all of them the CPU: what it moves to a GPU stays; what is on meta stays there."""
+"""The script's devices, all replaced by the CPU: moves to a GPU do nothing; meta tensors stay on meta."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _COUNTS_BYTES = (
     *("memory_cached", "max_memory_cached"),
 )
 _CAPABILITY = (8, 0)
-"""ASSUMPTION: Ampere or later, so that what asks chooses bf16."""
+"""ASSUMPTION: Ampere or newer, so that scripts choose bf16."""
 _BESIDE = {"multi_processor_count": 108, "warp_size": 32, "is_integrated": 0, "is_multi_gpu_board": 0}
-"""ASSUMPTION: multiprocessors of an A100, whatever is planned for; scripts print them and go on.
+"""ASSUMPTION: multiprocessors of an A100, for any plan; scripts only print them.
 
-Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
+Source:
+https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
 """
 
 
@@ -44,7 +45,7 @@ _STAND_IN = GpuSpec(
 
 
 def install(torch: ModuleType, seen: Observations) -> None:
-    """Send every tensor that the script puts on a GPU to the CPU; the script may name "cuda" outright."""
+    """Redirect every tensor that the script moves to a GPU to the CPU, even if it names "cuda"."""
     from torch.overrides import TorchFunctionMode
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
@@ -65,7 +66,7 @@ def install(torch: ModuleType, seen: Observations) -> None:
 
 
 def _moved(torch: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return a tensor moved as the script says, or left where it is if that is a GPU, or meta."""
+    """Return a tensor moved as requested, or unchanged if the target is a GPU, or the tensor on meta."""
     tensor = args[0]
     if function is torch.Tensor.cuda or (function is torch.Tensor.cpu and tensor.is_meta):
         return tensor
@@ -77,8 +78,8 @@ def _moved(torch: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _place(torch: Any, tensor: Any, value: Any) -> Any:
-    """Return an argument of Tensor.to with its device, if it has one, replaced."""
-    if isinstance(value, torch.Tensor):  # to(other): the device and type of another
+    """Return an argument of Tensor.to with its device, if any, replaced."""
+    if isinstance(value, torch.Tensor):  # to(other): the device and dtype of another
         return value if value.is_meta == tensor.is_meta else value.dtype
     is_device = isinstance(value, (str, torch.device)) or type(value) is int
     if not is_device:
@@ -92,7 +93,7 @@ def _stand_in(torch: Any, device: Any) -> Any:
 
 
 def _stand_in_for_gpu(torch: Any, seen: Observations) -> None:
-    """Let calls that only choose a GPU, wait for it or ask of what kind it is work."""
+    """Make calls work that only select a GPU, synchronize with it or query its properties."""
     if torch.cuda.is_available():
         return
     for name in _DOES_NOTHING:
@@ -110,9 +111,9 @@ def _stand_in_for_gpu(torch: Any, seen: Observations) -> None:
 
 
 def _answer_the_script(torch: Any, seen: Observations) -> None:
-    """Let the script's own code see the GPUs that are planned for; libraries see none, or one that stands in.
+    """Show the planned GPUs to the script's own code; libraries see none, or a generic one.
 
-    Libraries choose the CPU for what they make; what they ask of a GPU's kind is the same for every plan.
+    Libraries then create tensors on the CPU, and get the same GPU properties for every plan.
     """
     is_available, device_count = torch.cuda.is_available, torch.cuda.device_count
 
@@ -168,7 +169,7 @@ def _capability_of(gpu: GpuSpec) -> tuple[int, int]:
 
 
 def _gpu_at(seen: Observations, device: Any) -> GpuSpec:
-    """Return the GPU that a number, a name such as "cuda:1" or a torch.device says; the first without."""
+    """Return the GPU for an index, a name such as "cuda:1" or a torch.device; the first without one."""
     gpus = _gpus_of(seen)
     number = str(getattr(device, "index", device) or 0).rpartition(":")[2]
     return gpus[min(int(number), len(gpus) - 1)] if number.isdigit() else gpus[0]
@@ -178,18 +179,18 @@ def _note_told(seen: Observations) -> None:
     if not seen.told_gpus:
         counts = Counter(gpu.name for gpu in _gpus_of(seen))
         seen.told_gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        seen.note(f"the script asks for the GPUs of its node, and was told {seen.told_gpus}")
+        seen.note(f"the script asks for the GPUs of its node, and was shown {seen.told_gpus}")
 
 
 def told(seen: Observations) -> str:
-    """Return the GPUs that the script was told of; empty where it has not asked."""
+    """Return the GPUs shown to the script; empty if it did not ask."""
     if (seen.folder / ASKED).exists():
         _note_told(seen)
     return seen.told_gpus
 
 
 def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:
-    """Answer what the script asks the driver, as where the plan will run."""
+    """Answer the script's NVML queries for the planned node."""
 
     def answered(name: str, answer: Callable[..., Any]) -> None:
         original = getattr(pynvml, name, None)
@@ -228,22 +229,22 @@ class _Idle:
         return
 
     def query(self) -> bool:
-        """Return that all work is done."""
+        """Return True: all work is done."""
         return True
 
     def elapsed_time(self, _: Any) -> float:
-        """Return the milliseconds up to another event."""
+        """Return 0 milliseconds to another event."""
         return 0.0
 
     def nothing(self, *_: Any, **__: Any) -> Self:
-        """Do nothing: in the place of waiting and recording."""
+        """Do nothing, for waiting and recording."""
         return self
 
     record = synchronize = wait = wait_event = wait_stream = record_event = nothing
 
 
 def _stand_in_for_objects(torch: Any) -> None:
-    """Let streams, events, contexts, generators and random states of a GPU be made."""
+    """Make streams, events, contexts, generators and random states of a GPU constructible."""
     for name in ("Event", "Stream", "ExternalStream", "StreamContext", "device", "device_of"):
         setattr(torch.cuda, name, _Idle)
     for name in ("stream", "current_stream", "default_stream"):
@@ -269,7 +270,7 @@ def _stand_in_for_objects(torch: Any) -> None:
 
 
 def _wrap_on_cpu(torch: Any) -> None:
-    """Let DistributedDataParallel take a model on the CPU though the script names its GPU."""
+    """Let DistributedDataParallel wrap a CPU model even if the script passes its GPU."""
     ddp = torch.nn.parallel.DistributedDataParallel
     original = ddp.__init__
 
@@ -283,7 +284,7 @@ def _wrap_on_cpu(torch: Any) -> None:
 
 
 def _load_on_cpu(torch: Any) -> None:
-    """Load onto the CPU what the script loads onto a GPU, and let it join a process group of GPUs."""
+    """Redirect torch.load to the CPU, and process groups from NCCL to gloo."""
     load, join = torch.load, torch.distributed.init_process_group
 
     @functools.wraps(load)
@@ -303,7 +304,7 @@ def _load_on_cpu(torch: Any) -> None:
 
 
 def install_for_safetensors(safetensors: ModuleType) -> None:
-    """Open files of weights on the CPU wherever the script says."""
+    """Open safetensors files on the CPU whatever device the script passes."""
     opened = safetensors.safe_open
 
     @functools.wraps(opened, updated=())

@@ -1,4 +1,4 @@
-"""Hooks on torch and accelerate: what a loop of the script's own prepares, and where it would train."""
+"""Hooks on torch and accelerate for custom training loops: what they prepare, and where training begins."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FOR_SEVERAL = (
     *("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"),
     "parallelism_config",
 )
-"""Arguments of Accelerator that ask for several GPUs (accelerate 1.15, accelerator.py)."""
+"""Arguments of Accelerator for multi-GPU training (accelerate 1.15, accelerator.py)."""
 
 
 def install(seen: Observations) -> None:
-    """Set the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
+    """Install the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
     when_imported("torch.nn.modules.module", lambda module: _watch_calls(module.Module, seen))
     when_imported("torch.nn.modules.module", lambda module: _watch_eval(module.Module, seen))
     when_imported("torch.optim.optimizer", lambda module: _remember(module.Optimizer, seen.all_optimizers))
@@ -37,7 +37,7 @@ def install(seen: Observations) -> None:
 
 
 def _remember(made: Any, references: list[Any]) -> None:
-    """Keep a weak reference to each object of a class that is made."""
+    """Keep a weak reference to each new object of a class."""
 
     @around(made, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -65,13 +65,13 @@ def _watch_local_sgd(context: Any, seen: Observations) -> None:
 
     @around(context, "__init__")
     def init(original: Any, *args: Any, **kwargs: Any) -> None:
-        # On one process, as here, it switches itself off.
+        # With a single process, as here, it disables itself.
         seen.uses_local_sgd |= bool(signature.bind(*args, **kwargs).arguments.get("enabled", True))
         original(*args, **kwargs)
 
 
 def _watch_calls(module_class: Any, seen: Observations) -> None:
-    """Look at calls of prepared models, and outermost ones of any: the first that trains ends it all.
+    """Observe calls of prepared and of outermost models; the first in training ends the capture.
 
     A prepared model may be called by another module, such as one that computes the loss.
     """
@@ -99,9 +99,9 @@ def _watch_calls(module_class: Any, seen: Observations) -> None:
 
 
 def _trains(seen: Observations, module: Any) -> bool:
-    """True if a call is one of training: with gradients, and not after the script's own eval().
+    """Return True if a call belongs to training: with gradients, and not after the script's own eval().
 
-    from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it so.
+    from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it like that.
     """
     import torch
 
@@ -117,9 +117,9 @@ def _watch_eval(module_class: Any, seen: Observations) -> None:
 
 
 def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
-    """End the capture where a prepared model is called; where none was, with the model that trains.
+    """End the capture when a prepared model is called, or without prepared models, one that trains.
 
-    A frozen one may be prepared and called with gradients too: a teacher is no model that trains.
+    Frozen models may also be prepared and called with gradients enabled: a teacher is not the trained model.
     """
     for accelerator, model in seen.models:
         if module is model and _has_trained(seen, module):
@@ -133,7 +133,7 @@ def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
     leave_failed(
         seen,
         "unsupported",
-        f"the script trains {type(module).__name__} with neither an Accelerator nor a Trainer",
+        f"the script trains {type(module).__name__} without Accelerator or Trainer",
         where=place_in_script(sys._getframe(1)),
     )
 
@@ -143,16 +143,16 @@ def _trained_by(optimizer: Any) -> set[int]:
 
 
 def _is_optimized(seen: Observations, module: Any) -> bool:
-    """True if all that a living optimizer trains is in this module."""
+    """Return True if everything that a living optimizer trains is in this module."""
     own = {id(parameter) for parameter in module.parameters()}
     return any(trained and trained <= own for trained in map(_trained_by, seen.optimizers()))
 
 
 def _has_trained(seen: Observations, module: Any) -> bool:
-    """True if a module holds any of what optimizers train; without any, whether it could train."""
+    """Return True if a module contains parameters of an optimizer; without optimizers, if it is trainable."""
     own = list(module.parameters())
     trained = set[int]().union(*map(_trained_by, seen.optimizers()))
-    if not trained:  # an optimizer that torch does not know, or one that is made later
+    if not trained:  # an optimizer unknown to torch, or one that is created later
         return any(parameter.requires_grad for parameter in own)
     return any(id(parameter) in trained for parameter in own)
 
@@ -174,7 +174,7 @@ def _watch_accelerator(accelerator_class: Any, seen: Observations) -> None:
 
     @around(accelerator_class, "backward")
     def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> Any:
-        # The capture ends here at the latest: of a model that was never called whole.
+        # The last chance for a model that was never called as a whole.
         if seen.is_here and not seen.is_ending:
             _reached_backward(seen, self)
         return original(self, loss, **kwargs)
@@ -186,7 +186,7 @@ def _watch_accelerator(accelerator_class: Any, seen: Observations) -> None:
 
 
 def _watch_init(accelerator_class: Any, seen: Observations) -> None:
-    """Make each Accelerator one that runs here: one process, no GPU, no DeepSpeed, no FSDP."""
+    """Make each Accelerator run here: one process, no GPU, no DeepSpeed, no FSDP."""
     signature = inspect.signature(accelerator_class.__init__)
 
     @around(accelerator_class, "__init__")
@@ -200,7 +200,7 @@ def _watch_init(accelerator_class: Any, seen: Observations) -> None:
         for name in _FOR_SEVERAL:
             plugin = arguments.pop(name, None)
             if plugin is not None:
-                seen.note(f"the script brings a {name}, which is left out of the capture")
+                seen.note(f"the script uses a {name}, which is left out of the capture")
                 engine = engine or _engine_of(name, plugin)
         asks_for_cpu = bool(arguments.get("cpu"))
         arguments.pop("dynamo_backend", None)
@@ -215,7 +215,7 @@ def _watch_init(accelerator_class: Any, seen: Observations) -> None:
 
 
 def _engine_of(name: str, plugin: Any) -> str:
-    """Return what an argument of Accelerator asks for, in words; "" for none that trains by itself."""
+    """Return the engine that an argument of Accelerator configures, in words; "" if it is none."""
     if name.startswith("deepspeed"):
         plugins = plugin.values() if isinstance(plugin, dict) else [plugin]
         return f"DeepSpeed ZeRO-{next(iter(plugins)).zero_stage}"
@@ -227,6 +227,8 @@ def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:
     model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
     if model is None:
         where = place_in_script(sys._getframe(1))
-        leave_failed(seen, "unsupported", "no model has what the script's optimizer trains", where=where)
-    seen.note("the model is never called as a whole: its first batch is that of the DataLoader")
+        leave_failed(
+            seen, "unsupported", "no model contains the parameters of the script's optimizer", where=where
+        )
+    seen.note("the model is never called as a whole: its first batch is taken from the DataLoader")
     finish(seen, accelerator, model, None)

@@ -1,4 +1,4 @@
-"""Models of transformers built on the meta device: shapes and types of their weights, and no values."""
+"""transformers' models on the meta device: shapes and dtypes of weights, without values."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 LOADED = "_zerofit_loaded"
-"""Marks a model that from_pretrained made; True after an Accelerator, where stage 3 takes its weights."""
+"""Marks a model made by from_pretrained; True if after an Accelerator, where ZeRO-3 partitions its
+weights."""
 FROM_CONFIG = "_zerofit_from_config"
-"""Marks a model that from_config made, as AutoModel's does."""
+"""Marks a model made by from_config, such as AutoModel's."""
 _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
-"""Arguments of from_pretrained that say where weights go."""
-_TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
+"""Arguments of from_pretrained for the placement of weights."""
+_TAKEN_AS_FP32 = "the weights are assumed to be float32: neither config.json nor a local file says"
 
 
 def install(module: Any, seen: Observations) -> None:
-    """Let every model of transformers be built without weights, however the script makes it.
+    """Build every transformers model without weights, however the script creates it.
 
-    from_pretrained stays transformers' own but for what reads weights, so that its rules for data types,
-    configurations and quantization hold.
+    from_pretrained runs unchanged except for reading weights, so that its rules for dtypes, configurations
+    and quantization apply.
     """
     _build_on_meta(module.PreTrainedModel)
     _load_nothing(module, seen)
@@ -46,7 +47,7 @@ def install(module: Any, seen: Observations) -> None:
 
 
 def _build_on_meta(model_class: Any) -> None:
-    """Wrap __init__ of each subclass to come, so that its tensors are born on meta."""
+    """Wrap __init__ of each future subclass, so that its tensors are created on meta."""
     original = model_class.__init_subclass__.__func__
     depth = 0
 
@@ -80,7 +81,7 @@ def _enter_meta(stack: ExitStack) -> None:
 
     stack.enter_context(torch.device("meta"))
     safe_operations = getattr(initialization, "meta_device_safe_creation_ops", None)
-    if safe_operations is not None:  # models that read values of torch.linspace while they are built
+    if safe_operations is not None:  # models that read values of torch.linspace during construction
         stack.enter_context(safe_operations())
 
 
@@ -106,7 +107,9 @@ def _load_nothing(module: Any, seen: Observations) -> None:
 
     model_class.from_pretrained = classmethod(from_pretrained)
     setattr(model_class, MAKE_FROM_CONFIG, classmethod(from_config))
-    module.is_deepspeed_zero3_enabled = lambda: False  # nothing is partitioned here, whatever the script says
+    module.is_deepspeed_zero3_enabled = lambda: (
+        False
+    )  # nothing is partitioned here, whatever the script configures
     find_weights_locally(module)
     note_guessed_dtype(module, lambda: seen.note(_TAKEN_AS_FP32))
     _quantize_where_possible(module, seen)
@@ -114,7 +117,7 @@ def _load_nothing(module: Any, seen: Observations) -> None:
 
 
 def _quantize_where_possible(module: Any, seen: Observations) -> None:
-    """Keep quantization that can be prepared here; leave out what asks for a GPU or a package."""
+    """Keep quantization that can be prepared here; skip what needs a GPU or a missing package."""
 
     @around(module, "get_hf_quantizer")
     def get_quantizer(
@@ -133,7 +136,7 @@ def _quantize_where_possible(module: Any, seen: Observations) -> None:
 
 
 def _resize_without_values(model_class: Any) -> None:
-    """New rows of an embedding are drawn around the mean of the old ones, which has no value here."""
+    """Resize embeddings without sampling new rows around the mean of the old ones, which has no value."""
 
     @around(model_class, "resize_token_embeddings")
     def resize(
@@ -149,10 +152,10 @@ def _resize_without_values(model_class: Any) -> None:
 
 
 def unloaded_bytes(error: BaseException) -> int | None:
-    """Return the bytes of the parameters without values of the models of transformers that live.
+    """Return the bytes of all parameters without values in existing transformers models.
 
     Returns:
-        None where a model was not made to its end, so that nobody knows.
+        None if a model's construction failed, so that they are unknown.
     """
     modeling = sys.modules.get("transformers.modeling_utils")
     if modeling is None or any(_is_being_made(one) for one in chain_of(error)):
@@ -167,7 +170,7 @@ def unloaded_bytes(error: BaseException) -> int | None:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
+    """Yield an error and those that caused it."""
     one: BaseException | None = error
     while one is not None:
         yield one
@@ -182,5 +185,5 @@ def _is_being_made(error: BaseException) -> bool:
 def _parameters(model: Any) -> list[Any]:
     try:
         return list(model.parameters())
-    except AttributeError:  # __init__ has not come to it
+    except AttributeError:  # __init__ has not got to it
         return []

@@ -1,4 +1,4 @@
-"""The model that a script trains, as a value."""
+"""The trained model of a script, as a value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _AVERAGES = re.compile(r"EMA|Ema(?![a-z])|Averaged")
-"""In names of classes that keep a moving average of weights: ema_pytorch's, timm's and torch's own."""
+"""Substrings of classes that keep a moving average of weights: ema_pytorch's, timm's and torch's own."""
 
 
 def captured_model(
     model: Any, *, passes_num_items: bool, quantized: bool, shows_loading: bool = False
 ) -> CapturedModel:
-    """Return what is known of a model."""
+    """Return the facts about a model."""
     from transformers import PreTrainedModel
 
     base = base_of(model)
@@ -61,7 +61,7 @@ def captured_model(
 
 
 def base_of(model: Any) -> Any:
-    """Return the model that peft has adapted; any other model is its own."""
+    """Return the model inside peft's wrapper; any other model is returned unchanged."""
     is_adapted = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
     return model.get_base_model() if is_adapted else model
 
@@ -72,7 +72,7 @@ def class_path(kind: type) -> str:
 
 
 def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFacts:
-    """Return the dimensions that the configuration has; without one, what can be counted."""
+    """Return the dimensions from the configuration; without one, what can be counted."""
     parameters = list(model.parameters())
     sizes = ModelSizes(
         architecture=type(base).__name__,
@@ -83,7 +83,7 @@ def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFac
     )
     try:
         if config.get("model_type"):
-            # What its head is for stands in its class, whatever the checkpoint was made for.
+            # The task follows from the model's class, whatever head the checkpoint has.
             named = {**config, "architectures": [sizes.architecture]}
             task = task_of(named, tuple(Task))
             return facts_of(name, config, task[0] if task else Task.SEQUENCE_CLASSIFICATION, sizes)
@@ -133,7 +133,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _num_elements(parameter: Any) -> int:
-    """Return the weights in a parameter: bitsandbytes packs two of four bits into one element."""
+    """Return the weights in a parameter: bitsandbytes packs two 4-bit weights into one element."""
     packed = type(parameter).__name__ == "Params4bit" and not parameter.is_floating_point()
     return int(parameter.numel()) * (2 if packed else 1)
 
@@ -149,17 +149,17 @@ _MIXING_LOSSES = {
     "OneFormerForUniversalSegmentation": "contrastive_loss",
     "RoCBertForPreTraining": "contrastive_loss",
 }
-"""Classes of transformers whose loss compares the samples of a batch, or counts over all of them.
+"""transformers' classes whose loss compares the samples of a batch, or counts over all of them.
 
 Source: their forward passes, transformers 5.23.
 """
 
 
 def mixing_modules(model: Any, base: Any) -> tuple[str, ...]:
-    """Return the names of what makes a batch's samples depend on each other in training."""
+    """Return the names of modules and losses that make a batch's samples depend on each other in training."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    # One that the script holds in evaluation mode uses its running statistics.
+    # In evaluation mode it uses its running statistics.
     found = [
         name or type(module).__name__
         for name, module in model.named_modules()
@@ -171,16 +171,16 @@ def mixing_modules(model: Any, base: Any) -> tuple[str, ...]:
 
 
 def _router_loss(config: Any) -> str:
-    """Return the name of the loss that balances experts over a batch, where it is switched on."""
+    """Return the name of the loss that balances experts over a batch, if enabled."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     is_on = getattr(text, "output_router_logits", False) and getattr(text, "router_aux_loss_coef", 1.0)
     return "router_aux_loss" if is_on else ""
 
 
 def mixing_loss(model_class: type) -> str:
-    """Return the name of a class's own loss that mixes samples; "" without one.
+    """Return the name of a class's own loss that mixes samples; "" if it has none.
 
-    Forward passes of transformers that take return_loss compare texts and images of the whole batch.
+    transformers' forward passes with return_loss compare texts and images of the whole batch.
     """
     if "return_loss" in inspect.signature(model_class.forward).parameters:  # type: ignore[attr-defined]
         return "contrastive_loss"
@@ -189,7 +189,7 @@ def mixing_loss(model_class: type) -> str:
 
 
 def _living_modules() -> list[Any]:
-    """Return every nn.Module that Python holds."""
+    """Return every living nn.Module."""
     import gc
 
     import torch
@@ -198,16 +198,16 @@ def _living_modules() -> list[Any]:
 
 
 def outermost(is_wanted: Callable[[Any], bool]) -> Any:
-    """Return a living module of a kind that is part of no other of that kind; None without one."""
+    """Return a living module of a kind that is in no other of that kind, or None."""
     found = [module for module in _living_modules() if is_wanted(module)]
     inner = {id(part) for module in found for part in list(module.modules())[1:]}
     return next((module for module in found if id(module) not in inner), None)
 
 
 def unprepared_models(model: Any, prepared: Iterable[Any]) -> tuple[str, ...]:
-    """Return the classes of the models that transformers made beside those that are prepared or train.
+    """Return the classes of transformers' models other than prepared and trained ones.
 
-    Those of before the Accelerator are left out: stage 3 does not partition them.
+    Models created before the Accelerator are left out: ZeRO-3 does not partition them.
     """
     made = [
         one for one in _living_modules() if getattr(one, LOADED, False) or getattr(one, FROM_CONFIG, False)
@@ -218,7 +218,7 @@ def unprepared_models(model: Any, prepared: Iterable[Any]) -> tuple[str, ...]:
 
 
 def averaging_class(model: Any) -> str:
-    """Return the class of a module that averages the weights of the trained model; empty without one."""
+    """Return the class of a module that averages the trained model's weights; empty if there is none."""
     trained = type(base_of(model))
     for one in _living_modules():
         name = type(one).__name__
@@ -228,10 +228,10 @@ def averaging_class(model: Any) -> str:
 
 
 def other_weight_bytes(model: Any) -> int:
-    """Return the bytes of the parameters of all modules but the trained one: of teachers, encoders ..."""
+    """Return the bytes of the parameters of all other modules than the trained one: teachers, encoders ..."""
     import gc
 
-    gc.collect()  # modules that the script has dropped often hold themselves
+    gc.collect()  # dropped modules are often kept alive by reference cycles
     own = {id(one) for one in model.parameters()}
     others = {
         id(one): one.numel() * one.element_size()

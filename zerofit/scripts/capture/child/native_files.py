@@ -1,7 +1,7 @@
-"""Tells the guard of files of what C++ and Rust code is about to write: they raise no audit event themselves.
+"""Reports files that C++ and Rust code is about to write, which raises no audit events itself.
 
-Tried with torch 2.13, safetensors 0.8, tokenizers 0.23 and pyarrow 26; h5py 3, OpenCV 4 and polars 1 are
-taken from their manuals. Not told of are pyarrow's file systems and datasets, and other compiled code.
+Tested with torch 2.13, safetensors 0.8, tokenizers 0.23 and pyarrow 26; h5py 3, OpenCV 4 and polars 1 follow
+their manuals. Not covered are pyarrow's file systems and datasets, and other compiled code.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _WRITERS = (
         for kind in ("parquet", "csv", "ipc", "ndjson", "json", "avro", "excel")
     ),
 )
-"""Module, function, and the place of its argument that is a path."""
+"""Module, function, and position of its path argument."""
 _NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "source")
-"""These functions' name for that argument."""
+"""Names of that argument."""
 
 
 def tell_of_native_files() -> None:
-    """Have each of these functions raise the event that Python's open() raises, before it writes."""
+    """Make each of these functions raise the audit event of open() before it writes."""
     for module, name, at in _WRITERS:
         when_imported(module, functools.partial(_before, name=name, at=at))
     when_imported("pyarrow", _before_os_file)
@@ -62,24 +62,24 @@ def _before(module: Any, *, name: str, at: int) -> None:
 
 
 def _only_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if name.endswith("from_file"):  # a mapping, which reaches the file where it is shared
+    if name.endswith("from_file"):  # a mapping, which writes to the file if shared
         return not (args[1] if len(args) > 1 else kwargs.get("shared"))
     mode = args[2] if len(args) > 2 else kwargs.get("mode", "r")
     return name == "File.__init__" and mode == "r"
 
 
 def _tell_of_write(path: Any) -> None:
-    """Raise the event of a file that is opened to be written anew."""
+    """Raise the audit event of a file opened for writing."""
     if isinstance(path, (str, bytes, os.PathLike)):
         sys.audit("open", path, "wb", _WRITTEN)
 
 
 def _before_os_file(module: Any) -> None:
-    """pyarrow's own file is a compiled class: one below it tells, and stands in its place."""
+    """Replace pyarrow's compiled file class by a subclass that reports."""
 
     class OSFile(module.OSFile):  # type: ignore[misc]
         def __init__(self, path: Any, mode: str = "r", memory_pool: Any = None) -> None:
-            """Nothing is left to do: the compiled class opens the file in __new__."""
+            """Do nothing: the compiled class opens the file in __new__."""
 
         def __new__(cls, path: Any, mode: str = "r", memory_pool: Any = None) -> Any:
             if mode not in ("r", "rb"):

@@ -1,6 +1,6 @@
-"""How a capture ends: a file for the parent, and the process is gone before the script notices.
+"""The end of a capture: writes a file for the parent, and exits before the script notices.
 
-capture.json holds what the script trains, failure.json why it did not come to its training.
+capture.json contains what the script trains, failure.json why it did not reach its training.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _META = (
     *("meta is not on the expected", "meta and cpu", "meta, cpu", "cpu, meta", "device type of meta"),
     *("'aten::_local_scalar_dense'", "aten::equal"),
 )
-"""PyTorch's errors where a meta tensor's value is needed, or two devices meet."""
+"""PyTorch's errors when a meta tensor's value is needed, or two devices are mixed."""
 
 
 def leave_captured(seen: Observations, live: Live) -> NoReturn:
-    """Write capture.json, answer the parent's requests for traces where it has any, and end."""
+    """Write capture.json, serve the parent's trace requests if any, and exit."""
     write_whole(seen.folder / "capture.json", capture_to_json(live.capture), mode=0o600)
     if seen.spec.serve is not None:
         from zerofit.scripts.capture.child.serve import serve
@@ -47,7 +47,7 @@ def leave_captured(seen: Observations, live: Live) -> NoReturn:
 
 
 _OF_THE_SCRIPT = (ImportError, NameError, SyntaxError, FileNotFoundError)
-"""Errors that are the same with weights."""
+"""Errors that also occur with weights."""
 
 
 def leave_failed(
@@ -58,14 +58,14 @@ def leave_failed(
     where: str = "",
     error: BaseException | None = None,
 ) -> NoReturn:
-    """Write failure.json and end.
+    """Write failure.json and exit.
 
     Args:
         seen: the capture.
         kind: "exited", "raised", "stdin", "needs-values" or "unsupported".
         message: what happened.
         where: file and line of the script.
-        error: what was raised; how much the weights take that are not loaded is told with it.
+        error: the exception; the size of unloaded weights is reported with it.
     """
     document: dict[str, Any] = {"kind": kind, "message": " ".join(message.split()), "where": where}
     if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _OF_THE_SCRIPT):
@@ -75,7 +75,7 @@ def leave_failed(
 
 
 def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
-    """End a capture whose script came to its end before training, or raised an error."""
+    """End a capture whose script ended before training, or raised an error."""
     if seen.on_failure is not None:
         finish, seen.on_failure = seen.on_failure, None
         try:
@@ -97,13 +97,13 @@ def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
 
 
 def mark_met_meta(error: BaseException) -> None:
-    """Note that an error came out of the call of a model without weights."""
-    with contextlib.suppress(AttributeError):  # a class of errors may allow no more attributes
+    """Mark an error as raised in the call of a model without weights."""
+    with contextlib.suppress(AttributeError):  # a class of errors may not allow attributes
         setattr(error, _MET_META, True)
 
 
 def needs_values(seen: Observations, error: BaseException) -> bool:
-    """True if something failed only because weights are not loaded."""
+    """Return True if something failed only because weights are not loaded."""
     if seen.spec.weights != "meta":
         return False
     return any(
@@ -113,16 +113,16 @@ def needs_values(seen: Observations, error: BaseException) -> bool:
 
 
 def _how_far(seen: Observations) -> str:
-    """Return in words how near to training the script came."""
+    """Return how close to training the script came, in words."""
     if seen.trainers:
-        return "before its Trainer trained"
+        return "before its Trainer started"
     if seen.models:
         return "before the model it prepared was trained"
     if seen.accelerators:
         return "before its Accelerator prepared a model"
     used = [name for name in ("accelerate", "transformers") if name in sys.modules]
     if used:
-        return f"without making an Accelerator or a Trainer, though it imports {' and '.join(used)}"
+        return f"without creating an Accelerator or Trainer, though it imports {' and '.join(used)}"
     return "without importing accelerate or transformers"
 
 
@@ -132,10 +132,10 @@ def _first_line(text: str) -> str:
 
 
 def place_in_script(frames: types.TracebackType | types.FrameType | None) -> str:
-    """Return file and line of the innermost frame that is code of the user's: "train.py:118"; "" without one.
+    """Return file and line of the innermost frame in the user's code: "train.py:118"; "" if there is none.
 
     Args:
-        frames: a traceback, or the frame to look from outwards.
+        frames: a traceback, or the frame to start from, outwards.
     """
     if frames is None:
         return ""
@@ -147,19 +147,19 @@ def place_in_script(frames: types.TracebackType | types.FrameType | None) -> str
 
 
 def is_own_code(filename: str) -> bool:
-    """True if a file of code is the user's: neither installed, nor Python's, nor zerofit's."""
+    """Return True if a source file is the user's: not installed, not Python's, not zerofit's."""
     return not filename.startswith(("<", _ZEROFIT)) and not any(part in filename for part in _INSTALLED)
 
 
 def _flush() -> None:
-    """Write out what the script printed; what it put in a stream's place may know of no flush()."""
+    """Flush the script's output; a replaced stream may have no flush()."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def _leave() -> NoReturn:
-    """End at once: no finally, no exit handler, no saving of the script's runs."""
+    """Exit at once: no finally, no exit handlers, no saving of the script's runs."""
     _flush()
     for child in multiprocessing.active_children():
         child.terminate()

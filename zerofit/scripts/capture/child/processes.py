@@ -1,7 +1,7 @@
-"""Processes that a captured script starts: they could train, delete files or upload, unseen.
+"""Guards processes that a captured script starts, which could train, delete files or upload unobserved.
 
-A short list of programs is known to do nothing of that, and any other one is refused. What `python -c` does
-is let be.
+A short list of programs known to be harmless is allowed, and any other one is refused. `python -c` is allowed
+unexamined.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _HARMLESS = """
     amd-smi cuobjdump hl-smi npu-smi nvdisasm nvidia-smi rocm-smi rocminfo xpu-smi
     ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas
 """
-"""Programs that look, make an empty file or folder, or compile, as torch, Triton and DeepSpeed have it done.
+"""Programs that only read, create an empty file or folder, or compile for torch, Triton and DeepSpeed.
 
-ASSUMPTION: what scripts and libraries start before they train, found by reading torch 2.13, DeepSpeed 0.19,
+ASSUMPTION: what scripts and libraries start before training, found by reading torch 2.13, DeepSpeed 0.19,
 accelerate 1.15, datasets 5 and the standard library.
 """
 _HARMLESS_OF_GIT = {
@@ -41,27 +41,27 @@ _HARMLESS_FIRST = {
     "pacman": {"-Q"},
     "rpm": {"-q"},
 }
-"""Programs that only look where this is their first word; so DeepSpeed calls them (0.19: ops/op_builder,
+"""Programs that only read if this is their first argument, as DeepSpeed calls them (0.19: ops/op_builder,
 utils/numa.py)."""
 _COMPILER = re.compile(r"(?:\w+-linux-gnu-)?([a-z+]+)(?:-\d+)?")
-"""A compiler as Debian names it: x86_64-linux-gnu-gcc-12 is gcc."""
+"""Debian's compiler names: x86_64-linux-gnu-gcc-12 is gcc."""
 _HARMLESS_MODULES = {"joblib", "json", "pip", "platform"}
 """Packages that `python -m` may run."""
 _HARMLESS_FILE = "/torch/_inductor/"
-"""Holds the programs by which torch compiles in parallel."""
+"""The path of torch's programs for parallel compilation."""
 _SHELLS = {"sh", "bash", "dash"}
 _SILENCED = re.compile(r"(?:[12&]?>\s*/dev/null|2>&1)(?=\s|$)")
 _TORCH_SPAWN = "torch.multiprocessing.spawn"
-"""Module of what torch.multiprocessing.spawn and its start_processes run."""
+"""Module of the function that torch.multiprocessing.spawn and start_processes run."""
 
 
 def guard_processes(refuse: Callable[[str, str], Any]) -> None:
-    """Have whatever could train, lose files or upload in a process of its own refused, from now on.
+    """Refuse from now on any subprocess that could train, lose files or upload.
 
-    Worker processes of installed packages are let be.
+    Worker processes of installed packages are allowed.
 
     Args:
-        refuse: ends this process; takes the kind of failure, and one line that says why.
+        refuse: ends this process; its arguments are the kind of failure and the reason in one line.
     """
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -78,7 +78,7 @@ def guard_processes(refuse: Callable[[str, str], Any]) -> None:
             refuse("spawns", "it starts its own ranks by torch.multiprocessing")
         if _is_spawned(process) and _is_the_scripts(module):
             name = getattr(target, "__qualname__", "its own code")
-            refuse("spawns", f"it runs {name}() in a process that it starts anew")
+            refuse("spawns", f"it runs {name}() in a new interpreter process")
         return start(process)
 
     sys.addaudithook(hear)
@@ -87,7 +87,7 @@ def guard_processes(refuse: Callable[[str, str], Any]) -> None:
 
 
 def _guard_elastic(module: Any, refuse: Callable[[str, str], Any]) -> None:
-    """Have torchrun's own function refused; accelerate's notebook_launcher calls it."""
+    """Refuse torchrun's own function, which accelerate's notebook_launcher calls."""
 
     def launch_agent(*_: Any, **__: Any) -> None:
         refuse("spawns", "it starts its own ranks by torch.distributed")
@@ -96,12 +96,12 @@ def _guard_elastic(module: Any, refuse: Callable[[str, str], Any]) -> None:
 
 
 def _guard_forks(accelerator_class: Any, refuse: Callable[[str, str], Any]) -> None:
-    """Have training refused in a process that the script forked: only its own is stopped in time."""
+    """Refuse training in a process forked by the script: only the main one is stopped in time."""
     captured = os.getpid()
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         if os.getpid() != captured:
-            refuse("spawns", "it trains in a process that it forks")
+            refuse("spawns", "it trains in a forked process")
         return original(*args, **kwargs)
 
     for name in ("prepare_model", "backward"):
@@ -109,7 +109,7 @@ def _guard_forks(accelerator_class: Any, refuse: Callable[[str, str], Any]) -> N
 
 
 def _command_line(event: str, arguments: tuple[Any, ...]) -> list[str]:
-    """Return the words of the command line that an audit event tells of; none for any other event."""
+    """Return the command line in an audit event; empty for other events."""
     if event == "os.system":
         return ["sh", "-c", os.fsdecode(arguments[0])]
     if event not in ("subprocess.Popen", "os.exec", "os.posix_spawn"):
@@ -120,7 +120,7 @@ def _command_line(event: str, arguments: tuple[Any, ...]) -> list[str]:
 
 
 def is_harmless(words: list[str]) -> bool:
-    """True if a command line is known to train nothing, lose no file and send nothing."""
+    """Return True if a command line is known to train nothing, lose no file and send nothing."""
     name = os.path.basename(words[0])
     if _is_shell_text(words):
         return _is_harmless_text(words[2])
@@ -128,7 +128,7 @@ def is_harmless(words: list[str]) -> bool:
         return len(words) > 1 and words[1].removeprefix("--") in _HARMLESS_OF_GIT
     if re.fullmatch(r"python[\d.]*", name):
         return _is_harmless_python(words)
-    if name == "env":  # with words behind it, it runs another program
+    if name == "env":  # with further arguments, it runs another program
         return len(words) == 1
     if name in _HARMLESS_FIRST:
         return len(words) > 1 and words[1] in _HARMLESS_FIRST[name]
@@ -141,13 +141,13 @@ def _is_shell_text(words: list[str]) -> bool:
 
 
 def _is_harmless_text(text: str) -> bool:
-    """True if a shell's text only runs harmless programs, and writes no files."""
+    """Return True if a shell command only runs harmless programs, and writes no files."""
     plain = _SILENCED.sub(" ", text)
     if re.search(r"[<>`]|\$\(", plain):
         return False
     try:
         commands = [shlex.split(part) for part in re.split(r"[;&|\n]+", plain)]
-    except ValueError:  # a quote that stands around one of these
+    except ValueError:  # a quote around one of these
         return False
     return all(is_harmless(words) for words in commands if words)
 
@@ -164,7 +164,7 @@ def _is_harmless_python(words: list[str]) -> bool:
 
 
 def _is_spawned(process: Any) -> bool:
-    """True if a process begins as a new interpreter, in which none of the capture's hooks are."""
+    """Return True if a process starts as a new interpreter, which has none of the capture's hooks."""
     method = getattr(process, "_start_method", None)
     return (method or multiprocessing.get_start_method()) != "fork"
 

@@ -1,4 +1,4 @@
-"""Keeps a captured script from changing anything on the hub: it may read there, and no more."""
+"""Makes the hub read-only for a captured script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READS = re.compile(
     r"|_(info|exists|download)$"
     r"|^(whoami|auth_check|download_bucket_files|run_as_future)$"
 )
-"""Methods of HfApi that change nothing there, by their names; run_as_future calls others of them.
+"""Read-only methods of HfApi, by name; run_as_future calls others.
 
 Source: https://huggingface.co/docs/huggingface_hub/package_reference/hf_api
 """
@@ -26,7 +26,7 @@ _PUSHES = {
     "datasets.arrow_dataset": "Dataset",
     "datasets.dataset_dict": "DatasetDict",
 }
-"""Classes with a push_to_hub() of their own, which would read what it has not written."""
+"""Classes with their own push_to_hub(), which would read files that were never written."""
 
 
 def install() -> None:
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def is_reading(name: str) -> bool:
-    """True if a method of HfApi changes nothing on the hub."""
+    """Return True if a method of HfApi is read-only."""
     return bool(_READS.search(name))
 
 
@@ -46,7 +46,7 @@ def _quiet(module: Any) -> None:
     for name in methods:
         if not is_reading(name):
             setattr(module.HfApi, name, _repository if name == "create_repo" else _nothing)
-            if hasattr(module, name):  # the module's functions are methods bound to one object
+            if hasattr(module, name):  # the module's functions are methods of one object
                 setattr(module, name, getattr(module.api, name))
 
 
@@ -55,7 +55,7 @@ def _repository(_: Any, repo_id: str = "", *args: Any, **kwargs: Any) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> Any:
-    """Stand in for a call that changes something, and for whatever it gives."""
+    """Replace a call that changes something, and everything it returns."""
     from unittest.mock import MagicMock
 
     return MagicMock()

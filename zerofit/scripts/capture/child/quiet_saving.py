@@ -1,4 +1,4 @@
-"""Keeps a captured script from writing weights, and from reading a checkpoint to go on from."""
+"""Keeps a captured script from writing weights, and from loading a checkpoint to resume."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def install(note: Callable[[], None], *, may_save: Callable[[], bool] = lambda: False) -> None:
-    """Set the hooks.
+    """Install the hooks.
 
     Args:
         note: called each time that the script would save.
-        may_save: True at a time at which it may.
+        may_save: returns True while saving is allowed.
     """
 
     def saves(*_: Any, **__: Any) -> None:
@@ -53,18 +53,18 @@ def install(note: Callable[[], None], *, may_save: Callable[[], bool] = lambda: 
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a call whose effect is not wanted."""
+    """Replace a call whose effect is unwanted."""
 
 
 def _save_configuration(model: Any, save_directory: Any) -> None:
-    """Write what a model is rebuilt from, without weights: a script may read it back before it trains."""
+    """Write a model's configuration without weights: a script may read it back before it trains."""
     model.config.architectures = [type(model).__name__]
     model.config.dtype = str(model.dtype).removeprefix("torch.")
     model.config.save_pretrained(save_directory)
 
 
 def _quiet_torch(module: Any, saves: Callable[..., None], may_save: Callable[[], bool]) -> None:
-    """Let torch.save write all but weights: scripts keep prepared data by it, and read them back."""
+    """Let torch.save write everything but weights, since scripts read back prepared data."""
 
     @around(module, "save")
     def save(original: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ def _holds_weights(obj: Any) -> bool:
 
 
 def _drop(holder: Any, names: Sequence[str]) -> None:
-    """Have calls do nothing."""
+    """Make calls do nothing."""
     for name in names:
         if hasattr(holder, name):
             setattr(holder, name, _nothing)

@@ -1,4 +1,4 @@
-"""Keeps a captured script from telling trackers of its runs: what they are asked for is a silent stand-in."""
+"""Silences experiment trackers in a captured script, by stand-ins for their runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _RUNS = ("wandb", "swanlab", "trackio")
-"""Trackers with init(config=...), whose configuration a script reads back, and a current run."""
+"""Trackers with init(config=...), whose configuration scripts read back, and a current run."""
 _SENDERS = {
     "wandb": ("Artifact", "Run", "Table"),
     "swanlab": ("Run",),
@@ -27,17 +27,17 @@ _SENDERS = {
     "clearml": ("Task", "Logger", "Dataset"),
     "dvclive": ("Live",),
 }
-"""Libraries of trackers of which every function is silenced, and these classes.
+"""Tracker libraries of which every function is silenced, and these classes.
 
 Source: their public names; comet_ml's start() and neptune's init_run() are functions.
 """
 _FLAVORS = ("mlflow.pytorch", "mlflow.transformers")
 _LOGS = ("autolog", "log_model", "save_model")
-"""mlflow's modules that write models, and their functions that do (https://mlflow.org/docs/latest/ml)."""
+"""mlflow's modules and functions that write models (https://mlflow.org/docs/latest/ml)."""
 
 
 def install() -> None:
-    """Set the hooks on accelerate's trackers, and on those that a script calls by itself."""
+    """Install the hooks on accelerate's trackers, and on those that a script calls directly."""
     when_imported("accelerate.accelerator", _quiet_accelerator)
     for name, classes in _SENDERS.items():
         when_imported(name, functools.partial(_quiet_library, classes=classes))
@@ -46,25 +46,25 @@ def install() -> None:
 
 
 class Config(dict[str, Any]):
-    """A run's configuration as wandb has it: a dict whose entries are attributes too."""
+    """A run's configuration as in wandb: a dict whose items are also attributes."""
 
     def __init__(self, given: Any = None) -> None:
         super().__init__()
         self.update(given)
 
     def update(self, given: Any = None, *_: Any, **__: Any) -> None:  # type: ignore[override]
-        """Take the entries of a mapping, or of the parsed arguments of a script."""
+        """Add the items of a mapping, or of a script's parsed arguments."""
         if hasattr(given, "items"):
             super().update(given.items())
         elif hasattr(given, "__dict__"):
             super().update(vars(given))
 
     def setdefaults(self, given: Any) -> None:
-        """Take the entries that are not there yet."""
+        """Add the missing items."""
         super().update({**Config(given), **self})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entries."""
+        """Return the items."""
         return dict(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class Config(dict[str, Any]):
 
 
 def silent_run(name: str = "", config: Any = None) -> Any:
-    """Return a run, or an accelerate tracker, that takes everything and keeps its configuration."""
+    """Return a run, or an accelerate tracker, that accepts everything and stores its configuration."""
     run = MagicMock()
     run.name = run.id = run.project = name or "run"
     run.info.run_id = run.info.run_name = "run"
@@ -100,7 +100,7 @@ def _quiet_library(module: ModuleType, *, classes: tuple[str, ...]) -> None:
     ]
     _silence(module, calls)
     for name in classes:
-        made = getattr(module, name, None)  # some are imported when they are asked for
+        made = getattr(module, name, None)  # some are imported lazily
         if inspect.isclass(made) and made.__module__.partition(".")[0] == root:
             _silence_class(made)
     if root in _RUNS:
@@ -108,7 +108,7 @@ def _quiet_library(module: ModuleType, *, classes: tuple[str, ...]) -> None:
 
 
 def _keep_config(module: Any) -> None:
-    """Give a tracker's module an init() whose run keeps what the script configures."""
+    """Give a tracker's module an init() whose run stores the script's configuration."""
     module.run, module.config = None, Config()
 
     def init(*_: Any, config: Any = None, **__: Any) -> Any:
@@ -129,7 +129,7 @@ def _silent(*_: Any, **__: Any) -> Any:
 
 
 def _silence_class(made: Any) -> None:
-    """Silence all that a class does; it stays the class that the script asks isinstance() for."""
+    """Silence all methods of a class, which stays valid for the script's isinstance() checks."""
     methods = [name for name in dir(made) if not name.startswith("_")]
     _silence(made, methods)
     made.__init__ = lambda *_, **__: None
@@ -138,12 +138,12 @@ def _silence_class(made: Any) -> None:
     made.__getitem__ = made.__enter__ = _silent
     made.__exit__ = lambda *_: None
     made.__del__ = lambda *_: None
-    if "connect" in methods:  # clearml's: it gives back what it is given
+    if "connect" in methods:  # clearml's, which returns its argument
         made.connect = lambda _, given, *__, **___: given
 
 
 def _quiet_accelerator(module: Any) -> None:
-    """Give an Accelerator one silent tracker for each that the script asks for."""
+    """Give an Accelerator one silent tracker for each that the script requests."""
 
     def init_trackers(self: Any, project_name: str, config: Any = None, *_: Any, **__: Any) -> None:
         names = [getattr(one, "name", None) or str(getattr(one, "value", one)) for one in self.log_with]
@@ -153,7 +153,7 @@ def _quiet_accelerator(module: Any) -> None:
 
 
 def silent_tracker(name: str, config: Any = None) -> Any:
-    """Return what stands for one of accelerate's trackers: `tracker` is the run behind it."""
+    """Return a replacement for one of accelerate's trackers; `tracker` is its run."""
     tracker = silent_run(name, config)
     tracker.tracker = tracker.run = silent_run(config=config)
     return tracker

@@ -1,4 +1,4 @@
-"""The end of a capture: everything that the hooks have seen, as one value."""
+"""Finishes a capture: collects the hooks' observations into one value."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ _LOOP = (
     *("get_batch_samples", "get_train_dataloader", "prediction_step", "train", "training_step"),
     *(*TRAINER_LOOP, COUNTS_ITEMS),
 )
-"""Methods of Trainer that make its loop (transformers 5.23, trainer.py)."""
+"""Methods of Trainer's loop (transformers 5.23, trainer.py)."""
 
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of a forward pass: by place, and by name."""
+"""Arguments of a forward pass: positional, and by name."""
 
 
 def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | None) -> NoReturn:
-    """Write what was seen and end the process.
+    """Write the capture and end the process.
 
     Args:
         seen: the capture.
         accelerator: of the model.
-        model: what the script calls, prepared.
-        batch: arguments of the forward pass; None takes the DataLoader's first batch for them.
+        model: as called by the script, prepared.
+        batch: arguments of the forward pass; None uses the DataLoader's first batch.
     """
     try:
         frame = sys._getframe(1)
-        seen.on_failure = None  # from here on a failure is one of the capture
+        seen.on_failure = None  # from here on a failure is the capture's
         seen.is_ending = True
         found = _found(seen, accelerator, model, batch, frame)
         capture = _capture(seen, found)
         loss = _script_loss(found)
         live = Live(model=found.model, batch=found.batch, capture=capture, loss=loss, inputs=found.inputs)
         leave_captured(seen, live)
-    except BaseException as error:  # the script must not go on: what catches it there would train
+    except BaseException as error:  # the script must not continue: an except clause could start training
         _leave_broken(seen, error)
 
 
@@ -86,7 +86,7 @@ def _leave_broken(seen: Observations, error: BaseException) -> NoReturn:
         where = place_in_script(error.__traceback__) or place_in_script(sys._getframe(2))
         leave_failed(seen, kind, said[:300], where=where, error=error)
     finally:
-        os._exit(1)  # not even the folder can be written to
+        os._exit(1)  # not even the folder is writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class _Found:
 
     accelerator: Any
     trainer: Any
-    """None in a loop of the script's own."""
+    """None in a custom loop."""
     model: Any
     """Unwrapped."""
     loader: Any
@@ -105,11 +105,11 @@ class _Found:
     batch: Arguments
     """Of the first forward pass."""
     inputs: Any
-    """The DataLoader's first batch; None where none was read."""
+    """The DataLoader's first batch; None if none was read."""
     more: list[Any]
-    """The batches behind it."""
+    """The following batches."""
     frame: FrameType
-    """Of what called finish()."""
+    """Of the caller of finish()."""
 
 
 def _found(
@@ -136,7 +136,7 @@ def _found(
 
 
 def _script_loss(found: _Found) -> ScriptLoss | None:
-    """Return the Trainer's loss where it is more than what its model returns."""
+    """Return the Trainer's loss if it differs from the model's output."""
     trainer = found.trainer
     if trainer is None or found.inputs is None:
         return None
@@ -241,7 +241,7 @@ def _padding(model: Any) -> int | None:
 
 
 def _arguments(trainer: Any) -> dict[str, Any]:
-    """Return the fields of TrainingArguments that are plain values, as the script said them."""
+    """Return the fields of TrainingArguments with plain values, as the script set them."""
     if trainer is None:
         return {}
     said = {**trainer.args.to_dict(), **getattr(trainer.args, "_zerofit_said", {})}
@@ -250,7 +250,7 @@ def _arguments(trainer: Any) -> dict[str, Any]:
 
 
 def _engine(arguments: dict[str, Any], deepspeed: dict[str, Any] | None) -> str:
-    """Return what TrainingArguments ask for in the place of plain PyTorch; empty for nothing."""
+    """Return the engine that TrainingArguments configure; empty for plain PyTorch."""
     if arguments.get("fsdp"):
         return "FSDP"
     if not arguments.get("deepspeed"):
@@ -261,7 +261,7 @@ def _engine(arguments: dict[str, Any], deepspeed: dict[str, Any] | None) -> str:
 
 
 def _deepspeed_config(arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the DeepSpeed configuration of TrainingArguments; None where there is none, or none to read."""
+    """Return the DeepSpeed configuration of TrainingArguments; None if there is none, or it can't be read."""
     config = arguments.get("deepspeed")
     if config and not isinstance(config, dict):
         try:
@@ -283,28 +283,29 @@ def _made_by_engine(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _names_precision(accelerator: Any, trainer: Any) -> bool:
-    """True if the script itself says its mixed precision, be it none."""
+    """Return True if the script itself sets its mixed precision, even to "no"."""
     if trainer is None:
         return getattr(accelerator, "_zerofit_names_precision", False)
     return not {"bf16", "fp16"}.isdisjoint(getattr(trainer.args, "_zerofit_given", ()))
 
 
 def _why_whole(found: _Found, draws: tuple[str, ...]) -> str:
-    """Return why the forward pass can't be run in parts; empty where nothing shows it."""
+    """Return why the forward pass can't be split; empty if nothing forbids it."""
     name = class_path(type(base_of(found.model))).rpartition(".")[2]
     if draws:
-        return f"the forward pass of {name} draws random numbers ({', '.join(draws)}), and others in parts"
+        return f"the forward pass of {name} draws random numbers ({', '.join(draws)}), which would differ "
+        "in parts"
     because = batch_of(Inputs(args=found.batch[0], kwargs=found.batch[1])).whole_because
-    return f"in what {name} is given, {because}" if because else ""
+    return f"in the inputs of {name}, {because}" if because else ""
 
 
 def _passes(seen: Observations, trainer: Any, answer: bool | None) -> bool:
-    """True if the loss that is trained on is divided by num_items_in_batch."""
+    """Return True if the training loss is divided by num_items_in_batch."""
     if trainer is not None and (trainer.label_smoother is not None or trainer.compute_loss_func is not None):
-        seen.note("the loss is made outside of the model: it is not asked whether the model scales it")
+        seen.note("the loss is computed outside of the model: whether the model scales it is not checked")
         return False
     if answer is None:
-        seen.note("whether the model divides its loss by num_items_in_batch was not found: taken not to")
+        seen.note("whether the model divides its loss by num_items_in_batch is unknown: assumed not")
     return bool(answer)
 
 
@@ -313,10 +314,10 @@ def _positive(number: Any) -> int | None:
 
 
 def _micro_batch(arguments: dict[str, Any], loader: Any, rows: int | None) -> tuple[int | None, int]:
-    """Return the samples of one forward pass, and the rows that each of them is in the model's batch.
+    """Return the samples per forward pass, and the rows per sample in the model's batch.
 
-    What the arguments or the DataLoader say counts before what the model is given: a dataset smaller than a
-    batch gives fewer, and a collator may make several rows of a sample.
+    The arguments or the DataLoader take precedence over the model's inputs: a dataset smaller than a batch
+    gives fewer, and a collator may make several rows per sample.
     """
     said = arguments.get("per_device_train_batch_size") or (loader.batch_size if loader is not None else None)
     if said is None or rows is None:
@@ -337,7 +338,7 @@ def _seed(seen: Observations, arguments: dict[str, Any]) -> int | None:
 
 
 def _overrides(trainer: Any) -> tuple[str, ...]:
-    """Return the methods of a Trainer's loop that are not transformers' own."""
+    """Return the methods of a Trainer's loop that are overridden."""
     if trainer is None:
         return ()
     found = []

@@ -1,4 +1,4 @@
-"""Facts read from source that a capture never reaches: generating, saving, manual accumulation."""
+"""Facts from source code that a capture does not reach: generation, saving, manual accumulation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVALUATING = {"eval", "evaluate", "inference_mode"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledMethods:
-    """Names that sources call, anywhere in them."""
+    """Names that sources call anywhere."""
 
     generates: bool
     saves: bool
@@ -36,7 +36,7 @@ class CalledMethods:
 
 
 def called_methods(texts: Iterable[str]) -> CalledMethods:
-    """Return what source texts call; nothing of one that can't be parsed."""
+    """Return the calls in source texts; empty for one that can't be parsed."""
     called: set[str] = set()
     for text in texts:
         try:
@@ -52,7 +52,7 @@ def called_methods(texts: Iterable[str]) -> CalledMethods:
 
 
 def own_sources() -> list[str]:
-    """Return the sources of the main module and of those beside or below it."""
+    """Return the sources of the main module and of modules beside or below it."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     if main is None:
         return []
@@ -75,12 +75,12 @@ def own_sources() -> list[str]:
 def manual_accumulation(
     seen: Observations, texts: Iterable[str], frame: types.FrameType | None
 ) -> int | None:
-    """Return how many forward passes a loop makes to each optimizer.step(); None where it does not count.
+    """Return the forward passes that a loop counts before each optimizer.step(); None if it does not count.
 
     Args:
-        seen: the capture, which is told where it counts up to a number that was not found.
+        seen: the capture, which is told if the loop counts up to an unknown number.
         texts: sources of the script and of its own modules.
-        frame: the innermost frame of the running script, in which names of the condition are looked up.
+        frame: the innermost frame of the running script, for looking up names in the condition.
     """
     counts = [count for text in texts for count in _counts(text)]
     scopes = [scope for own in _own_frames(frame) for scope in (own.f_locals, own.f_globals)]
@@ -91,7 +91,7 @@ def manual_accumulation(
                 return value
     if counts:
         said = ast.unparse(counts[0])
-        seen.note(f"the optimizer steps after every {said} batches only, and how many that is was not found")
+        seen.note(f"the optimizer only steps after every {said} batches, a number that is unknown")
     return None
 
 
@@ -108,7 +108,7 @@ def _counts(text: str) -> Iterator[ast.expr]:
         place = call.every_few_steps.place
         at = (place.line, place.column - 1)
         tests = (one for one in ast.walk(tree) if isinstance(one, ast.expr) and _starts_at(one) == at)
-        test = next(tests, None)  # ast.walk comes to the whole condition before its parts
+        test = next(tests, None)  # ast.walk reaches the whole condition before its parts
         for node in ast.walk(test) if test is not None else ():
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
                 yield node.right
@@ -126,7 +126,7 @@ def _own_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _value(node: ast.expr, scope: Any) -> Any:
-    """Return the value of a number, a name, its attribute or its item; None where there is none."""
+    """Return the value of a number, a name, an attribute or an item; None if unknown."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
@@ -136,6 +136,6 @@ def _value(node: ast.expr, scope: Any) -> Any:
             return getattr(_value(node.value, scope), node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             return _value(node.value, scope)[node.slice.value]
-    except Exception:  # objects of the script's own, of whatever kind
+    except Exception:  # arbitrary objects of the script
         return None
     return None

@@ -1,4 +1,4 @@
-"""serve: answers requests for traces of a captured model, until nobody asks any more."""
+"""serve: answers trace requests for a captured model until the parent closes the connection."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def serve(live: Live, reader: TextIO, writer: TextIO) -> None:
-    """Answer each line of requests by one line, up to the end of the file.
+    """Answer each request line by one line, up to the end of the file.
 
     A request is {"request": the fields of a TraceRequest, "path": the file to write}; its answer is
     {"ok": true}, or {"error": {"id", "summary", "found", "why", "fix"}}.
     """
     set_device_guard()
     for line in reader:
-        # In a thread of its own, to which no mode of the script or the capture reaches: autocast, default
+        # In a new thread, which is not affected by the modes of the script or the capture: autocast, default
         # devices, gradients switched off.
         with ThreadPoolExecutor(max_workers=1) as thread:
             answer = thread.submit(_answer, live, line).result()
@@ -68,12 +68,12 @@ def _trace(live: Live, fields: dict[str, Any]) -> Trace:
     if live.loss is not None:
         try:
             return traced(((live.inputs,), {}), loss=live.loss)
-        except Exception as error:  # of the script's own loss, which may need values
+        except Exception as error:  # from the script's own loss, which may need values
             said = f"{type(error).__name__}: {error}"
             if isinstance(error, UserError):
                 said = f"{error.summary}: {error.found}"
             name = type(live.loss.trainer).__name__
-            live.note = f"what {name}.compute_loss() holds beside the model is not counted: {said[:300]}"
+            live.note = f"memory of {name}.compute_loss() beside the model is not counted: {said[:300]}"
             live.loss = None
     trace = traced(live.batch)
     return replace(trace, notes=(live.note,) if live.note else ())
@@ -86,6 +86,6 @@ def _unexpected(error: Exception) -> dict[str, str]:
         "id": "trace-broken",
         "summary": "zerofit failed to trace the script's model",
         "found": f"{type(error).__name__}: {said[:200]}   ({Path(place.filename).name}:{place.lineno})",
-        "why": "this is a fault of zerofit's own, or a model unlike those that it knows",
-        "fix": "report it, and launch with a strategy of your own, such as --zero-stage 2",
+        "why": "this is a bug in zerofit, or an unusual model",
+        "fix": "report it, and launch with an explicit strategy, such as --zero-stage 2",
     }

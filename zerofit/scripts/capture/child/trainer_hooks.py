@@ -1,4 +1,4 @@
-"""Hooks on transformers' Trainer and TrainingArguments: they run here, up to a Trainer's first forward."""
+"""Hooks on transformers' Trainer and TrainingArguments, up to the Trainer's first forward pass."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PUT_ASIDE: dict[str, Any] = {
     "fsdp": [],
     "torch_compile": False,
 }
-"""Fields of TrainingArguments that need a GPU, or start an engine, and what they are in a capture.
+"""Fields of TrainingArguments that need a GPU or start an engine, and their values in a capture.
 
-Precision is Accelerator's matter.
+Precision is handled with Accelerator.
 """
 
 _GENERATING = ("GRPO", "PPO", "RLOO", "OnlineDPO", "XPO", "NashMD", "GKD", "MiniLLM", "GOLD", "GFPO", "PAPO")
-"""How the names of TRL's trainers begin that train on what the model generates.
+"""Prefixes of TRL's trainers that train on generated output.
 
 Source: https://huggingface.co/docs/trl, Trainers.
 """
@@ -40,7 +40,7 @@ def install(seen: Observations) -> None:
 
 
 def _run_here(module: Any) -> None:
-    """Let TrainingArguments for a GPU be made without one; what they said is kept beside them."""
+    """Make TrainingArguments for a GPU constructible without one; their original values are stored beside."""
 
     @around(module.TrainingArguments, "__post_init__")
     def post_init(original: Any, self: Any) -> None:
@@ -63,7 +63,7 @@ def _run_here(module: Any) -> None:
 
 
 def given_by_user(arguments_class: Any, given: dict[str, Any]) -> frozenset[str]:
-    """Return the fields that a script gives; a parser gives all of them, so that its command line counts."""
+    """Return the fields that a script sets; for a parser all of them, since they are on its command line."""
     if not {field.name for field in fields(arguments_class) if field.init} <= given.keys():
         return frozenset(given)
     flags = (word[2:].partition("=")[0].replace("-", "_") for word in sys.argv if word.startswith("--"))
@@ -76,7 +76,8 @@ def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
             leave_failed(
                 seen,
                 "unsupported",
-                f"{cls.__name__} trains on what the model generates, which can't be seen without its weights",
+                f"{cls.__name__} trains on what the model generates, which can't be captured without its "
+                "weights",
                 where=place_in_script(sys._getframe(1)),
             )
         made = object.__new__(cls)
@@ -94,9 +95,9 @@ def _generates_to_train(trainer_class: Any) -> bool:
 
 
 def _begin_quietly(handler_class: Any, seen: Observations) -> None:
-    """Where training begins, drop all callbacks but the script's own, and wait for the first forward pass.
+    """Where training begins, remove all callbacks but the script's own, and wait for the first forward pass.
 
-    Should that not come to pass without weights, the capture ends with the first batch of the DataLoader.
+    If that fails without weights, the capture ends with the first batch of the DataLoader.
     """
 
     @around(handler_class, "on_train_begin")
@@ -110,7 +111,8 @@ def _begin_quietly(handler_class: Any, seen: Observations) -> None:
         def end_here(error: BaseException | None) -> None:
             why = f": {type(error).__name__}: {' '.join(str(error).split())[:200]}" if error else ""
             seen.note(
-                "the Trainer's first forward pass was not reached, its batch is that of the DataLoader" + why
+                "the Trainer's first forward pass was not reached; its batch is taken from the DataLoader"
+                + why
             )
             finish(seen, trainer.accelerator, trainer.model_wrapped, None)
 

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _STEPS = ("total_steps", "T_max", "total_iters")
-"""How schedulers of torch name the steps that they were made for (torch/optim/lr_scheduler.py)."""
+"""Attributes of torch's schedulers with their number of steps (torch/optim/lr_scheduler.py)."""
 
 _RANDOM_COLLATORS = {
     "transformers.DataCollatorForPermutationLanguageModeling",
     "zerofit.SeededMasks",
     "zerofit.WholeWordCollator",
 }
-"""Collators that mask at random (transformers 5.23, data/data_collator.py; zerofit/data/)."""
+"""Collators that mask randomly (transformers 5.23, data/data_collator.py; zerofit/data/)."""
 _FIXED_COLLATORS = {
     *("torch.default_collate", "torch.default_convert"),
     *("transformers.default_data_collator", "transformers.DefaultDataCollator"),
@@ -27,13 +27,13 @@ _FIXED_COLLATORS = {
     *("transformers.DataCollatorForMultipleChoice", "zerofit.CausalCollator", "zerofit.FlatDocuments"),
     "zerofit.PackedRows",
 }
-"""Collators that draw no random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
+"""Collators without random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
 
 
 def captured_optimizers(
     optimizers: Iterable[Any], prepared: Collection[int]
 ) -> tuple[CapturedOptimizer, ...]:
-    """Return what is known of optimizers, given the ids of those that went through prepare()."""
+    """Return the facts about optimizers, given the ids of those passed to prepare()."""
     return tuple(
         CapturedOptimizer(
             class_path=class_path(type(one)),
@@ -46,7 +46,7 @@ def captured_optimizers(
 
 def _group(group: dict[str, Any]) -> CapturedGroup:
     settings = {key: plain(value) for key, value in group.items() if key not in ("params", "initial_lr")}
-    # In warm-up a scheduler has set lr to 0 already.
+    # During warm-up a scheduler has already set lr to 0.
     settings["lr"] = plain(group.get("initial_lr", group.get("lr")))
     return CapturedGroup(
         num_tensors=len(group["params"]),
@@ -58,12 +58,12 @@ def _group(group: dict[str, Any]) -> CapturedGroup:
 def captured_schedulers(
     schedulers: Iterable[Any], prepared: Collection[int], *, num_steps: int | None
 ) -> tuple[CapturedScheduler, ...]:
-    """Return what is known of learning-rate schedulers.
+    """Return the facts about learning-rate schedulers.
 
     Args:
         schedulers: those of the script.
-        prepared: ids of those that went through prepare(), or belong to a Trainer.
-        num_steps: of a Trainer, where the scheduler itself does not say.
+        prepared: ids of those passed to prepare(), or owned by a Trainer.
+        num_steps: of a Trainer, if the scheduler itself does not say.
     """
     return tuple(
         CapturedScheduler(
@@ -86,16 +86,16 @@ def _base_lrs(scheduler: Any) -> list[Any]:
 
 def _num_steps(scheduler: Any) -> int | None:
     function = (getattr(scheduler, "lr_lambdas", None) or [None])[0]
-    # transformers' schedules are functions with their numbers bound to them.
+    # transformers' schedules are functions with bound arguments.
     bound = getattr(function, "keywords", {})
     values = [bound.get("num_training_steps"), *(getattr(scheduler, name, None) for name in _STEPS)]
     return next((int(value) for value in values if isinstance(value, (int, float)) and value > 0), None)
 
 
 def captured_loader(loader: Any) -> CapturedLoader:
-    """Return what is known of a DataLoader, be it prepared by accelerate."""
+    """Return the facts about a DataLoader, prepared or not."""
     batches: Any = getattr(loader, "batch_sampler", None)
-    while hasattr(batches, "batch_sampler"):  # accelerate's shards stand around the script's own
+    while hasattr(batches, "batch_sampler"):  # accelerate's shards wrap the script's own
         batches = batches.batch_sampler
     sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None) or batches
     size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
@@ -119,7 +119,7 @@ def _name_of(collator: Any) -> str:
 
 
 def _draws_random(collator: Any) -> bool | None:
-    """True if a collator draws random numbers; None for one that is no library's own."""
+    """Return True if a collator draws random numbers; None for unknown collators."""
     package = (getattr(collator, "__module__", None) or "").partition(".")[0]
     name = f"{package}.{_name_of(collator)}"
     if name == "transformers.DataCollatorForLanguageModeling":
@@ -135,7 +135,7 @@ def _length(value: Any) -> int | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a number, text, or list of them as JSON has it; None for anything else."""
+    """Return a number, string, or list of these for JSON; None for anything else."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 and not getattr(value, "is_meta", False):
