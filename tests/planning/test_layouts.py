@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from planning_problems import LARGE, closed_forms, model, problem, solved
 
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.core.errors import UserError
-from zerofit.core.estimates import Holder
+from zerofit.core.estimates import RunPhase
 from zerofit.core.plan import Origin, Topology
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open, other_layouts
+from zerofit.planning.plan_table import grouped
 from zerofit.planning.problem import Problem
 from zerofit.planning.solve import Answer
 
@@ -61,27 +63,29 @@ def test_the_global_batch_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "num_nodes", "heads", "expected"),
+    ("num_gpus", "num_nodes", "heads", "key_heads", "sequence", "tensor"),
     [
-        (8, 1, 16, [2, 4, 8]),
-        (8, 1, 12, [2, 4]),
-        (8, 1, 7, []),
-        (6, 1, 12, [2, 3, 6]),
-        (8, 4, 32, [2, 4, 8]),  # groups stay within a node
-        (1, 1, 16, []),
+        (8, 1, 16, 16, [2, 4, 8], [2, 4, 8]),
+        (8, 1, 16, 2, [2, 4, 8], [2]),  # ranks that share layers have heads of keys each
+        (8, 1, 12, 12, [2, 4], [2, 4]),
+        (8, 1, 7, 7, [], []),
+        (6, 1, 12, 12, [2, 3, 6], [2, 3, 6]),
+        (8, 4, 32, 8, [2, 4, 8], [2, 4, 8]),  # groups stay within a node
+        (1, 1, 16, 16, [], []),
     ],
 )
 def test_groups_divide_heads_and_the_ranks_of_a_node(
-    num_gpus: int, num_nodes: int, heads: int, expected: list[int]
+    num_gpus: int, num_nodes: int, heads: int, key_heads: int, sequence: list[int], tensor: list[int]
 ) -> None:
-    facts = model(num_attention_heads=heads, num_key_value_heads=heads)
+    facts = model(num_attention_heads=heads, num_key_value_heads=key_heads)
     asked = problem(num_gpus=num_gpus, num_nodes=num_nodes, facts=facts)
     layouts = [one.topology for one in other_layouts(asked)]
-    assert [one.sequence_parallel_size for one in layouts] == expected
+    assert [one.sequence_parallel_size for one in layouts if one.tensor_parallel_size == 1] == sequence
+    assert [one.tensor_parallel_size for one in layouts if one.sequence_parallel_size == 1] == tensor
     for one in layouts:
         sizes = one.tensor_parallel_size * one.sequence_parallel_size * one.pipeline_parallel_size
         assert one.world_size == one.data_parallel_size * sizes == num_gpus * num_nodes
-        assert one.num_replicas == one.world_size
+        assert one.num_replicas * one.tensor_parallel_size == one.world_size
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -93,27 +97,33 @@ def test_a_size_that_is_given_is_planned_for(size: int) -> None:
     assert (reason.origin, reason.why) == (Origin.FLAG, "--sequence-parallel-size says so")
 
 
-def _shared(size: int, asked: Problem) -> Problem:
-    return replace(asked, topology=replace(asked.topology, sequence_parallel_size=size))
+def _shared(size: int, asked: Problem, kind: str = "sequence") -> Problem:
+    sizes: dict[str, Any] = {f"{kind}_parallel_size": size}
+    return replace(asked, topology=replace(asked.topology, **sizes))
 
 
+@pytest.mark.parametrize("kind", ["sequence", "tensor"])
 @pytest.mark.parametrize("checkpoints", [False, True])
-def test_more_ranks_to_a_sample_never_cost_more_memory_and_always_exchange_more_often(
-    checkpoints: bool,
+def test_more_ranks_to_a_sample_never_cost_more_activations_and_always_exchange(
+    checkpoints: bool, kind: str
 ) -> None:
     asked = problem(facts=LARGE, sequence_length=16_384, global_batch_size=8)
     strategy = replace(_ZERO3, gradient_checkpointing=checkpoints)
-    tensors, totals = [], []
+    activations, totals = [], []
     for size in (1, 2, 4, 8):
-        estimate = closed_forms(_shared(size, asked)).estimate(strategy).estimate
+        estimate = closed_forms(_shared(size, asked, kind)).estimate(strategy).estimate
         for phase in estimate.device.phases:
             assert phase.total_bytes == sum(term.num_bytes for term in phase.terms)
-        tensors.append(max(phase.held_by(Holder.TENSORS) for phase in estimate.device.phases))
+        held = [
+            sum(num_bytes for group, num_bytes in grouped(phase) if group.letter == "A")
+            for phase in estimate.device.phases
+        ]
+        activations.append(max(held))
         assert estimate.step_time is not None
         totals.append(
             sum(one.seconds for one in estimate.step_time.terms if one.name == "exchange in the group")
         )
-    assert tensors == sorted(tensors, reverse=True)
+    assert activations == sorted(activations, reverse=True)
     assert totals[0] == 0 < min(totals[1:])
 
 
@@ -126,18 +136,36 @@ def test_zero_partitions_over_the_ranks_of_all_groups() -> None:
     assert phases[0]["master weights"] == phases[1]["master weights"]
 
 
+def test_ranks_that_share_layers_hold_parts_of_their_states_and_whole_embeddings() -> None:
+    asked = problem(facts=LARGE)
+    states = []
+    for size in (1, 2):
+        estimate = closed_forms(_shared(size, asked, "tensor")).estimate(
+            replace(_ZERO3, zero_stage=ZeroStage.OPTIMIZER_STATES)
+        )
+        step = estimate.estimate.device.of(RunPhase.STEP)
+        assert step is not None
+        held = {term.name: term.num_bytes for term in step.terms}
+        states.append((held["weights"], held["master weights"]))
+    assert states[0][0] / 2 < states[1][0] < states[0][0]
+    # ZeRO partitions over the 4 ranks that hold the same parts, and not over all 8.
+    assert states[1][1] == pytest.approx(4 * states[1][0] / 2 / 4, rel=0.01)
+
+
 def test_the_table_has_each_layout_and_says_why_it_loses() -> None:
     answer = solved(_LONG, compares_layouts=True)
     lines = layout_table(answer, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line.split() for line in lines[2:]]
     sizes = [[int(word) for word in row if word.isdigit()][:4] for row in rows]
-    assert sizes == [[8, 1, 1, 1], [4, 1, 2, 1], [2, 1, 4, 1], [1, 1, 8, 1]]
+    by_tokens = [[8, 1, 1, 1], [4, 1, 2, 1], [2, 1, 4, 1], [1, 1, 8, 1]]
+    assert sizes == [*by_tokens, [4, 2, 1, 1], [2, 4, 1, 1], [1, 8, 1, 1]]
     chosen = [line for line in lines if line.startswith(">")]
     assert len(chosen) == 1
     assert chosen[0].endswith("chosen")
     document = json.loads(plan_json([answer]))["plans"][0]
-    assert [one["topology"].get("sequence_parallel_size", 1) for one in document["layouts"]] == [1, 2, 4, 8]
+    shown = [one["topology"].get("sequence_parallel_size", 1) for one in document["layouts"]]
+    assert shown == [1, 2, 4, 8, 1, 1, 1]
     assert "layouts" not in json.loads(plan_json([solved(_LONG)]))["plans"][0]
 
 

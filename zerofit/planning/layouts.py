@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.plan import KINDS_OF_GROUPS
@@ -85,12 +85,17 @@ def wants_layouts(chosen: EstimatedStrategy | None, tier_of: Callable[[Strategy]
 def other_layouts(problem: Problem) -> Iterator[Problem]:
     """Yield the problem with each layout that can run, small groups first; the global batch stays.
 
-    Groups stay within a node: their ranks exchange activations in every layer.
+    Groups stay within a node: their ranks exchange activations in every layer. Ranks that share tokens have
+    whole heads each, and those that share layers heads of keys and values, or they would be unequal.
     """
-    topology, heads = problem.topology, problem.model.num_attention_heads
-    for size in range(2, topology.ranks_per_node + 1):
-        if topology.ranks_per_node % size == 0 and heads % size == 0 and problem.model.is_causal:
-            shared = _with_topology(problem, replace(topology, sequence_parallel_size=size))
+    topology, model = problem.topology, problem.model
+    heads = {"sequence": model.num_attention_heads, "tensor": model.num_key_value_heads}
+    for kind in heads if model.is_causal else ():
+        for size in range(2, topology.ranks_per_node + 1):
+            if topology.ranks_per_node % size or heads[kind] % size:
+                continue
+            sizes: dict[str, Any] = {f"{kind}_parallel_size": size}
+            shared = _with_topology(problem, replace(topology, **sizes))
             if shared is not None:
                 yield shared
 

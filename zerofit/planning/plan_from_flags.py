@@ -150,6 +150,7 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     tensor = request.tensor_parallel_size or base.tensor_parallel_size
     sequence = request.sequence_parallel_size or base.sequence_parallel_size
     pipeline = request.pipeline_parallel_size or base.pipeline_parallel_size
+    said = said if request.num_processes or request.plan else f"{world_size} rank{'s' * (world_size > 1)}"
     check_groups(world_size, {"tensor": tensor, "sequence": sequence, "pipeline": pipeline}, said=said)
     return Topology(
         num_nodes=num_nodes,

@@ -148,17 +148,13 @@ def _check_estimable(problem: Problem) -> None:
         UserError: it is.
     """
     request = problem.request
-    if (request.tensor_parallel_size or 1) > 1:
-        kind, size, whole = "tensor", request.tensor_parallel_size, "layers"
-    elif (request.pipeline_parallel_size or 1) > 1:
-        kind, size, whole = "pipeline", request.pipeline_parallel_size, "models"
-    else:
+    if (request.pipeline_parallel_size or 1) == 1:
         return
     raise UserError(
-        f"{kind}-parallel-not-estimated",
-        f"what {kind} parallelism needs is not estimated",
-        found=f"--{kind}-parallel-size {size}",
-        why=f"estimates count whole {whole} on each GPU, and no traffic inside a {kind}-parallel group",
+        "pipeline-parallel-not-estimated",
+        "what pipeline parallelism needs is not estimated",
+        found=f"--pipeline-parallel-size {request.pipeline_parallel_size}",
+        why="estimates count whole models on each GPU, and no traffic inside a pipeline-parallel group",
         fix="plan without it, or train with it by `zerofit launch --no-capture`, which goes by flags alone",
     )
 

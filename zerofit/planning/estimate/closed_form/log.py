@@ -118,20 +118,32 @@ def _of_fused_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
 
 
 def _of_exchange(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
-    """Return what ranks that share the tokens exchange for heads: queries, keys, values and outputs."""
-    if shape.request.sequence_parallel_size == 1:
-        return []
-    width = shape.tokens(layer) * shape.compute_bytes
+    """Return what ranks exchange in a layer.
+
+    Those that share tokens: queries, keys, values and outputs, for heads. Those that share the layer: sums of
+    outputs, and of the gradients of the inputs of what is cut by columns.
+    """
+    request, width = shape.request, shape.tokens(layer) * shape.compute_bytes
+    found: list[tuple[str, int, int, float]] = []
+    if request.sequence_parallel_size > 1:
+        found += [
+            ("all_to_all", width * size, 2 * count, 1.0) for size in (shape.query_width, shape.key_width)
+        ]
+    if request.tensor_parallel_size > 1:
+        inputs = 3 * count + 1 + shape.facts.is_gated
+        sums = count + 1
+        found.append(("all_reduce", width * shape.facts.hidden_size, sums, inputs / sums))
     return [
         cost
-        for moved, times in ((width * shape.query_width, 2), (width * shape.key_width, 2))
+        for name, moved, times, backward in found
         for cost in _passes(
             shape,
-            f"{COLLECTIVES}.all_to_all.default",
+            f"{COLLECTIVES}.{name}.default",
             CostKind.EXCHANGE,
-            times * count,
+            times,
             recomputed=shape.recomputed_share(layer),
             moved=moved,
+            backward_calls=backward,
         )
     ]
 
@@ -180,14 +192,27 @@ def _memory_bytes(shape: Shape, layer: int) -> int:
 def _of_head(shape: Shape) -> list[OperatorCost]:
     tokens = shape.tokens(shape.facts.num_layers - 1)
     hidden, columns, width = shape.facts.hidden_size, shape.logits_width, shape.compute_bytes
+    parts = shape.request.tensor_parallel_size if shape.head_elements else 1  # a tied head is whole
+    gathers = (
+        _passes(
+            shape,
+            f"{COLLECTIVES}.all_gather_into.default",
+            CostKind.EXCHANGE,
+            1,
+            moved=width * tokens * columns // parts,
+            backward_moved=0,
+        )
+        if parts > 1
+        else []
+    )
     matmul = _passes(
         shape,
         "head",
         CostKind.MATMUL,
         1,
-        flops=2 * tokens * hidden * columns,
-        moved=width * tokens * (hidden + columns),
-        fixed=width * hidden * columns,
+        flops=2 * tokens * hidden * columns // parts,
+        moved=width * tokens * (hidden + columns // parts),
+        fixed=width * hidden * columns // parts,
         backward_calls=2,
     )
     loss = _passes(
@@ -198,7 +223,7 @@ def _of_head(shape: Shape) -> list[OperatorCost]:
         moved=4 * tokens * columns,
         backward_moved=4 * tokens * columns,
     )
-    return [*matmul, *loss]
+    return [*matmul, *gathers, *loss]
 
 
 def _passes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -90,20 +90,29 @@ class Shape:
         return 4 if self.request.weights is Precision.FP32 else 2
 
     @cached_property
+    def whole(self) -> Shape:
+        """The shape of whole layers, of which ranks may hold parts."""
+        return replace(self, request=replace(self.request, tensor_parallel_size=1))
+
+    def _part(self, size: int) -> int:
+        """Return the part of a layer's width that one of the ranks that share it has."""
+        return -(-size // self.request.tensor_parallel_size)
+
+    @cached_property
     def query_width(self) -> int:
-        """Outputs of the query projection."""
+        """Outputs of the query projection, on one of the ranks that share it."""
         facts = self.facts
-        return facts.num_attention_heads * facts.head_dim or facts.hidden_size
+        return self._part(facts.num_attention_heads * facts.head_dim or facts.hidden_size)
 
     @cached_property
     def key_width(self) -> int:
-        """Outputs of the key projection, and of the value projection."""
-        return self.facts.num_key_value_heads * self.facts.head_dim or self.query_width
+        """Outputs of the key projection, and of the value projection, on one of the ranks that share it."""
+        return self._part(self.facts.num_key_value_heads * self.facts.head_dim) or self.query_width
 
     @cached_property
     def inner_width(self) -> int:
-        """Width inside the feed-forward block."""
-        return self.facts.intermediate_size or 4 * self.facts.hidden_size
+        """Width inside the feed-forward block, on one of the ranks that share it."""
+        return self._part(self.facts.intermediate_size or 4 * self.facts.hidden_size)
 
     @cached_property
     def has_rms_norm(self) -> bool:
@@ -216,7 +225,9 @@ class Shape:
         return tuple(found)
 
     def layer_rest(self, layer: int) -> int:
-        """Return the elements of a layer's norms and biases: what is left of its count."""
+        """Return the elements of a layer's norms and biases, which are whole: what is left of its count."""
+        if self.request.tensor_parallel_size > 1:
+            return self.whole.layer_rest(layer)
         matrices = sum(matrix.num_elements for matrix in self.matrices(layer))
         known = self.facts.num_largest_layer_parameters
         is_largest = self.is_decoder(layer) or not self.facts.num_decoder_layers
@@ -225,7 +236,9 @@ class Shape:
 
     @cached_property
     def outside_elements(self) -> int:
-        """Elements outside of all layers: embeddings, final norm, head; at least 0."""
+        """Elements outside of all layers, whole: embeddings, final norm, head; at least 0."""
+        if self.request.tensor_parallel_size > 1:
+            return self.whole.outside_elements
         inside = sum(
             self.layer_rest(layer) + sum(matrix.num_elements for matrix in self.matrices(layer))
             for layer in range(self.facts.num_layers)
@@ -235,14 +248,14 @@ class Shape:
     @cached_property
     def embedding_elements(self) -> int:
         """Elements of the embeddings, positions and all else that is neither in a layer nor in the head."""
-        return self.outside_elements - self.head_elements
+        return self.outside_elements - self.whole.head_elements
 
     @cached_property
     def head_elements(self) -> int:
         """Elements of a head's own matrix; 0 where it is tied to the embedding, or small."""
         table = self.facts.vocab_size * self.facts.hidden_size
         is_untied = bool(self.logits_width) and self.outside_elements >= 2 * table
-        return table if is_untied else 0
+        return self._part(table) if is_untied else 0
 
     @cached_property
     def adapted(self) -> frozenset[str]:
