@@ -1,7 +1,8 @@
 """Predict every published measurement of published_cases.toml.
 
-Prints each case with its prediction and error, then the errors by source and by kind of training, and writes
-them to measured/published.json where all cases were run. It needs no GPU: others had one.
+Prints each case with its prediction and error, then the errors by source, kind of training and precision, and
+how an uncertainty made of the other sources covers each. Where all cases were run it writes them to
+measured/published.json. It needs no GPU: others had one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import os
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from litgpt_model import trace_litgpt
 from published_steps import errors_of
 
 from zerofit.core.allocation_log import Packing
@@ -42,6 +44,10 @@ from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_t
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.training_estimator import UNCERTAINTY, closed_form_memory, trace_request_for
 
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.models.source import ModelSource
+
 _FOLDER = Path(__file__).parent
 CASES = _FOLDER / "published_cases.toml"
 _UNITS = {"B": 1, "G": GIB, "MiB": MIB, "GiB": GIB, "GB": 10**9}
@@ -49,6 +55,7 @@ _OPTIMIZERS = {
     "adamw-hf": OptimizerName.ADAMW,  # it steps tensor by tensor, and holds at the most one of them more
     "adamw-fused": OptimizerName.ADAMW,
     "adamw-foreach": None,
+    "adamw-paged": OptimizerName.PAGED_ADAMW,
     "adamw-8bit": OptimizerName.ADAMW_8BIT,
     "adafactor": OptimizerName.ADAFACTOR,
 }
@@ -79,15 +86,18 @@ class PublishedPeak:
     predicted_bytes: int
     uncertainty: float
     """Stated with the prediction, relative."""
-    fast_bytes: int
-    """Predicted by closed forms, as `plan --fast` does; ± UNCERTAINTY."""
     kind: str
-    """Of training: "full", "LoRA", "QLoRA", with " under ZeRO" behind it."""
+    """Of training: "full", "LoRA", "QLoRA", with " under ZeRO" behind it, or LitGPT's own adapters."""
+    precision: str
     gpu_bytes: int
     """What a process can take of the GPU."""
     is_g: bool
     """True if the unit is a bare G, read as GiB."""
     doubts: tuple[str, ...]
+    fast_bytes: int | None = None
+    """Predicted by closed forms, as `plan --fast` does; ± UNCERTAINTY. None for LitGPT's adapters."""
+    by_transformers_bytes: int | None = None
+    """Predicted by transformers' classes, where the run had a model code of its own."""
 
     @property
     def error(self) -> float | None:
@@ -106,10 +116,11 @@ def main() -> None:
                 cases.append(predict(source["name"], row))
                 print(_line(cases[-1]), flush=True)
     summary = _summary(cases)
-    print(json.dumps(summary, indent=2))
+    held = left_out(cases)
+    print(json.dumps({"summary": summary, "left_out": held}, indent=2))
     if not names:
         rows = [_row(case) for case in cases]
-        text = json.dumps({"summary": summary, "cases": rows}, indent=1) + "\n"
+        text = json.dumps({"summary": summary, "left_out": held, "cases": rows}, indent=1) + "\n"
         (_FOLDER / "measured" / "published.json").write_text(text, encoding="utf-8")
 
 
@@ -141,20 +152,25 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         request = replace(request, weights=Precision(row["weights"]), autocast=autocast)
     formats: dict[str, Any] = {name: Precision(row[name]) for name in _FORMATS if name in row}
     request = replace(request, **formats)
-    request = replace(request, packing=Packing(**row.get("packing", {})))
+    request = replace(request, packing=_packing(row))
     if row.get("torch", "").startswith(_OLD_TORCH):
         request = replace(request, softmax_saves_input=True)
-    trace = trace_model(model, request, cache_folder=_CACHE)
+    adapter = row.get("adapter", 0)
+    if row.get("code") == "litgpt":
+        trace = trace_litgpt(model, request, adapter=adapter, cache_folder=_CACHE)
+    else:
+        trace = trace_model(model, request, cache_folder=_CACHE)
     setup = Setup(
         log=trace.log_for(row["micro_batch_size"]),
         strategy=strategy,
         topology=Topology(world_size=row.get("ranks", 1)),
         versions=Versions(python="3", zerofit="0", torch=row.get("torch")),
-        keeps_outputs=keeps_outputs,
+        keeps_outputs=keeps_outputs and not row.get("longest_first", False),
+        has_own_adapters=adapter > 0,
+        traces_own_model="code" in row,
     )
     memory = estimate_memory(setup, gpu=gpu)
-    fast_setup = replace(setup, log=closed_form_log(model.facts, request))
-    fast = closed_form_memory(fast_setup, non_torch_terms(gpu, setup.topology, setup.versions))
+    others = _by_other_models(model, request, setup, row) if not adapter else {}
     return PublishedPeak(
         source=source,
         name=row["id"],
@@ -162,12 +178,36 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         measured_bytes=round(row["measured"] * _UNITS[row["unit"]]) if "measured" in row else None,
         predicted_bytes=_peak(memory, row["metric"]),
         uncertainty=memory.uncertainty,
-        fast_bytes=_peak(fast, row["metric"]),
-        kind=_kind(strategy),
+        kind=_kind(strategy, adapter),
+        precision=str(strategy.precision),
         gpu_bytes=gpu.usable_bytes,
         is_g=row["unit"] == "G",
         doubts=tuple(row.get("doubts", ())),
+        **others,
     )
+
+
+def _packing(row: dict[str, Any]) -> Packing:
+    given = row.get("packing", {})
+    unpacks_to = Precision(given["unpacks_to"]) if "unpacks_to" in given else None
+    return Packing(**{**given, "unpacks_to": unpacks_to})
+
+
+def _by_other_models(
+    model: ModelSource, request: TraceRequest, setup: Setup, row: dict[str, Any]
+) -> dict[str, int]:
+    """Return what closed forms say of a case, and for other code than transformers' what its classes say."""
+    gpu, metric = find_gpu(row["gpu"]), row["metric"]
+    fast = closed_form_memory(
+        replace(setup, log=closed_form_log(model.facts, request)),
+        non_torch_terms(gpu, setup.topology, setup.versions),
+    )
+    found = {"fast_bytes": _peak(fast, metric)}
+    if "code" in row:
+        trace = trace_model(model, request, cache_folder=_CACHE)
+        instead = replace(setup, log=trace.log_for(row["micro_batch_size"]), traces_own_model=False)
+        found["by_transformers_bytes"] = _peak(estimate_memory(instead, gpu=gpu), metric)
+    return found
 
 
 def _strategy(row: dict[str, Any]) -> Strategy:
@@ -194,7 +234,9 @@ def _strategy(row: dict[str, Any]) -> Strategy:
     )
 
 
-def _kind(strategy: Strategy) -> str:
+def _kind(strategy: Strategy, adapter: int) -> str:
+    if adapter:
+        return "LitGPT's adapters in nf4" if strategy.quantization else "LitGPT's adapters"
     kind = "QLoRA" if strategy.quantization else "LoRA" if strategy.lora else "full"
     return kind if strategy.engine is Engine.NATIVE else f"{kind} under ZeRO"
 
@@ -220,30 +262,82 @@ def _row(case: PublishedPeak) -> dict[str, Any]:
         "source": case.source,
         "not_known": case.not_known,
         "kind": case.kind,
+        "precision": case.precision,
         "measured_bytes": case.measured_bytes,
         "predicted_bytes": case.predicted_bytes,
         "error": None if case.error is None else round(case.error, 4),
         "uncertainty": round(case.uncertainty, 4),
         "fast_bytes": case.fast_bytes,
+        "by_transformers_bytes": case.by_transformers_bytes,
         "doubts": case.doubts,
     }
 
 
 def _summary(cases: list[PublishedPeak]) -> dict[str, Any]:
     groups: dict[str, list[PublishedPeak]] = {}
-    for case in cases:
-        if case.error is not None:
-            state = "known" if not case.not_known else "not known"
+    for case in (case for case in cases if case.error is not None):
+        state = "known" if not case.not_known else "not known"
+        named = [case.source, f"all {case.kind}", f"all {case.kind}, {case.precision}", "all"]
+        found = dict.fromkeys(named, case)
+        if case.fast_bytes is not None:
             fast = replace(case, predicted_bytes=case.fast_bytes, uncertainty=UNCERTAINTY)
-            groups.setdefault(f"all, by closed forms: what is {state}", []).append(fast)
-            for name in (f"{case.source}", f"all {case.kind}", "all"):
-                groups.setdefault(f"{name}: what is {state}", []).append(case)
+            found["all, by closed forms"] = fast
+        if case.by_transformers_bytes is not None:
+            found["all, by transformers in LitGPT's place"] = replace(
+                case, predicted_bytes=case.by_transformers_bytes
+            )
+        for name, one in found.items():
+            groups.setdefault(f"{name}: what is {state}", []).append(one)
     return {name: _errors_of(groups[name]) for name in sorted(groups)}
 
 
 def _errors_of(cases: list[PublishedPeak]) -> dict[str, Any]:
     known = [(case.error, case.uncertainty) for case in cases if case.error is not None]
     return errors_of([error for error, _ in known], [abs(error) <= most for error, most in known])
+
+
+_FEWEST = 5
+"""Cases of other sources that an uncertainty is made of at least."""
+
+
+def left_out(cases: list[PublishedPeak]) -> list[dict[str, Any]]:
+    """Return, by source and class, how an uncertainty that the other sources give covers it.
+
+    The other sources' 90th percentile of the same training and precision is taken; of the same training, or
+    of all of them, where that leaves fewer than _FEWEST cases. Cases of which all is known count.
+    """
+    known = [case for case in cases if case.error is not None and not case.not_known]
+    found = []
+    for key in sorted({(case.source, case.kind, case.precision) for case in known}):
+        source, kind, precision = key
+        held = [case for case in known if (case.source, case.kind, case.precision) == key]
+        others = [case for case in known if case.source != source]
+        classes = {
+            "same training and precision": [
+                case for case in others if (case.kind, case.precision) == (kind, precision)
+            ],
+            "same training": [case for case in others if case.kind == kind],
+            "all": others,
+        }
+        taken = next((name for name, group in classes.items() if len(group) >= _FEWEST), None)
+        if taken is None:
+            continue
+        share = _errors_of(classes[taken])["90th_percentile"]
+        found.append(
+            {
+                "source": source,
+                "class": f"{kind}, {precision}",
+                "cases": len(held),
+                "by": f"{len(classes[taken])} cases of other sources, {taken}",
+                "uncertainty_of_others": share,
+                "inside_it": _errors_of([replace(case, uncertainty=share) for case in held])[
+                    "share_within_uncertainty"
+                ],
+                "stated": held[0].uncertainty,
+                "inside_stated": _errors_of(held)["share_within_uncertainty"],
+            }
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from zerofit.core.supported import PYTHON, SUPPORTED
 from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from zerofit.checking.rules.optimizer.table import OptimizerRow
 
@@ -103,6 +103,7 @@ def predictions_page(measured: Mapping[str, Any], steps: Mapping[str, Any]) -> s
             "| case | training | measured, GiB | predicted, GiB | error | ± | not known |",
             "|---|---|---|---|---|---|---|",
             *cases,
+            *_left_out(measured["left_out"]),
             _STEPS_HEAD,
             *_errors(steps["summary"]),
             "",
@@ -119,6 +120,19 @@ def predictions_page(measured: Mapping[str, Any], steps: Mapping[str, Any]) -> s
     )
 
 
+def _left_out(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the section on what an uncertainty made of the other sources would cover."""
+    return [
+        _LEFT_OUT_HEAD,
+        *(
+            f"| {row['source']} | {row['class']} | {row['cases']} | {row['by']} | "
+            f"{row['uncertainty_of_others']:.1%} | {row['inside_it']:.0%} | {row['stated']:.0%} | "
+            f"{row['inside_stated']:.0%} |"
+            for row in rows
+        ),
+    ]
+
+
 def _errors(summary: Mapping[str, Any]) -> list[str]:
     """Return the table of errors by source and kind."""
     signed = ("worst", "bias")
@@ -132,6 +146,17 @@ def _errors(summary: Mapping[str, Any]) -> list[str]:
             for name, group in summary.items()
         ),
     ]
+
+
+_LEFT_OUT_HEAD = """
+## Sources left out
+
+What the 90th percentile of the other sources' errors would cover of each source, and what the stated
+uncertainty covers. Cases of the same training and precision are taken where the other sources have five or
+more, else cases of the same training, else all.
+
+| source left out | training | cases | the others | their 90th percentile | inside it | stated ± | inside it |
+|---|---|---|---|---|---|---|---|"""
 
 
 _EVIDENCE_HEAD = """\

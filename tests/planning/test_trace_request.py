@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from zerofit.core.allocation_log import Packing
 from zerofit.core.facts import GpuSpec, Workload
-from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
 from zerofit.planning.training_estimator import trace_request_for
 
 _GPU = GpuSpec(name="any", memory_bytes=1, compute_capability=(8, 6))
@@ -93,3 +94,19 @@ def test_the_scripts_own_adapters_and_frozen_parts_count_as_a_strategys() -> Non
     stage_3 = trace_request_for(Strategy(**_BF16, **_STAGE_3), Workload(), _GPU, **asked)
     assert (stage_2.adapters, stage_2.saves_linear_inputs) == (Precision.BF16, False)
     assert (stage_3.adapters, stage_3.saves_linear_inputs) == (Precision.FP32, True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "loaded_in", "unpacks_to"),
+    [
+        (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), Precision.FP16, Precision.FP16),
+        (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), Precision.BF16, None),
+        (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), None, None),
+        (Strategy(**_BF16, lora=Lora()), Precision.FP16, None),
+    ],
+)
+def test_quantized_weights_are_unpacked_to_the_format_of_their_checkpoint(
+    strategy: Strategy, loaded_in: Precision | None, unpacks_to: Precision | None
+) -> None:
+    request = trace_request_for(strategy, Workload(), _GPU, loaded_in=loaded_in)
+    assert request.packing == Packing(unpacks_to=unpacks_to)

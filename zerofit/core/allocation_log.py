@@ -164,6 +164,10 @@ class Packing:
     saves_inputs: bool = False
     """True if each layer keeps its input for the backward pass, as bitsandbytes up to 0.43.0 did
     (autograd/_functions.py, MatMul4Bit; 0.43.3 does not)."""
+    unpacks_to: Precision | None = None
+    """Format that a whole weight is unpacked to before it is cast to that of the inputs; None for theirs at
+    once. bitsandbytes unpacks to the format that it packed from, which up to 0.42.0 was fp16 for all
+    (nn/modules.py, Params4bit; autograd/_functions.py, MatMul4Bit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
@@ -266,6 +266,7 @@ class TrainingEstimator:
             cut_elements=max(0, problem.model.num_parameters - kept) if cuts else 0,
             other_weight_bytes=problem.other_weight_bytes,
             rows_per_sample=problem.rows_per_sample,
+            traces_own_model=script is not None,
         )
 
     def _log(self, strategy: Strategy) -> AllocationLog:
@@ -289,6 +290,7 @@ def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
         has_adapters=script is not None and bool(script.capture.model.adapters),
         has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
         topology=problem.topology,
+        loaded_in=problem.weights,
     )
 
 
@@ -305,14 +307,15 @@ def _lines(tape: Tape) -> Lines:
 
 
 def _tokens(problem: Problem, strategy: Strategy) -> int:
-    """Return the tokens of one optimizer step over all ranks; a target's count too."""
-    workload = problem.workload
-    if not problem.model.vocab_size or workload.sequence_length is None:
+    """Return the tokens of one optimizer step over all ranks; a target's count too, audio does not."""
+    workload, model = problem.workload, problem.model
+    if not model.vocab_size or workload.sequence_length is None:
         return 0
     samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
-    target = (workload.target_length or workload.sequence_length) if problem.model.num_decoder_layers else 0
+    source = 0 if model.hears else workload.sequence_length
+    target = (workload.target_length or workload.sequence_length) if model.num_decoder_layers else 0
     rows = samples * problem.rows_per_sample * problem.topology.data_parallel_size
-    return rows * (workload.sequence_length + target)
+    return rows * (source + target)
 
 
 OTHER_DEVICES = (8, 0)
@@ -330,6 +333,7 @@ def trace_request_for(
     has_adapters: bool = False,
     has_frozen: bool = False,
     topology: Topology | None = None,
+    loaded_in: Precision | None = None,
 ) -> TraceRequest:
     """Return the request for a strategy's allocation log.
 
@@ -341,6 +345,9 @@ def trace_request_for(
     peft makes adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
     runtime/engine.py, _cast_module_mixed_precision) but where the model was made under zero.Init, as stage 3
     has it.
+
+    Args:
+        loaded_in: format of the checkpoint's weights, which bitsandbytes unpacks to; None for the strategy's.
     """
     precision = strategy.precision or Precision.FP32
     weights, autocast = precision, None
@@ -366,6 +373,9 @@ def trace_request_for(
         freeze=strategy.freeze,
         lora=strategy.lora,
         quantization=strategy.quantization,
+        packing=Packing(
+            unpacks_to=loaded_in if strategy.quantization and loaded_in is not precision else None
+        ),
         keeps_outputs=workload.keeps_outputs,
         saves_linear_inputs=is_stage_3 and is_frozen,
         tensor_parallel_size=topology.tensor_parallel_size if topology else 1,

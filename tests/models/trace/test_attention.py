@@ -186,6 +186,21 @@ def test_autocast_leaves_plain_attention_in_fp32() -> None:
     assert (out.dtype, kept) == (torch.bfloat16, {"torch.float32"})
 
 
+@pytest.mark.parametrize("samples", [1, _SAMPLES])
+def test_keys_that_all_samples_share_take_no_fused_kernel(samples: int) -> None:
+    """Source: sdp_utils.cpp, check_batch_size_and_num_heads_dense."""
+    import torch
+
+    query = torch.ones(samples, 2, _LENGTH, 64, dtype=torch.bfloat16, requires_grad=True)
+    shared = torch.ones(1, 2, 8, 64, dtype=torch.bfloat16)
+    mask = torch.ones(_LENGTH, 8, dtype=torch.bool)
+    with torch.device("meta"):
+        query, shared, mask = (one.to("meta") for one in (query, shared, mask))
+        out = attend(query, shared, shared, mask, capability=_A100)
+    assert out.shape == query.shape
+    assert ("Efficient" in type(out.grad_fn).__name__) == (samples == 1)
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype", "mask", "operator", "more"),
     [

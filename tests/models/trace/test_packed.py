@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from allocator_counts import PLAIN, SAMPLES, composed, counted
+from allocator_counts import PLAIN, SAMPLES, composed, counted, counted_in
 
 from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.facts import ModelFacts
@@ -14,7 +14,7 @@ from zerofit.models.changes.adapters import adapt
 from zerofit.models.changes.quantization import quantization_config, whole_heads
 from zerofit.models.trace.entry import describe
 from zerofit.models.trace.live import prepare_live
-from zerofit.models.trace.packed import packed_like
+from zerofit.models.trace.packed import packed_as, packed_like
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.run import run_micro_batch
 from zerofit.planning.estimate.closed_form.shape import Shape
@@ -91,6 +91,26 @@ def test_an_own_quantized_base_is_copied_with_its_bytes(make_tiny: Any, tmp_path
     assert {one.name: (one.num_elements, one.bytes_per_element, one.trains) for one in made.parameters} == own
     buffers = sum(one.untyped_storage().nbytes() for one in real.buffers())
     assert sum(made.buffer_bytes) - buffers == sum(_states(real).values())
+
+
+def test_a_weight_that_was_packed_in_another_format_is_unpacked_to_it_and_then_cast() -> None:
+    import bitsandbytes
+    import torch
+
+    own = bitsandbytes.nn.Linear4bit(
+        1024, 4096, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4", quant_storage=torch.uint8
+    )
+    own = own.to(torch.float16).to("cpu").train()  # packed as it moves to its device
+    assert own.weight.quant_state.dtype is torch.float16
+
+    def peak_of(layer: Any) -> int:
+        inputs = torch.ones(2, 61, 1024, dtype=torch.bfloat16, requires_grad=True)
+        return counted_in(lambda: layer(inputs).sum().backward(), layer)[0]
+
+    whole = 1024 * 4096 * 2
+    real = peak_of(own)
+    assert peak_of(packed_as(own, None)) == pytest.approx(real, rel=0.02)
+    assert real > 2 * whole
 
 
 def test_the_closed_form_of_a_matrix_in_4_bits_is_what_its_layer_holds_but_for_its_tables() -> None:

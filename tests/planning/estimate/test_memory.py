@@ -13,7 +13,7 @@ from zerofit.core.allocation_log import AllocationLog
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.facts import GpuSpec, Versions
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import Engine, OptimizerName, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, OptimizerName, Quantization, Strategy, ZeroStage
 from zerofit.core.units import GIB, MIB
 from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, play_strategy
 from zerofit.planning.estimate.device_memory.non_torch_memory import OTHER_MODELS
@@ -248,3 +248,23 @@ def test_a_deepspeed_that_was_not_compared_is_less_certain(
     assert estimate.uncertainty == pytest.approx(uncertainty)
     assert words in estimate.uncertainty_source
     assert ("more, as" in estimate.uncertainty_source) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("own_model", "quantization", "ranks", "uncertainty"),
+    [
+        (True, None, 1, 0.08),
+        (True, Quantization.NF4, 1, 0.08),
+        (False, None, 1, 0.12),
+        (False, Quantization.NF4, 1, 0.15),
+        (True, None, 2, 0.15),
+        (False, None, 2, 0.15),
+    ],
+)
+def test_the_uncertainty_goes_by_ranks_by_whose_model_was_traced_and_by_its_format(
+    own_model: bool, quantization: Quantization | None, ranks: int, uncertainty: float
+) -> None:
+    gpu = GpuSpec(name="made", memory_bytes=GIB, compute_capability=(8, 0))
+    setup = _setup(layered_log(), Strategy(quantization=quantization), ranks=ranks)
+    estimate = estimate_memory(replace(setup, traces_own_model=own_model), gpu=gpu)
+    assert estimate.uncertainty == uncertainty

@@ -121,7 +121,8 @@ def attend(
         is_causal=is_causal,
         shares_heads=shares_heads,
     )
-    if query.dim() != 4 or (shares_heads and not enable_gqa):
+    shares_keys = query.shape[0] != key.shape[0]  # check_batch_size_and_num_heads_dense
+    if query.dim() != 4 or shares_keys or (shares_heads and not enable_gqa):
         kernel = Kernel.MATH
     with torch.autocast("cpu", enabled=False):  # CUDA's autocast is also off within the call
         if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import kept_in_fp32
+from zerofit.models.changes.quantization import torch_dtype
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Packing
@@ -64,6 +65,7 @@ def packed_like(module: Any, packing: Packing) -> Any:
         module.weight.dtype,
         has_two_levels=packing.two_levels,
         saves_inputs=packing.saves_inputs,
+        unpacks_to=torch_dtype(packing.unpacks_to) if packing.unpacks_to else None,
     )
 
 
@@ -76,7 +78,14 @@ def packed_as(layer: Any, bias: Any) -> Any:
     """
     has_two_levels = bool(getattr(layer.weight, "compress_statistics", True))
     shape = (layer.out_features, layer.in_features)
-    return _layer_class()(shape, bias, layer.compute_dtype, has_two_levels=has_two_levels)
+    state = getattr(layer.weight, "quant_state", None)
+    return _layer_class()(
+        shape,
+        bias,
+        layer.compute_dtype,
+        has_two_levels=has_two_levels,
+        unpacks_to=state.dtype if state is not None else None,
+    )
 
 
 @cache
@@ -99,12 +108,13 @@ def _layer_class() -> Any:
             *,
             has_two_levels: bool,
             saves_inputs: bool = False,
+            unpacks_to: Any = None,
         ) -> None:
             nn.Module.__init__(self)
             self.out_features, self.in_features = shape
             self.computes_in = dtype
             self.clones = False
-            self.saves_inputs = saves_inputs
+            self.product = _product(saves_inputs=saves_inputs, unpacks_to=unpacks_to)
             num_elements = shape[0] * shape[1]
             num_scales = -(-num_elements // BLOCK)
             packed = torch.empty((-(-num_elements // PER_BYTE), 1), dtype=torch.uint8)
@@ -124,8 +134,7 @@ def _layer_class() -> Any:
             given = inputs.to(self.computes_in or inputs.dtype)
             bias = self.bias if self.bias is None else self.bias.to(given.dtype)
             shape = (self.out_features, self.in_features)
-            product = _product(saves_inputs=self.saves_inputs)
-            output = product.apply(given, self.weight, self.scales, bias, shape)
+            output = self.product.apply(given, self.weight, self.scales, bias, shape)
             output = output.to(inputs.dtype)
             return output.clone() if self.clones else output
 
@@ -133,8 +142,11 @@ def _layer_class() -> Any:
 
 
 @cache
-def _product(*, saves_inputs: bool) -> Any:
+def _product(*, saves_inputs: bool, unpacks_to: Any) -> Any:
     import torch
+
+    def unpacked(packed: Any, scales: Any, shape: tuple[int, int], dtype: Any) -> Any:
+        return _unpacked(packed, scales, shape, unpacks_to or dtype).to(dtype)
 
     class Product(torch.autograd.Function):  # type: ignore[misc]
         """The allocations of MatMul4Bit: a dequantized weight per product, and only packed ones saved.
@@ -147,11 +159,11 @@ def _product(*, saves_inputs: bool) -> Any:
         def forward(ctx: Any, given: Any, packed: Any, scales: Any, bias: Any, shape: Any) -> Any:
             ctx.packed, ctx.scales, ctx.shape = packed, scales, shape
             ctx.kept = given if saves_inputs else None
-            return torch.nn.functional.linear(given, _unpacked(packed, scales, shape, given.dtype), bias)
+            return torch.nn.functional.linear(given, unpacked(packed, scales, shape, given.dtype), bias)
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            weight = _unpacked(ctx.packed, ctx.scales, ctx.shape, gradient.dtype)
+            weight = unpacked(ctx.packed, ctx.scales, ctx.shape, gradient.dtype)
             return torch.matmul(gradient, weight), None, None, None, None
 
     return Product

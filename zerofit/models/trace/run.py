@@ -12,6 +12,7 @@ from zerofit.core.upstream.transformers import checkpointing_function, set_check
 from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
+from zerofit.models.trace.cut_cross_entropy import cut_losses
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
 from zerofit.models.trace.recorder import Recorder, watching
@@ -63,6 +64,7 @@ def run_micro_batch(
         stack.enter_context(watching(recorder))
         if as_on_cuda:
             stack.enter_context(silent_kernels())
+            stack.enter_context(cut_losses())
             stack.enter_context(cuda_like(request))
         forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
         recorder.close()

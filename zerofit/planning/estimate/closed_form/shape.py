@@ -197,9 +197,9 @@ class Shape:
     def whole_tokens(self, layer: int) -> int:
         """Return the tokens of a whole sample in a layer."""
         request = self.request
-        if self.is_decoder(layer) and request.target_length is not None:
-            return request.target_length
-        return request.sequence_length
+        if self.is_decoder(layer):
+            return request.target_length or request.sequence_length
+        return self.facts.source_positions or request.sequence_length
 
     def matrices(self, layer: int) -> tuple[Matrix, ...]:
         """Return the matrices of a layer, in the order of their use."""

@@ -62,6 +62,8 @@ class Setup:
     """Of the models that the script holds beside the one that it trains, on each GPU."""
     rows_per_sample: int = 1
     """Rows of the model's input per sample: two for a preference pair."""
+    traces_own_model: bool = False
+    """True if the log is of the model that runs, as a script makes it, and not of the class for a name."""
 
     @property
     def trains_adapters(self) -> bool:
