@@ -106,12 +106,14 @@ def test_a_speech_model_takes_the_decoders_longest_text_and_says_so() -> None:
     plan = zerofit.plan(model="whisper-small", global_batch_size=16, gpus="1xRTX4090", is_fast=True)
     note = "448 tokens of text in each sample, the most that the decoder takes, beside audio of 30 s"
     assert f"{note}: say --seq-len" in plan.answer.notes
-    assert "sequence 448" in str(plan)
+    assert "text of 448 tokens" in str(plan)
+    assert plan.estimate is not None
+    assert plan.estimate.tokens_per_step == 16 * 448
 
 
-def test_what_has_no_tokens_is_counted_in_samples_a_second() -> None:
+def test_a_model_of_pictures_is_counted_in_images_a_second() -> None:
     plan = zerofit.plan(model="vit-base", global_batch_size=64, gpus="4xRTX4090", is_fast=True)
-    assert "samples/s" in str(plan)
+    assert "images/s" in str(plan)
     time = plan.estimate.step_time if plan.estimate is not None else None
     assert time is not None
     assert f"  {rate(64 / time.seconds)}  " in str(plan)

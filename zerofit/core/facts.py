@@ -55,6 +55,13 @@ class ModelFacts:
     checkpoint_dtype: str = ""
     """dtype of the published weights according to config.json or the weight files, such as "bfloat16";
     transformers loads the model in it by default. Empty if unknown."""
+    source_positions: int = 0
+    """Positions of an encoder without tokens: image patches plus the class token, or audio frames; else 0."""
+
+    @property
+    def hears(self) -> bool:
+        """True if its encoder takes audio, so that its tokens are those of the decoder's text alone."""
+        return self.source_positions > 0 and self.num_decoder_layers > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

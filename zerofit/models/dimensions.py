@@ -74,7 +74,18 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
         num_largest_layer_parameters=sizes.num_largest_layer_parameters,
         largest_parameter=sizes.largest_parameter,
         checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        source_positions=_source_positions(config),
     )
+
+
+def _source_positions(config: dict[str, Any]) -> int:
+    """Return ModelFacts.source_positions; 0 too for a model of pictures whose stages differ in their patches."""
+    if "num_mel_bins" in config:
+        return _first(config, "max_source_positions") or 0
+    image, patch = config.get("image_size"), config.get("patch_size")
+    if isinstance(image, int) and isinstance(patch, int) and "depths" not in config:
+        return (image // patch) ** 2 + 1
+    return 0
 
 
 def check_sequence_length(

@@ -100,7 +100,7 @@ def _head(answer: Answer) -> Iterator[str]:
     kind = model.architecture or model.model_type
     words = f"{parameters(model)} parameters"
     words = words if kind == model.name else f"{kind}, {words}"
-    yield f"{model.name} ({words}), {workload_words(problem.workload)}"
+    yield f"{model.name} ({words}), {workload_words(problem)}"
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
     yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
     if answer.is_fast:
@@ -134,7 +134,7 @@ def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
 
 def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
     found = answer.found
-    header = [*_HEADER[:-2], rate_name(answer.head.estimate), _HEADER[-1]]
+    header = [*_HEADER[:-2], rate_name(answer.head.estimate, answer.problem.model), _HEADER[-1]]
     rows = [header, _row(answer, answer.head, ">" if answer.fits else "?", is_short=is_short)]
     rows += [_row(answer, judged, "", is_short=is_short) for judged in found.others]
     problem = answer.problem

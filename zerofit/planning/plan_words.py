@@ -11,7 +11,7 @@ from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import Estimate, MemoryEstimate, PhaseMemory, StepTime
-    from zerofit.core.facts import Machine, Workload
+    from zerofit.core.facts import Machine, ModelFacts
     from zerofit.core.plan import Plan, Topology
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
@@ -153,9 +153,11 @@ def rate(per_s: float | None) -> str:
     return f"{per_s:.3g}"
 
 
-def rate_name(estimate: Estimate) -> str:
-    """Return the unit of `throughput`; images, and what else has no tokens, count as samples."""
-    return "tokens/s" if estimate.tokens_per_step else "samples/s"
+def rate_name(estimate: Estimate, model: ModelFacts) -> str:
+    """Return the unit of `throughput`."""
+    if estimate.tokens_per_step:
+        return "tokens/s"
+    return "images/s" if "Image" in model.architecture else "samples/s"
 
 
 def throughput(judged: EstimatedStrategy, topology: Topology) -> str:
@@ -167,9 +169,10 @@ def throughput(judged: EstimatedStrategy, topology: Topology) -> str:
     return rate(samples * topology.data_parallel_size / estimate.step_time.seconds)
 
 
-def workload_words(workload: Workload) -> str:
+def workload_words(problem: Problem) -> str:
     """Return what a step processes: "sequence 4096, global batch 64"."""
-    words = [f"sequence {workload.sequence_length}"] if workload.sequence_length else []
+    workload, length = problem.workload, problem.workload.sequence_length
+    words = [f"text of {length} tokens" if problem.model.hears else f"sequence {length}"] if length else []
     if workload.target_length:
         words.append(f"target {workload.target_length}")
     if workload.global_batch_size:

@@ -37,10 +37,8 @@ def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> s
         width: maximum columns of the table; None for unlimited.
     """
     problem = answers[0].problem
-    title = (
-        f"{problem.model.name} ({parameters(problem.model)} parameters), {workload_words(problem.workload)}"
-    )
-    header = (*_HEADER, rate_name(answers[0].head.estimate), "verdict")
+    title = f"{problem.model.name} ({parameters(problem.model)} parameters), {workload_words(problem)}"
+    header = (*_HEADER, rate_name(answers[0].head.estimate, problem.model), "verdict")
     rows = [header, *map(_row, answers)]
     lines = [title, "", *table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)]
     lines += [

@@ -41,7 +41,7 @@ def draw_plan(answer: Answer, path: Path) -> None:
     labels += [kind_label(one.strategy, problem.topology) for one in ruled_out]
     axes.set_xticks(range(len(labels)), [one.replace(", ", "\n") for one in labels], fontsize=8)
     axes.set_ylabel("GiB on each GPU at its peak")
-    title = f"{problem.model.name}, {workload_words(problem.workload)}\n{machine_words(answer)}"
+    title = f"{problem.model.name}, {workload_words(problem)}\n{machine_words(answer)}"
     axes.set_title(title, fontsize=10)
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside right center", fontsize=8)
