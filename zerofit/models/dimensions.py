@@ -79,7 +79,7 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
 
 
 def _source_positions(config: dict[str, Any]) -> int:
-    """Return ModelFacts.source_positions; 0 too for a model of pictures whose stages differ in their patches."""
+    """Return ModelFacts.source_positions; 0 for vision models whose stages differ in the size of patches."""
     if "num_mel_bins" in config:
         return _first(config, "max_source_positions") or 0
     image, patch = config.get("image_size"), config.get("patch_size")
