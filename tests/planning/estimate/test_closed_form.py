@@ -20,6 +20,7 @@ from zerofit.models.catalog import catalog_models
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.estimate.closed_form.shape import Shape
 
 _BF16 = Precision.BF16
 
@@ -247,3 +248,19 @@ def test_neither_closed_forms_nor_the_catalog_import_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "first", "last"),
+    [
+        ("vit-base", Task.IMAGE_CLASSIFICATION, 14 * 14 + 1, 14 * 14 + 1),
+        ("whisper-small", Task.SPEECH_SEQ2SEQ, 1500, 64),
+        ("t5-small", Task.SEQ2SEQ_LM, 64, 64),
+    ],
+)
+def test_patches_and_frames_count_as_positions_where_an_encoder_reads_no_tokens(
+    name: str, task: Task, first: int, last: int
+) -> None:
+    facts = probe_model(name, task=task).facts
+    shape = Shape(facts=facts, request=TraceRequest(sequence_length=64))
+    assert (shape.tokens(0), shape.tokens(facts.num_layers - 1)) == (first, last)
