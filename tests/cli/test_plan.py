@@ -263,6 +263,19 @@ def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: RunZer
     assert "too large" in words
 
 
+def test_layouts_are_listed_and_plotted_beside_each_other(run_zerofit: RunZerofit, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    flags = "--fast --model llama-3.1-8b --seq-len 131072 --no-padded --global-batch-size 8 --gpus 8xH100-80G"
+    finished = _plan(run_zerofit, folder, *flags.split(), "--compare-layouts", "--plot", "plan.svg")
+    assert finished.returncode == 0, finished.stderr
+    table = finished.stdout[finished.stdout.index("layouts: dp x tp x sp x pp ranks") :].splitlines()
+    chosen = next(line.split() for line in table if line.startswith(">"))
+    assert chosen[1:5] == ["1", "1", "8", "1"]
+    assert len(table) == 2 + 1 + 3 + 3
+    drawn = (folder / "plan.svg").read_text()
+    assert [drawn.count(f"<!-- {word} -->") for word in ("chosen", "too large")] == [1, 5]
+
+
 def test_without_matplotlib_a_plot_is_refused(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "matplotlib").mkdir()
     (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")

@@ -20,6 +20,7 @@ from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.recover import (
     Recovery,
     gets_on,
+    keep_the_groups,
     keep_the_training,
     limits_after,
     lost_steps,
@@ -169,6 +170,16 @@ def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
     assert set(found.said_by.values()) == {"the plan file"}
     own = Request(zero_stage=ZeroStage.PARAMETERS)
     assert keep_the_training(own, plan) is own  # the planner's own plan: all of it is open
+
+
+def test_ranks_share_samples_as_before_and_no_other_way_is_searched() -> None:
+    topology = Topology(world_size=4, tensor_parallel_size=2)
+    kept = keep_the_groups(Request(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
+    sizes = (kept.tensor_parallel_size, kept.sequence_parallel_size, kept.pipeline_parallel_size)
+    assert (sizes, kept.zero_stage) == ((2, 1, 1), ZeroStage.GRADIENTS)
+    assert kept.said_by == {"tensor_parallel_size": "the plan before"}
+    by_flag = Request(tensor_parallel_size=2)
+    assert keep_the_groups(by_flag, replace(PLAN, topology=topology)).said_by == {}
 
 
 def test_the_record_says_how_the_run_went_on_and_how_it_ended(tmp_path: Path) -> None:

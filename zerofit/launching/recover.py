@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
+from zerofit.core.plan import KINDS_OF_GROUPS
 from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
@@ -215,7 +216,8 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
         UserError, ExceptionGroup: nothing fits in the available memory, or too many steps would be lost.
     """
     failed, number = attempt.launch, attempt.number + 1
-    request = replace(attempt.request, request=keep_the_training(attempt.request.request, failed.plan))
+    said = keep_the_groups(keep_the_training(attempt.request.request, failed.plan), failed.plan)
+    request = replace(attempt.request, request=said)
     if not request.on_cpu:
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
@@ -266,6 +268,15 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
         recoveries=(*attempt.recoveries, recovery),
         ended=end,
     )
+
+
+def keep_the_groups(said: Request, failed: Plan) -> Request:
+    """Return a request whose ranks share samples as before: checkpoints hold layers that are cut for it."""
+    names = [f"{kind}_parallel_size" for kind in KINDS_OF_GROUPS]
+    sizes = {name: getattr(failed.topology, name) for name in names}
+    chosen = [name for name, size in sizes.items() if size > 1 and getattr(said, name) is None]
+    said_by = {**said.said_by, **dict.fromkeys(chosen, "the plan before")}
+    return replace(said, said_by=said_by, **cast("Any", sizes))
 
 
 def keep_the_training(said: Request, failed: Plan) -> Request:

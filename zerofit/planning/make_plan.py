@@ -160,7 +160,8 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
         size = getattr(problem.topology, name)
         if size > 1:
             origin = Origin.PLANNER if problem.why_shared else Origin.FLAG
-            why = problem.why_shared or f"--{name.replace('_', '-')} says so"
+            said = problem.request.said_by.get(name, f"--{name.replace('_', '-')}")
+            why = problem.why_shared or f"{said} says so"
             yield Reason(field=name, value=str(size), origin=origin, why=why)
 
 

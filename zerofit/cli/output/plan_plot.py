@@ -23,13 +23,20 @@ _TOO_LARGE = "too large"
 def draw_plan(answer: Answer, path: Path) -> None:
     """Plot the choice, the best of every other kind, and those clearly too large; write the file.
 
+    Where layouts were compared, the best of each is drawn instead.
+
     Raises:
         UserError: the file can't be written.
     """
     from matplotlib.figure import Figure
 
     problem, found = answer.problem, answer.found
-    estimated, ruled_out = (answer.head, *found.others), found.ruled_out
+    shown = [(one, problem.topology) for one in (answer.head, *found.others)]
+    ruled_out = found.ruled_out
+    if answer.layouts:
+        shown = [(one.best, one.problem.topology) for one in answer.layouts if one.best is not None]
+        ruled_out = ()
+    estimated = tuple(one for one, _ in shown)
     figure = Figure(figsize=(max(6.0, 1.6 * (len(estimated) + len(ruled_out))), 5.0), layout="constrained")
     axes = figure.subplots()
     if ruled_out:
@@ -37,7 +44,7 @@ def draw_plan(answer: Answer, path: Path) -> None:
     _draw_estimates(axes, answer, estimated)
     axes.axhline(problem.card_bytes / GIB, color="black", label="GPU")
     axes.axhline(problem.device_bytes / GIB, color="black", linestyle="--", label="available")
-    labels = [f"{label(one.strategy, problem.topology)}\n{batch(one.strategy)}" for one in estimated]
+    labels = [f"{label(one.strategy, topology)}\n{batch(one.strategy)}" for one, topology in shown]
     labels += [kind_label(one.strategy, problem.topology) for one in ruled_out]
     axes.set_xticks(range(len(labels)), [one.replace(", ", "\n") for one in labels], fontsize=8)
     axes.set_ylabel("GiB on each GPU at its peak")
@@ -77,6 +84,6 @@ def _write_above(axes: Any, place: int, height: float, note: str) -> None:
 
 def _note(answer: Answer, judged: EstimatedStrategy) -> str:
     if judged.fits:
-        return "chosen" if judged is answer.head else ""
+        return "chosen" if judged == answer.head else ""
     is_on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
     return _TOO_LARGE if is_on_gpu else f"{_TOO_LARGE}\nfor the host"
