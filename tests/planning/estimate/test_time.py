@@ -320,3 +320,21 @@ def test_each_parameter_of_a_small_model_costs_python_at_stages_1_to_3() -> None
     ]
     assert seconds == sorted(seconds)
     assert seconds[2] - seconds[1] > 3 * 100 * 2.0e-5  # hooks of three more micro-batches, 100 parameters
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "uncertainty"),
+    [
+        ("A100-80G", CostKind.GROUPED, 1.0),
+        ("H100-80G", CostKind.GROUPED, 0.3),
+        ("A100-80G", CostKind.MATMUL, 0.3),
+    ],
+)
+def test_experts_that_run_one_by_one_before_hopper_widen_the_uncertainty(
+    gpu: str, kind: CostKind, uncertainty: float
+) -> None:
+    log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(_cost(kind, flops=10**14),))
+    setup = _setup(log, Strategy(micro_batch_size=1, gradient_accumulation_steps=1))
+    time = estimate_step_time(setup, machine=machine_of(gpu), rates=catalog_rates())
+    assert time is not None
+    assert time.uncertainty == uncertainty

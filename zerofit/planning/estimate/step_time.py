@@ -345,6 +345,13 @@ OFFLOAD_UNCERTAINTY_SOURCE = (
     "ASSUMPTION: three published steps with the optimizer on the CPU took 4 to 33 % less than estimated, the "
     "batch and the host's bandwidth unknown"
 )
+_HOPPER = (9, 0)
+LOOPED_UNCERTAINTY = 1.0
+LOOPED_UNCERTAINTY_SOURCE = (
+    "ASSUMPTION: before Hopper torch runs the products of experts one by one, slower than grouped products "
+    "by an unknown factor: no published time of that was found"
+)
+"""Source: aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda: its fallback is taken there."""
 _TERMS = {
     CostKind.MATMUL: "matrix products",
     CostKind.GROUPED: "products of experts",
@@ -386,7 +393,7 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
         exchange = communication(setup, speeds, times)
         terms += [exchange] if exchange is not None else []
         terms += [optimizer_term(setup, speeds), *offload_terms(setup, speeds, times)]
-    uncertainty, source = _uncertainty(setup)
+    uncertainty, source = _uncertainty(setup, machine)
     return StepTime(
         terms=tuple(term for term in terms if term.seconds > 0),
         uncertainty=uncertainty,
@@ -394,7 +401,11 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
     )
 
 
-def _uncertainty(setup: Setup) -> tuple[float, str]:
+def _uncertainty(setup: Setup, machine: Machine) -> tuple[float, str]:
+    if any(cost.kind is CostKind.GROUPED for cost in setup.log.costs) and any(
+        (gpu.compute_capability or _HOPPER) < _HOPPER for gpu in machine.gpus
+    ):
+        return LOOPED_UNCERTAINTY, LOOPED_UNCERTAINTY_SOURCE
     if setup.trains_adapters:
         return LORA_UNCERTAINTY, LORA_UNCERTAINTY_SOURCE
     offload = {setup.strategy.optimizer_offload, setup.strategy.param_offload}
