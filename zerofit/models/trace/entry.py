@@ -255,7 +255,20 @@ class _Tracing:
             logs = [to_allocation_log(self._whole(main, start), self.skeleton, 1)]
             start = 1
         logs += [self._exact(samples) for samples in range(start - 1, 0, -1)]
-        return Trace(request=self.request, logs=tuple(logs))
+        return Trace(request=self.request, logs=tuple(logs), notes=self._notes())
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return a note if quantization was requested and the model has no layer that is quantized."""
+        if self.request.quantization is None or any(one.is_packed for one in self.skeleton.parameters):
+            return ()
+        import torch
+
+        linear = {type(one).__name__ for one in self.model.modules() if isinstance(one, torch.nn.Linear)}
+        kinds = ", ".join(sorted(linear - {"Linear"})) or "none"
+        return (
+            f"{self.request.quantization} quantizes nothing of this model: transformers replaces torch's "
+            f"Linear and its own Conv1D, and the model's linear layers are of other classes ({kinds})",
+        )
 
     def _holds_for_one(self, log: AffineLog) -> bool:
         """Return True if a log also holds for one sample, or the model can't run with one."""
