@@ -16,10 +16,11 @@ from zerofit.core.plan import Origin, Topology
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.planning.layout_table import layout_table
-from zerofit.planning.layouts import check_open, other_layouts
+from zerofit.planning.layouts import best_layout, check_open, other_layouts
 from zerofit.planning.plan_table import grouped
 from zerofit.planning.problem import Problem
-from zerofit.planning.solve import Answer
+from zerofit.planning.search import EstimatedStrategy, tier
+from zerofit.planning.solve import Answer, best_of
 
 _LONG = problem(sequence_length=65_536, global_batch_size=8, memory_gib=40)
 _ZERO3 = Strategy(
@@ -86,6 +87,25 @@ def test_groups_divide_heads_and_the_ranks_of_a_node(
         sizes = one.tensor_parallel_size * one.sequence_parallel_size * one.pipeline_parallel_size
         assert one.world_size == one.data_parallel_size * sizes == num_gpus * num_nodes
         assert one.num_replicas * one.tensor_parallel_size == one.world_size
+
+
+def test_what_is_no_better_by_closed_forms_is_not_traced() -> None:
+    """Model states decide here, which sharing samples does not make smaller."""
+    asked = problem(facts=LARGE, memory_gib=10, num_gpus=4, sequence_length=256)
+    solved_for: list[Topology] = []
+
+    def quickly(one: Problem) -> EstimatedStrategy | None:
+        return best_of(one, closed_forms)
+
+    def traced(one: Problem) -> EstimatedStrategy | None:
+        solved_for.append(one.topology)
+        return quickly(one)
+
+    alone = quickly(asked)
+    assert alone is not None
+    assert alone.strategy.offloads
+    assert best_layout(asked, alone, tier_of=tier, solve=traced, presolve=quickly) is None
+    assert solved_for == []
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

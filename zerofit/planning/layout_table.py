@@ -41,7 +41,7 @@ def _row(answer: Answer, layout: Layout) -> tuple[str, ...]:
         topology.pipeline_parallel_size,
     )
     is_chosen = answer.fits and topology == answer.problem.topology
-    return ("> "[not is_chosen].strip(), *map(str, sizes), *_judged(answer, layout, is_chosen=is_chosen))
+    return (">" if is_chosen else "", *map(str, sizes), *_judged(answer, layout, is_chosen=is_chosen))
 
 
 def _judged(answer: Answer, layout: Layout, *, is_chosen: bool) -> Iterator[str]:

@@ -130,12 +130,21 @@ def best_layout(
     Args:
         chosen: that choice; None where nothing fits.
         solve: the best strategy that fits, by a trace; None where none does.
-        presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
+        presolve: the same, quicker and less exact: what does not come before there is not solved. None for
+            none.
     """
+
+    def seems_better(shared: Problem) -> bool:
+        if presolve is None:
+            return True
+        found = presolve(shared)
+        return found is not None and (alone is None or _comes_before(found, alone, problem, tier_of))
+
+    alone = presolve(problem) if presolve is not None and chosen is not None else None
     taken, best = None, chosen
     for shared in other_layouts(problem):
         try:
-            found = solve(shared) if presolve is None or presolve(shared) else None
+            found = solve(shared) if seems_better(shared) else None
         except UserError:
             continue  # a model that can't be run in parts
         if found is not None and (best is None or _comes_before(found, best, problem, tier_of)):

@@ -161,6 +161,7 @@ CASES: tuple[Case, ...] = (
         *_named("init-lora", stages=(3,), zero_init=True, lora=True),
         *_named("tp2", tensor=2, length=512),
         *_named("tp2-checkpointing", tensor=2, length=512, checkpointing=True),
+        *_named("tp2-n4", stages=(2, 3), tensor=2, length=512, num_ranks=4),
         *_named("sp2", sequence=2, length=512),
         *_named("sp2-checkpointing", sequence=2, length=512, checkpointing=True),
         *_named("sp2-n4", stages=(2, 3), sequence=2, length=512, num_ranks=4),

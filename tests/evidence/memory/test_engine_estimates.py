@@ -106,7 +106,7 @@ def _device(case: Case, rank: int) -> dict[str, int]:
     """
     setup, tape = _setup(case), Tape()
     if case.stage in (1, 2):
-        play(DeepSpeedStage12(setup, tape, rank=rank))
+        play(DeepSpeedStage12(setup, tape, rank=rank // case.tensor))
     else:
         tape = play_strategy(setup).tape
     found: dict[str, int] = {}
