@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 STAGES = 2
 LENGTH = 12
+TIMEOUT_S = 333
+"""Of the default process group, as ddp_timeout sets it."""
 
 
 def batch_of(layout: str, *, rows: int, seed: int) -> dict[str, torch.Tensor]:
@@ -78,6 +81,7 @@ def compared(
     most_rows: int | None = None,
     frozen: tuple[str, ...] = (),
     autocast: bool = False,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """Return how far loss, gradients and their norm are from those of one process with both batches."""
     model = ranks.model(kind)
@@ -100,7 +104,8 @@ def compared(
             return run(received, **more)
 
         whole.pipeline._run = watched
-        loss = model(**batches[ranks.copy]).loss
+        called = torch.compile(model, backend="eager") if compiled else model
+        loss = called(**batches[ranks.copy]).loss
     loss.backward()
     expected = dict(alone.named_parameters())
     own = [(one, expected[name]) for name, one in model.named_parameters()]
@@ -128,6 +133,14 @@ def gradient_on_one_copy(ranks: Ranks) -> dict[str, Any]:
     whole.pipeline.take_gradients([(first, torch.ones_like(first))] if ranks.copy == 0 else [])
     others = [one.grad is None for one in whole.pipeline.parameters() if one is not first]
     return {"others have none": all(others), "mean": first.grad.mean().item()}
+
+
+def timeouts(ranks: Ranks) -> dict[str, Any]:
+    """How long operations of the pipeline's own process groups may take."""
+    groups = ranks.pipeline(ranks.model("llama")).pipeline.groups
+    made = (groups.pipeline, groups.host, groups.replicas, groups.ends)
+    cpu = torch.device("cpu")
+    return {"seconds": [one._get_backend(cpu).options._timeout.total_seconds() for one in made]}
 
 
 def generated(ranks: Ranks) -> dict[str, Any]:
@@ -256,8 +269,10 @@ CASES: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "one row of positions": lambda ranks: compared(ranks, layout="one row of positions"),
     "frozen first stage": lambda ranks: compared(ranks, frozen=("embed", "layers.0")),
     "frozen last stage": lambda ranks: compared(ranks, frozen=("layers.1", "model.norm", "lm_head")),
+    "compiled": lambda ranks: compared(ranks, compiled=True),
     "bf16": lambda ranks: compared(ranks, autocast=True),
     "gradient on one copy": gradient_on_one_copy,
+    "timeouts": timeouts,
     "generated": generated,
     "generated alone": generated_alone,
     "saved": saved,
@@ -269,7 +284,7 @@ CASES: dict[str, Callable[[Ranks], dict[str, Any]]] = {
 def main(folder: Path, cases: list[str]) -> None:
     """Run cases, and write down what each rank found."""
     logging.disable_progress_bar()
-    PartialState(cpu=True)
+    PartialState(cpu=True, timeout=timedelta(seconds=TIMEOUT_S))
     ranks = Ranks(folder)
     for number, case in enumerate(cases or CASES):
         result = CASES[case](ranks)

@@ -30,6 +30,7 @@ _ROWS_OF_PASSES = {
     "one row of positions": [1] * 8,
     "frozen first stage": [1] * 8,
     "frozen last stage": [1] * 8,
+    "compiled": [1] * 8,
 }
 _REFUSED = {
     "logits": "pipeline-logits-in-training",
@@ -87,6 +88,10 @@ def test_bf16_under_autocast_has_gradients_on_every_stage(results: dict[str, Any
 def test_copies_without_a_gradient_take_part_in_its_mean(results: dict[str, Any]) -> None:
     """Else the ranks of one copy would wait for the others, or average other parameters."""
     assert results["gradient on one copy"] == 4 * [{"others have none": True, "mean": 0.5}]
+
+
+def test_groups_of_ranks_have_the_time_out_of_the_default_group(results: dict[str, Any]) -> None:
+    assert results["timeouts"] == 4 * [{"seconds": 4 * [333.0]}]
 
 
 def test_stages_generate_without_a_cache_and_draw_the_same_tokens(results: dict[str, Any]) -> None:

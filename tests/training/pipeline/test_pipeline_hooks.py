@@ -37,7 +37,7 @@ class _Accelerator:
         return evaluation_mode
 
     def get_state_dict(self, model: Any) -> str:
-        return "whole"
+        return "its own"
 
     def save_state(self) -> None:
         pass
@@ -76,6 +76,9 @@ class _Running:
     def gathered(self, call: str, *, optimizers: bool) -> Iterator[None]:
         self.asked.append("all" if optimizers else "weights")
         yield
+
+    def weights(self, call: str) -> str:
+        return "of all stages"
 
     def cut_optimizer(self, optimizer: Any) -> None:
         self.asked.append(optimizer)
@@ -158,6 +161,18 @@ def test_an_optimizer_that_is_prepared_before_its_model_is_cut_with_it(
         accelerator.prepare(optimizer)
     accelerator.prepare(running.pipeline.model)
     assert running.asked == [optimizer, "taken over"]
+
+
+def test_a_compiled_pipeline_saves_whole_weights_and_says_that_it_is_not_compiled(running: _Running) -> None:
+    kind, changes = type("Accelerator", (_Accelerator,), {}), quiet()
+    hooks.install(kind, _SETTINGS, changes)
+    compiled = torch.compile(running.pipeline.model, backend="eager")
+    kind().prepare(compiled)
+    assert changes.lines == (
+        "torch.compile does nothing to a model in pipeline stages, which run uncompiled",
+    )
+    assert kind().get_state_dict(compiled) == "of all stages"
+    assert kind().get_state_dict(torch.nn.Linear(2, 2)) == "its own"
 
 
 def test_logits_stay_on_the_last_stage_where_a_trainer_wants_the_loss_alone(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
-from zerofit.core.upstream.torch import loading_to_host
+from zerofit.core.upstream.torch import is_compiled, loading_to_host
 from zerofit.core.upstream.transformers import LOAD_OPTIMIZER, SAVE_CHECKPOINT
 from zerofit.training.wrapping import wrap
 
@@ -48,6 +48,9 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         prepared = original(self, *args, **kwargs)
         if _running:
             _running[0].take_over_optimizers()
+        for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
+            if isinstance(one, torch.nn.Module) and is_compiled(one) and _is_pipeline(one):
+                changes.add("torch.compile does nothing to a model in pipeline stages, which run uncompiled")
         return prepared
 
     def prepare_model(
@@ -179,6 +182,7 @@ def _running_for(model: Any, settings: AppliedSettings, changes: Changes) -> Who
     """
     from zerofit.training.pipeline.make_pipeline import make_pipeline
 
+    model = _uncompiled(model)
     if not _running:
         _running.append(make_pipeline(model, settings, changes))
     first = _running[0].pipeline.model
@@ -216,7 +220,12 @@ def _without_logits(model: Any, loss_only: bool) -> Iterator[None]:
 
 
 def _is_pipeline(model: Any) -> bool:
-    return bool(_running) and _running[0].pipeline.model is model
+    return bool(_running) and _running[0].pipeline.model is _uncompiled(model)
+
+
+def _uncompiled(model: Any) -> Any:
+    """Return a model without the wrapper of torch.compile."""
+    return getattr(model, "_orig_mod", model)
 
 
 def _are_of_pipeline(parameters: Iterable[Any]) -> bool:

@@ -6,6 +6,8 @@ import functools
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from zerofit.core.errors import UserError
 from zerofit.generation.ranks.meeting import meet
 from zerofit.generation.script_place import script_line
@@ -76,10 +78,12 @@ def _run_together(pipeline: Pipeline, *, limit_s: float) -> None:
     """Let forward() and generate() of a stage's model run all stages.
 
     Both are methods of the model, so that a copy of it (for a moving average of its weights) is told from it.
+    A compiler leaves them out: it would move what ranks send each other, and on each rank in another way.
     """
     model, kind = pipeline.model, type(pipeline.model)
 
     @functools.wraps(kind.forward)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self: Any, input_ids: Any = None, **inputs: Any) -> Any:
         _refuse_copy(self, model)
         return pipeline(input_ids, **inputs)
