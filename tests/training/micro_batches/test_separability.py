@@ -149,3 +149,26 @@ def test_a_model_that_fails_on_a_part_of_the_samples_is_refused_with_its_own_wor
     assert error.why == "the model fails on a part of the batch's samples"
     assert error.found.startswith("RuntimeError: weight tensor should be defined")
     assert isinstance(error.__cause__, RuntimeError)
+
+
+class _InBatch(torch.nn.Module):
+    """As FlagEmbedding's embedders: the loss compares all samples, and only training computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, queries: Any, passages: Any) -> Any:
+        found = self.linear(queries)
+        if not self.training:
+            return {"found": found}
+        loss = torch.nn.functional.cross_entropy(found @ self.linear(passages).T, torch.arange(len(found)))
+        return {"loss": loss, "found": found}
+
+
+def test_a_loss_that_training_alone_computes_is_refused() -> None:
+    model = _InBatch().train()
+    split(model)
+    error = refusal(model, torch.randn(6, 3), torch.randn(6, 3))
+    assert error.rule == "forward-not-separable"
+    assert error.found == "output loss, which the model gives in training alone"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.trees import leaves, replaced
-from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, handed_out
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, handed_out, name_of
 from zerofit.training.micro_batches.pending_backward import Token
 from zerofit.training.micro_batches.random_state import unchanged_random_state
 from zerofit.training.micro_batches.separability import not_separable
@@ -44,6 +44,7 @@ class Outputs:
         """Store the needed outputs of one micro-batch, without graph."""
         for path, leaf in leaves(outputs):
             if _is_scalar(leaf):
+                self._check_seen(path, leaf)
                 self._model.scalars.add(path)
         if not is_model_output(outputs):
             self._kept[place] = {None: _detached(outputs)}
@@ -58,6 +59,18 @@ class Outputs:
             }
         if self._like is None:
             self._like = outputs
+
+    def _check_seen(self, path: Path, leaf: Any) -> None:
+        """Check that a scalar of a training pass was given in evaluation mode too, where parts were compared.
+
+        A model that computes its loss in training alone may compare all samples of a batch in it.
+        """
+        seen = self._pass.seen_scalars
+        if seen is not None and path not in seen and leaf.is_floating_point():
+            raise not_separable(
+                f"{name_of(path)}, which the model gives in training alone",
+                why="whether it is the sum of its parts is only seen in evaluation mode, without dropout",
+            )
 
     def handed_out(self, waiting: PendingBackward) -> Any:
         """Return the whole outputs; their gradients are passed to `waiting`, and so back to the pass."""

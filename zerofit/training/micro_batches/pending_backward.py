@@ -12,7 +12,7 @@ from zerofit.training.micro_batches.joiner import flat, gradient_term
 from zerofit.training.micro_batches.random_state import unchanged_random_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from zerofit.models.pieces import Inputs
     from zerofit.models.trees import Path
@@ -104,6 +104,8 @@ class SplitPass:
     pieces: tuple[Piece, ...]
     weights_of: Callable[[Path], tuple[float, ...]]
     """The weight of each piece's scalar output in the whole."""
+    seen_scalars: Container[Path] | None
+    """Scalar outputs of which it was checked how they follow from those of parts; None without a check."""
     autocast: AutocastState
     order: tuple[int, ...]
     """Indices of the pieces in execution order: the last one's loss is used."""

@@ -185,6 +185,7 @@ class Splitter:
             model=self._model,
             pieces=pieces,
             weights_of=weights_of,
+            seen_scalars=self._found.get(kind),
             autocast=AutocastState.now(self._model.devices),
             order=tuple(sorted(range(len(pieces)), key=lambda place: loss_weights[place] != 0)),
             num_runs=num_runs,
