@@ -185,6 +185,9 @@ def test_the_targets_of_an_encoder_decoder_are_its_labels() -> None:
     assert captured_problem(captured).workload.target_length == 60
 
 
+_WHOLE = "a model that is given what another one of the script made runs whole batches, no micro-batches"
+
+
 @pytest.mark.parametrize(
     ("captured", "notes"),
     [
@@ -193,10 +196,10 @@ def test_the_targets_of_an_encoder_decoder_are_its_labels() -> None:
             capture(model_is_quantized=True),
             ("the weights of small are counted as wide as they are before quantization",),
         ),
-        (capture(num_models=2), ("of the 2 models of the script only small is counted",)),
+        (capture(num_models=2), ("of the 2 models of the script only small is counted", _WHOLE)),
         (
             capture(num_models=2, other_weight_bytes=3 * GIB),
-            ("other models of the script are counted with their weights alone, 3.0 GiB on each GPU",),
+            ("other models of the script are counted with their weights alone, 3.0 GiB on each GPU", _WHOLE),
         ),
         (
             capture(accumulates_by_hand=4),

@@ -151,6 +151,8 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
         yield f"other models of the script are counted {how} {size} on each GPU"
     elif capture.num_models > 1:
         yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
+    if capture.num_models > 1:
+        yield "a model that is given what another one of the script made runs whole batches, no micro-batches"
     if script.micro_batch_size is None:
         yield "the script's first batch stands for all, as nothing shows how many samples one has"
 
