@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     HfArgumentParser,
-    LlamaConfig,
-    LlamaForSequenceClassification,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -52,12 +52,12 @@ def collate(samples):
 def main():
     (training,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
     set_seed(training.seed)
-    config = LlamaConfig(
+    config = BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, use_cache=False, num_labels=2, pad_token_id=0,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     trainer = Weighted(
-        LlamaForSequenceClassification(config),
+        BertForSequenceClassification(config),
         training,
         train_dataset=make_samples(40, 1),
         eval_dataset=make_samples(12, 2),
