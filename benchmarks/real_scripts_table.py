@@ -383,6 +383,7 @@ _FAMILIES = (
         file="axolotl.cli.train",
         arguments="axolotl.yaml --output_dir OUT",
         is_module=True,
+        micro_batch_size=4,  # its own: AxolotlTrainer has its own training_step
         has_trainer=True,
     ),
     *(

@@ -174,8 +174,9 @@ preprocessing_num_workers: 1
 """
 _AXOLOTL = """base_model: models/llama
 datasets:
-  - path: instructions
-    type: alpaca
+  - path: code
+    type: completion
+    field: content
     split: train
 dataset_prepared_path: axolotl_prepared
 sequence_len: 64
@@ -183,6 +184,7 @@ sample_packing: false
 micro_batch_size: 4
 gradient_accumulation_steps: 2
 num_epochs: 1
+max_steps: 6
 optimizer: adamw_torch
 lr_scheduler: linear
 learning_rate: 0.001
