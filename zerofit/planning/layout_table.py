@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.plan import Topology
 from zerofit.core.text_table import table_lines
 from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.plan_table import is_narrow, short_label, short_verdict
 from zerofit.planning.plan_words import batch, gib, label, seconds
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from zerofit.planning.layouts import Layout
     from zerofit.planning.solve import Answer
 
-_HEADER = ("", "dp", "tp", "sp", "pp", "strategy", "batch", "GiB", "step", "verdict")
-_LESS_IMPORTANT = (6, 8)
+_HEADER = ("", "dp tp sp pp", "strategy", "batch", "GiB", "step", "verdict")
+_LESS_IMPORTANT = (3, 5)
 """Columns that are left out where the terminal is narrow: batch, step."""
 
 
@@ -26,13 +27,14 @@ def layout_table(answer: Answer, *, width: int | None = None) -> str:
     Args:
         width: columns that it may take; None for any.
     """
-    rows = [_HEADER, *(_row(answer, layout) for layout in answer.layouts)]
+    is_short = is_narrow(width)
+    rows = [_HEADER, *(_row(answer, layout, is_short=is_short) for layout in answer.layouts)]
     return "\n".join(
         ("layouts: dp x tp x sp x pp ranks", *table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT))
     )
 
 
-def _row(answer: Answer, layout: Layout) -> tuple[str, ...]:
+def _row(answer: Answer, layout: Layout, *, is_short: bool) -> tuple[str, ...]:
     topology = layout.problem.topology
     sizes = (
         topology.data_parallel_size,
@@ -41,17 +43,24 @@ def _row(answer: Answer, layout: Layout) -> tuple[str, ...]:
         topology.pipeline_parallel_size,
     )
     is_chosen = answer.fits and topology == answer.problem.topology
-    return (">" if is_chosen else "", *map(str, sizes), *_judged(answer, layout, is_chosen=is_chosen))
+    judged = _judged(answer, layout, is_chosen=is_chosen, is_short=is_short)
+    return (">" if is_chosen else "", " ".join(f"{size:<2}" for size in sizes).rstrip(), *judged)
 
 
-def _judged(answer: Answer, layout: Layout, *, is_chosen: bool) -> Iterator[str]:
+def _judged(answer: Answer, layout: Layout, *, is_chosen: bool, is_short: bool) -> Iterator[str]:
     best = layout.best
     if best is None:
         yield from ("-", "-", "-", "-", layout.refusal)
         return
-    yield label(best.strategy, Topology(world_size=layout.problem.topology.world_size))
+    words = label(best.strategy, Topology(world_size=layout.problem.topology.world_size))
+    yield short_label(words) if is_short else words
     yield batch(best.strategy)
     yield gib(best.estimate.device.peak_bytes)
     time = best.estimate.step_time
     yield "-" if time is None else seconds(time.seconds)
-    yield "chosen" if is_chosen else why_it_loses(best, answer.found.chosen, layout.problem)
+    if is_chosen:
+        yield "chosen"
+    elif is_short:
+        yield short_verdict(answer, best).replace("fits closely", "fits")  # the step's time has its place
+    else:
+        yield why_it_loses(best, answer.found.chosen, layout.problem)

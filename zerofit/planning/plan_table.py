@@ -71,7 +71,7 @@ def plan_table(answer: Answer, *, width: int | None = None) -> str:
     Args:
         width: columns that it may take; None for any.
     """
-    is_short = width is not None and width < _ALL_COLUMNS
+    is_short = is_narrow(width)
     table = table_lines(_cells(answer, is_short=is_short), width=width, leaves_out=_LESS_IMPORTANT)
     last = _peak(answer) if answer.fits else _nothing_fits(answer)
     return "\n".join(
@@ -127,9 +127,20 @@ def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
     cells = _full_cells(answer, is_short=is_short)
     if is_short:
         for row in cells:
-            for long, short in _SHORT:
-                row[1] = row[1].replace(long, short)
+            row[1] = short_label(row[1])
     return cells
+
+
+def short_label(words: str) -> str:
+    """Return a strategy as it is written in a narrow table."""
+    for long, short in _SHORT:
+        words = words.replace(long, short)
+    return words
+
+
+def is_narrow(width: int | None) -> bool:
+    """Return True where verdicts and strategies are not written out."""
+    return width is not None and width < _ALL_COLUMNS
 
 
 def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
@@ -145,7 +156,8 @@ def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
     return rows
 
 
-def _short_verdict(answer: Answer, judged: EstimatedStrategy) -> str:
+def short_verdict(answer: Answer, judged: EstimatedStrategy) -> str:
+    """Return in a few words if a strategy fits, and how its time compares with that of the choice."""
     if not judged.fits:
         on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
         return _TOO_LARGE if on_gpu else f"needs {gib(judged.estimate.host.peak_bytes)} GiB of host"
@@ -163,7 +175,7 @@ def _short_verdict(answer: Answer, judged: EstimatedStrategy) -> str:
 def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool) -> list[str]:
     estimate, problem = judged.estimate, answer.problem
     if is_short:
-        verdict = _short_verdict(answer, judged)
+        verdict = short_verdict(answer, judged)
     elif judged.fits:
         verdict = fit_words(estimate, problem)
         if judged is not answer.head:
