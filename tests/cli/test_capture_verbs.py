@@ -85,7 +85,7 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
         "engine",
     ]
     launch = "zerofit launch --fast --zero-stage 2 --micro-batch-size 4 train.py --lr 1"
-    assert parts[-1] == f"to train so: {launch}"
+    assert parts[-1] == f"to train like this: {launch}"
 
 
 def test_the_json_document_holds_the_capture_and_the_changes(
@@ -118,7 +118,8 @@ def test_a_plan_file_holds_the_capture_without_what_it_took(
     flags = ("--fast", *_GPUS, "--output", "p.json", "train.py", "--hub_token", "hf_secret")
     assert run(plan_module, *flags) == 0
     out = capsys.readouterr().out
-    assert out.endswith('\nto train so: zerofit launch --plan p.json train.py --hub_token "${HUB_TOKEN:?}"\n')
+    launch = 'zerofit launch --plan p.json train.py --hub_token "${HUB_TOKEN:?}"'
+    assert out.endswith(f"\nto train like this: {launch}\n")
     text = (folder / "p.json").read_text()
     capture = plan_from_json(text, name="p.json").capture
     assert capture == for_plan(replace(LOOP, target=("train.py", "--hub_token", "hf_secret")))

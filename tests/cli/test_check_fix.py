@@ -199,7 +199,7 @@ def test_edits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         find_fixes(_looking_at(path, *edits))
     assert str(error.value) == (
         "error[fix-not-possible]: the file can't be fixed\n"
-        f"  found: {path}: two different changes of bf16.enabled are asked for\n"
+        f"  found: {path}: two different changes of bf16.enabled are requested\n"
         "  why:   --fix only makes changes with exactly one right answer\n"
         "  fix:   change it manually, as described in the findings of zerofit check"
     )
@@ -227,7 +227,7 @@ def test_a_file_that_only_another_one_names_is_left_alone(run_zerofit: RunZerofi
         "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json}\n",
     )
     left = run_zerofit("check", "--fix", "acc.yaml", cwd=tmp_path)
-    assert "zerofit: nothing to mend" in left.stderr
+    assert "zerofit: nothing to fix" in left.stderr
     assert shared.read_text() == wrong
     assert "error[deepspeed-key-misspelt]" in left.stdout
     assert "--fix mends" not in left.stdout

@@ -130,7 +130,7 @@ def test_gpus_that_can_not_be_read_are_a_warning() -> None:
     [
         ("--nvme-path .", "--nvme-path needs --calibrate, which measures the disk"),
         ("--observations --calibrate", "--observations lists what runs needed, without measuring"),
-        ("--calibrate --nvme-path no/such/folder", "error[nvme-path-unusable]: nothing can be written to"),
+        ("--calibrate --nvme-path no/such/folder", "error[nvme-path-unusable]: --nvme-path is not writable"),
     ],
 )
 def test_flags_that_can_not_be_followed(

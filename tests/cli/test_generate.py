@@ -45,7 +45,7 @@ def _tokens(line: str, *more: str, stdin: str | None = None) -> list[dict[str, A
     ],
 )
 def test_a_flag_that_changes_nothing_is_said(generate_folder: Path, more: str, said: str | None) -> None:
-    lines = [line for line in _run(_LINE, *more.split()).stderr.splitlines() if "changes nothing" in line]
+    lines = [line for line in _run(_LINE, *more.split()).stderr.splitlines() if "has no effect" in line]
     assert lines == ([f"zerofit: {said}"] if said else [])
 
 

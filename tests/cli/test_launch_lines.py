@@ -77,7 +77,7 @@ def test_accelerate_file_is_followed_and_named(run_zerofit: RunZerofit, folder: 
     (folder / "acc.yaml").write_text(_ZERO3)
     line = "--cpu --dry-run --config_file acc.yaml train.py"
     assert _said(run_zerofit("launch", *line.split(), cwd=folder)) == [
-        "zerofit: acc.yaml says num_processes 2, engine deepspeed, zero_stage 3, precision bf16, "
+        "zerofit: acc.yaml sets num_processes 2, engine deepspeed, zero_stage 3, precision bf16, "
         "gradient_clipping 0.5",
         "zerofit: strategy: DeepSpeed ZeRO-3, bf16 on 2 CPU ranks",
         "script alone runs why",
@@ -95,7 +95,7 @@ def test_default_file_of_accelerate_is_read(run_zerofit: RunZerofit, folder: Pat
     environment = {"HF_HOME": str(folder)}
     line = ("launch", "--cpu", "--dry-run", "train.py")
     said = _said(run_zerofit(*line, cwd=folder, environment=environment))
-    assert said[0].endswith("default_config.yaml says num_processes 2, engine native")
+    assert said[0].endswith("default_config.yaml sets num_processes 2, engine native")
     assert said[1] == "zerofit: strategy: PyTorch without DeepSpeed, fp32 on 2 CPU ranks"
 
 
@@ -127,7 +127,7 @@ def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: RunZero
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
     assert said[0] == (
         "zerofit: ds.json sets engine deepspeed, zero_stage 1, tensor_parallel_size 2; not "
-        "used:tensor_parallel.tp_overlap_comm"
+        "used: tensor_parallel.tp_overlap_comm"
     )
     assert "zerofit: strategy: DeepSpeed ZeRO-1, fp32 on 4 CPU ranks in tensor-parallel groups of 2" in said
 

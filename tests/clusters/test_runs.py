@@ -26,7 +26,7 @@ def test_a_run_of_this_machine_is_seen_followed_and_cancelled(tmp_path: Path) ->
     assert f"run:    zerofit-runs/{launch.run_folder.name}" in status
     assert "end:    it runs" in status
     cancelled = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path).check()
-    assert cancelled.stderr == f"zerofit: process {process.pid} of the run was told to end\n"
+    assert cancelled.stderr == f"zerofit: process {process.pid}, which runs it, was told to end\n"
     assert launch.end()[0] == 128 + 15
     status = run_command((*_ZEROFIT, "runs", "status", launch.run_folder.name), tmp_path).check().stdout
     assert "exit code 143: stopped by SIGTERM" in status

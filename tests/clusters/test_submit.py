@@ -83,7 +83,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
         (
             ("--gpus", "1xH100", "--node-selector", "a=b", "loop.py"),
             (),
-            "error[flag-of-another-scheduler]: slurm takes no --node-selector",
+            "error[flag-of-another-scheduler]: slurm does not support --node-selector",
         ),
         (
             ("--gpus", "1xH100", "accelerate", "launch", "loop.py"),
@@ -93,7 +93,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
         (
             ("--gpus", "1xH100", "--image", "i:1", "loop.py"),
             (),
-            "error[flag-of-another-scheduler]: slurm takes no --image",
+            "error[flag-of-another-scheduler]: slurm does not support --image",
         ),
         (("--gpus", "1xH100", "nowhere.py"), (), "error[script-missing]: there is no such script"),
     ],
@@ -138,7 +138,7 @@ def test_only_listed_and_named_variables_are_passed_on() -> None:
     )
     assert passed_on(environ, ("MINE",), shares_disks=True) == ("HF_HOME", "NCCL_DEBUG", "PATH", "MINE")
     assert passed_on(environ, ("HF_TOKEN",), shares_disks=False) == ("NCCL_DEBUG", "HF_TOKEN")
-    with pytest.raises(UserError, match="no such variable") as error:
+    with pytest.raises(UserError, match="the variable to pass on is not set") as error:
         passed_on(environ, ("MINE=secret",), shares_disks=True)
     assert "secret" not in error.value.found
 

@@ -20,22 +20,22 @@ READY = {"cores_per_rank": 8, "on_gpu": True, "decodes": False, "num_epochs": 3}
         ({"cores_per_rank": 1}, 0, "a rank has only one core, which it computes on"),
         ({"on_gpu": False}, 0, "the data is preprocessed, and workers would take cores from the computation"),
         ({"decodes": True}, 4, "reading samples takes work; not measured, so 4 of 8 cores per rank"),
-        ({"batch_s": 0.001, "step_s": 0.1}, 0, "a batch takes 1.0 ms to make, and100.0 ms to train"),
+        ({"batch_s": 0.001, "step_s": 0.1}, 0, "a batch takes 1.0 ms to make, and 100.0 ms to train"),
         (
             {"batch_s": 0.2, "step_s": 0.1},
             3,
-            "a batch takes 200.0 ms to make, and100.0 ms to train, and batches differ",
+            "a batch takes 200.0 ms to make, and 100.0 ms to train, and batches differ",
         ),
         (
             {"batch_s": 1.0, "step_s": 0.1},
             7,
-            "a batch takes 1,000.0 ms to make, and100.0 ms to train: "
+            "a batch takes 1,000.0 ms to make, and 100.0 ms to train: "
             "15 workers would keep up, and 7 cores are left",
         ),
         (
             {"batch_s": 20.0, "step_s": 0.1, "cores_per_rank": 400},
             16,
-            "a batch takes 20,000.0 ms to make, and100.0 ms to train: "
+            "a batch takes 20,000.0 ms to make, and 100.0 ms to train: "
             "300 workers would keep up, and more than 16 don't pay",
         ),
     ],

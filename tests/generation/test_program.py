@@ -54,7 +54,7 @@ def test_memory_that_runs_out_is_said_in_words(job: GenerationJob, fix: str, kin
     with pytest.raises(UserError) as caught, explained(job):
         raise error
     assert (caught.value.rule, caught.value.exit_code) == ("generate-out-of-memory", 1)
-    assert caught.value.found.startswith(f"{job.batch_size} prompts in a call: no room")
+    assert caught.value.found.startswith(f"{job.batch_size} prompts per call: no room")
     assert caught.value.fix == fix
 
 
@@ -92,7 +92,7 @@ def test_where_batches_are_no_way_out_the_advice_is_what_is_left(
     job = dataclasses.replace(_JOB, batch_size=1, deepspeed=str(config) if offload else None)
     with pytest.raises(UserError) as caught, explained(job, is_loading=is_loading):
         raise torch.OutOfMemoryError("no room") if is_of_gpu else MemoryError("no room")
-    found = "loading the weights: no room" if is_loading else "1 prompt in a call: no room"
+    found = "loading the weights: no room" if is_loading else "1 prompt per call: no room"
     assert (caught.value.found, caught.value.fix) == (found, fix)
 
 

@@ -33,7 +33,7 @@ def test_a_script_is_captured_planned_and_rehearsed(tmp_path: Path, cache: Path)
     flags = ("--cpu", "--gpus", "2xA100-40G", "--micro-batch-size", "2", "--gradient-checkpointing", *_FLAGS)
     run = _zerofit(tmp_path, cache, "launch", *flags, _SCRIPT, "done.txt").check()
     assert (tmp_path / "done.txt").read_text() == "2 steps on 2 ranks"
-    assert f"looking at what {_SCRIPT} trains" in run.stderr
+    assert f"capturing what {_SCRIPT} trains" in run.stderr
     rows = [" ".join(line.split()) for line in run.stderr.splitlines()]
     assert "batch on each rank 8 x 1 2 x 4 --micro-batch-size says so; global batch 16 as before" in rows
     assert "gradient checkpointing off on --gradient-checkpointing says so" in rows
@@ -63,7 +63,7 @@ def test_a_plan_made_once_is_launched_under_zero_2_from_its_one_file(tmp_path: P
     assert "global batch 8, " in planned.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"p.json"}
     run = _zerofit(tmp_path, cache, "launch", "--cpu", "--plan", "p.json", *script).check()
-    assert "looking at what" not in run.stderr
+    assert "capturing what" not in run.stderr
     assert run.stdout.count("step ") == 3
     made, runs = (
         json.loads(path.read_text()) for path in (tmp_path / "p.json", run.run_folder / "plan.json")

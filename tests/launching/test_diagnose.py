@@ -268,7 +268,8 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
     )
     assert verdict == RunEnd(
         exit_code=1,
-        cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than free, 72.0 GiB in all",
+        cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than free, "
+        "72.0 GiB in total",
         kind=EndKind.GPU_OUT_OF_MEMORY,
         rank=1,
         phase=Phase.BACKWARD,

@@ -89,8 +89,8 @@ def test_only_what_the_limits_allow_goes(kept: Path, arguments: tuple[str, ...],
     assert would.stderr.replace("would remove", "removed") == done.stderr
     assert f"zerofit: removed {len(removed)} runs, " in done.stderr
     if _OK in removed and "5" not in arguments:
-        assert f"zerofit: kept {_CHECKPOINT}: it holds checkpoints\n" in done.stderr
-        assert f"zerofit: kept {_AGAIN}: it holds recovery-1/mine.txt\n" in done.stderr
+        assert f"zerofit: kept {_CHECKPOINT}: it contains checkpoints\n" in done.stderr
+        assert f"zerofit: kept {_AGAIN}: it contains recovery-1/mine.txt\n" in done.stderr
 
 
 def test_a_run_that_runs_stays(kept: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import SCRIPTS, run_command
+
+pytestmark = pytest.mark.usefixtures("built_ops")
 
 _EPOCH = 6
 _SLOW = pytest.mark.slow
@@ -37,7 +40,7 @@ def _steps(folder: Path, plan: str, *arguments: str) -> list[Any]:
 def test_a_resumed_epoch_goes_on_as_it_would_have(plan: str, arguments: list[str], tmp_path: Path) -> None:
     at = _EPOCH + 2
     whole = _steps(tmp_path, plan, f"--save-at={at}", *arguments)
-    assert sorted(sum((indices for indices, _ in whole[_EPOCH : 2 * _EPOCH]), [])) == list(range(24))
+    assert sorted(chain(*(indices for indices, _ in whole[_EPOCH : 2 * _EPOCH]))) == list(range(24))
     # Another seed: nothing but the checkpoint says what the order was.
     resumed = _steps(tmp_path, plan, f"--resume={at}", "--seed=5", *arguments)
     assert resumed == whole[at:]

@@ -64,7 +64,7 @@ def _write(files: dict[str, Any]) -> None:
             "./out/model",
             [
                 "error[model-path-missing]: there is no such folder or file",
-                "found: --model ./out/model; . is there",
+                "found: --model ./out/model; . exists",
                 "why:   it looks like a path, so the hub was not asked",
                 "fix:   fix the path, or name a model as ORGANISATION/NAME",
             ],

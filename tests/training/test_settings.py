@@ -96,7 +96,7 @@ def test_a_flag_is_named_where_it_was_typed() -> None:
     chosen = replace(chosen, plan=replace(chosen.plan, reasons=(typed,)))
     refused = refusal(check_batch, chosen, batch_size=4, accumulation=1, num_ranks=1)
     assert refused.found == "4 samples on each rank, and --micro-batch-size 8"
-    assert refused.fix == "set --micro-batch-size to 4 or less, or give the script a larger batch size"
+    assert refused.fix == "give --micro-batch-size 4 or less, or give the script a larger batch size"
 
 
 @pytest.mark.parametrize(

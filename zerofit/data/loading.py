@@ -144,8 +144,8 @@ def _unmeasured_workers(cores_per_rank: int, *, on_gpu: bool, decodes: bool) -> 
         return 0, _ONE_CORE
     if decodes:
         chosen = min(cores_per_rank - 1, _MOST_UNMEASURED)
-        return chosen, f"reading samples takes work; not measured, so {chosen} of {cores_per_rank} cores "
-        "per rank"
+        cores = f"{chosen} of {cores_per_rank} cores per rank"
+        return chosen, f"reading samples takes work; not measured, so {cores}"
     if not on_gpu:
         return 0, "the data is preprocessed, and workers would take cores from the computation"
     return 1, "the data is preprocessed: one process pads and copies while the GPU computes"

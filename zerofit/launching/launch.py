@@ -217,8 +217,8 @@ def _run(
 def _not_started(tuning: Tuning) -> LaunchedRun:
     """Return the result of a launch whose trials were stopped, or of which none could be measured."""
     stopped_by = tuning.stopped_by
-    cause = f"stopped by {stopped_by.name}" if stopped_by else "no trial could be measured, so no run is "
-    "started"
+    unmeasured = "no trial could be measured, so no run is started"
+    cause = f"stopped by {stopped_by.name}" if stopped_by else unmeasured
     return LaunchedRun(
         plan=tuning.candidates[0],
         folder=tuning.folder,

@@ -1,9 +1,10 @@
 """Keeps the order of samples in checkpoints: an accelerate loop that resumes amid an epoch goes on with the
 samples that the epoch has not had.
 
-accelerate saves and loads random states, not the one that an epoch's order was drawn from: after load_state(),
-skip_first_batches() skips batches of a newly drawn order (1.15, data_loader.py and checkpointing.py). Some
-samples then come twice in the epoch, and others not at all. Trainer keeps its order by itself.
+accelerate saves and loads random states, not the one that an epoch's order was drawn from: after
+load_state(), skip_first_batches() skips batches of a newly drawn order (1.15, data_loader.py and
+checkpointing.py). Some samples then come twice in the epoch, and others not at all. Trainer keeps its order
+by itself.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from zerofit.core.upstream.accelerate import prepared_data_loaders
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def install_in_samplers(module: Any, settings: AppliedSettings, changes: Changes
         settings: unused.
         changes: unused: no order changes.
     """
+    import torch
 
     def orders(original: Any, self: Any) -> Iterator[int]:
         own = self.generator
@@ -92,6 +93,7 @@ def install_in_torch_loaders(module: Any, settings: AppliedSettings, changes: Ch
         settings: unused.
         changes: unused.
     """
+    import torch
 
     def iterate(original: Any, self: Any) -> Any:
         state = torch.get_rng_state() if vars(self).pop(_KEEPS_RANDOM_STATE, False) else None
@@ -115,12 +117,15 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def _save(accelerator: Any, folder: Path) -> None:
+    import torch
+
     states = [getattr(sampler, _DRAWN_FROM, None) for sampler in _samplers(accelerator)]
     if accelerator.is_main_process and any(state is not None for state in states):
         torch.save(states, folder / _FILE_NAME)
 
 
 def _load(accelerator: Any, folder: Path) -> None:
+    import torch
     from accelerate.utils import broadcast_object_list
 
     path = folder / _FILE_NAME
@@ -132,7 +137,7 @@ def _load(accelerator: Any, folder: Path) -> None:
 
 
 def _samplers(accelerator: Any) -> list[Any]:
-    return [_sampler_of(loader) for loader in accelerator._dataloaders]
+    return [_sampler_of(loader) for loader in prepared_data_loaders(accelerator)]
 
 
 def _sampler_of(loader: Any) -> Any:

@@ -33,7 +33,7 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 if arguments.resume:
     accelerator.load_state("saved")
 steps, done = [], arguments.resume
-for epoch in range(done // len(loader), 3):
+for _ in range(done // len(loader), 3):
     skipped = done % len(loader)
     for batch in skip_first_batches(loader, skipped) if skipped else loader:
         loss = mse_loss(model(dropout(batch["values"], 0.3)), batch["values"][:, :1])

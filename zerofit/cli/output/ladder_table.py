@@ -199,8 +199,7 @@ def _legend(ladder: Ladder) -> Iterator[str]:
         yield "allocated: peak of torch's tensors; reserved: of its allocator; device: the driver's count"
         yield "host:      peak resident memory of the process, above its level after imports"
     if ladder.num_ranks > 1:
-        yield "rank 0:    with simulated collectives: its tensors are those of a rank; steps don't wait "
-        "for others"
+        yield "rank 0:    with simulated collectives: its tensors are a rank's; steps don't wait for others"
     else:
         steps = "at the first and the last warm-up step, without dropout"
         yield f"loss:      {steps}, on one batch of random tokens"

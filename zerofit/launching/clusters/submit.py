@@ -398,7 +398,7 @@ def _unreachable(command: tuple[str, ...], said: str) -> UserError:
     return UserError(
         "scheduler-unreachable",
         f"{command[0]} can't reach its scheduler",
-        found=f"{shlex.join(command)}: {said}",
+        found=f"`{shlex.join(command)}`: {said}",
         why="the client is not configured for a cluster, or the cluster does not respond",
         fix=_REACH.get(
             command[0],
@@ -437,7 +437,7 @@ def run_client(command: tuple[str, ...]) -> str:
     raise UserError(
         "scheduler-refused",
         f"{command[0]} refused the request",
-        found=f"{shlex.join(command)}: {said}",
+        found=f"`{shlex.join(command)}`: {said}",
         why="this is the scheduler's own message",
         fix="change the settings that it names; `--dry-run` shows all of the job's requests",
         exit_code=1,

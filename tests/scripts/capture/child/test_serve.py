@@ -120,8 +120,10 @@ def test_a_trainers_own_loss_is_traced_and_left_out_with_a_note_where_that_fails
         assert asker.ask(_line(_REQUEST, tmp_path / name)) == {"ok": True}
         trace = read_trace(tmp_path / name, _REQUEST)
         alone = trace_live(net, _GIVEN, _REQUEST, has_tokens=False)
-        note = "memory of _Own.compute_loss() beside the model is not counted: the model can't run on "
-        "fake tensors: Sequential: RuntimeError: needs values"
+        note = (
+            "memory of _Own.compute_loss() beside the model is not counted: the model can't run on "
+            "fake tensors: Sequential: RuntimeError: needs values"
+        )
         assert trace is not None
         assert trace.notes == ((note,) if fails else ())
         assert (trace.logs == alone.logs) == fails

@@ -293,8 +293,8 @@ def _why_whole(found: _Found, draws: tuple[str, ...]) -> str:
     """Return why the forward pass can't be split; empty if nothing forbids it."""
     name = class_path(type(base_of(found.model))).rpartition(".")[2]
     if draws:
-        return f"the forward pass of {name} draws random numbers ({', '.join(draws)}), which would differ "
-        "in parts"
+        drawn = f"draws random numbers ({', '.join(draws)})"
+        return f"the forward pass of {name} {drawn}, which would differ in parts"
     because = batch_of(Inputs(args=found.batch[0], kwargs=found.batch[1])).whole_because
     return f"in the inputs of {name}, {because}" if because else ""
 
