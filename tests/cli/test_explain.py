@@ -13,7 +13,9 @@ import pytest
 
 from zerofit.cli.explain import explained
 from zerofit.cli.output.explanation import short_lines
+from zerofit.launching.explain import CauseConfidence
 from zerofit.launching.explain_run import TRACE_PREFIX, explain_run, stuck_collectives
+from zerofit.launching.failures import Role
 
 _FULL = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 _LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:29500\n"
@@ -113,11 +115,18 @@ def test_last_start_of_a_run_is_explained(tmp_path: Path, start: str) -> None:
         ("hang", "hang: x", "", "hang"),
         ("signal", "stopped by SIGINT", "", "cancelled"),
         ("signal", "rank 1 was killed by signal 9 (SIGKILL)", _LOST, "killed"),
+        (
+            "host-out-of-memory",
+            "rank 1 ran out of host memory, in forward of step 2, and the kernel killed it; the limit of its "
+            "cgroup is 1.5 GiB",
+            "[rank1]: Signal 9 (SIGKILL) received by PID 7\n",
+            "host-out-of-memory",
+        ),
         ("signal", "rank 1 was killed by signal 11 (SIGSEGV)", "", "segmentation-fault"),
         (
             "script-error",
-            "rank 1 ended with exit code 0 after 5 steps, and rank 0, still training, lost its connection "
-            "to its connection to it",
+            "rank 1 ended with exit code 0 after 5 steps, and rank 0, still training, lost its "
+            "connection to it",
             _LOST,
             "lost-peer-uneven",
         ),
@@ -131,6 +140,8 @@ def test_verdict_of_the_launch_counts_where_logs_show_no_root(
     cause = explain_run(run).explanation.cause
     assert cause is not None
     assert (cause.failure.id, cause.at.rank) == (failure, 1)
+    is_root = cause.failure.role is Role.ROOT
+    assert cause.confidence is (CauseConfidence.HIGH if is_root else CauseConfidence.LOW)
 
 
 def test_launch_adds_the_cause_of_a_known_failure_alone(tmp_path: Path) -> None:

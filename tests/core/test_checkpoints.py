@@ -18,6 +18,7 @@ from zerofit.core.checkpoints import (
     inspect_checkpoint,
     note_checkpoint,
     noted_checkpoints,
+    remove_partial_of_run,
     sync_and_digest,
     write_manifest,
 )
@@ -132,3 +133,21 @@ def test_a_run_notes_its_checkpoints_newest_first(tmp_path: Path) -> None:
     for name in ("a", "b\n"):
         note_checkpoint(tmp_path, Path(name))
     assert noted_checkpoints(tmp_path) == (Path("b\n"), Path("a"))
+
+
+def test_an_interrupted_save_is_removed_and_the_checkpoint_that_it_replaced_is_put_back(
+    tmp_path: Path,
+) -> None:
+    output, run_folder = tmp_path / "out", tmp_path / "run"
+    run_folder.mkdir()
+    for name in ("new", "kept", "replaced"):
+        outer = output / f".zerofit-saving.{name}"
+        _plain(outer / name)
+        note_checkpoint(run_folder, outer)
+    _committed(output / "kept", saved_at=1.0)
+    _committed(output / ".zerofit-saving.replaced" / "replaced.before", saved_at=1.0)
+    _plain(output / ".zerofit-saving.other" / "other")  # of another run, which may be alive
+    remove_partial_of_run(run_folder)
+    assert sorted(os.listdir(output)) == [".zerofit-saving.other", "kept", "replaced"]
+    assert all(inspect_checkpoint(output / name, digests=True).is_complete for name in ("kept", "replaced"))
+    assert noted_checkpoints(run_folder) == ()

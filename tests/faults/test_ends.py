@@ -27,8 +27,7 @@ def test_a_rank_that_left_early_is_the_cause_not_the_one_that_lost_it(
     assert exit_code == 1, said
     record = run.record()
     assert record["cause"] == (
-        "rank 1 ended with exit code 0 after 5 steps, and rank 0, still training, lost its connection to "
-        "its connection to it"
+        "rank 1 ended with exit code 0 after 5 steps, and rank 0, still training, lost its connection to it"
     )
     assert (record["kind"], record["rank"]) == ("script-error", 1)
 

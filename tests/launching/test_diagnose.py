@@ -44,6 +44,7 @@ class _Case:
     launcher_code: int = 1
     stopped_by: signal.Signals | None = None
     oom_kills: int | None = None
+    host_limit_bytes: int | None = None
     observations: tuple[RankObservation, ...] = ()
     is_one_of_nodes: bool = False
     kind: EndKind | None = None
@@ -76,8 +77,7 @@ CASES = {
             kind=EndKind.SCRIPT_ERROR,
         ),
         1,
-        "rank 1 ended with exit code 0 after 8 steps, and rank 0, still training, lost its connection to "
-        "its connection to it",
+        "rank 1 ended with exit code 0 after 8 steps, and rank 0, still training, lost its connection to it",
     ),
     "another node": (
         _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1)), is_one_of_nodes=True, kind=EndKind.LOST_NODE),
@@ -130,7 +130,7 @@ CASES = {
     "the launcher killed for want of memory": (
         _Case({}, launcher_code=_KILL, oom_kills=1, kind=EndKind.HOST_OUT_OF_MEMORY),
         137,
-        "accelerate launch was killed by signal 9 (SIGKILL): probably because the host ran out of memory",
+        "accelerate launch ran out of host memory, and the kernel killed it",
     ),
     "all well": (_Case({}, launcher_code=0), 0, None),
     "the script exits 7": (_Case({0: 7}, (_record(0, **_EXITS_7),)), 7, "rank 0 exited with 7"),
@@ -147,9 +147,21 @@ CASES = {
     ),
     "killed, no counter": (_Case({1: _KILL}), 137, _KILLED_1),
     "killed by the kernel": (
-        _Case({1: _KILL}, oom_kills=1),
+        _Case({1: _KILL}, oom_kills=1, kind=EndKind.HOST_OUT_OF_MEMORY),
         137,
-        f"{_KILLED_1}: probably because the host ran out of memory",
+        "rank 1 ran out of host memory, and the kernel killed it",
+    ),
+    "killed by the kernel, in a cgroup with a limit": (
+        _Case(
+            {0: _KILL},
+            observations=(observation(Phase.BACKWARD, step=4),),
+            oom_kills=1,
+            host_limit_bytes=3 * GIB // 2,
+            kind=EndKind.HOST_OUT_OF_MEMORY,
+        ),
+        137,
+        "rank 0 ran out of host memory, in backward of step 5, and the kernel killed it; the limit of its "
+        "cgroup is 1.5 GiB",
     ),
     "killed by somebody": (
         _Case({1: _KILL}, oom_kills=0),
@@ -222,6 +234,7 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
         oom_kills=case.oom_kills,
         observations=dict(enumerate(case.observations)),
         num_ranks=2,
+        host_limit_bytes=case.host_limit_bytes,
         is_one_of_nodes=case.is_one_of_nodes,
     )
     assert (verdict.exit_code, verdict.cause) == (exit_code, cause)

@@ -75,6 +75,9 @@ def _end(
     )
 
 
+_HOST = replace(_end(), kind=EndKind.HOST_OUT_OF_MEMORY)
+
+
 def test_the_failed_phase_may_take_less_and_no_phase_more_than_there_was() -> None:
     """10 GiB were asked for and 8 were there: the estimate of 20 GiB is of the same, so 16 GiB are there."""
     estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
@@ -110,6 +113,13 @@ def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
     assert limits == MemoryLimits(host_bytes=95 * GIB)
 
 
+def test_a_full_host_of_cpu_ranks_counts_as_the_gpu_that_they_stand_for() -> None:
+    end = replace(_end(Phase.BACKWARD, step=3, peak=GIB), kind=EndKind.HOST_OUT_OF_MEMORY)
+    estimate = _estimate(host=100 * GIB, forward=10 * GIB, backward=20 * GIB)
+    limits = limits_after(MemoryLimits(), estimate, end, on_cpu=True)
+    assert limits == MemoryLimits(phases=((RunPhase.BACKWARD, 19 * GIB), (None, 20 * GIB)))
+
+
 @pytest.mark.parametrize(
     ("before", "end", "expected"),
     [
@@ -122,6 +132,7 @@ def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
         (_end(Phase.BACKWARD, peak=10), _end(peak=11), False),
         (_end(peak=None), _end(peak=10), True),
         (_end(peak=10), replace(_end(peak=99), kind=EndKind.HOST_OUT_OF_MEMORY), True),  # of the host
+        (_HOST, _HOST, True),  # its peak is the limit
     ],
 )
 def test_an_attempt_gets_on_by_steps_phases_or_less_memory(

@@ -25,7 +25,7 @@ from example_runs import (
     trainer_example,
     trainer_losses,
 )
-from runs import ROOT, Run, run_command
+from runs import ROOT, SCRIPTS, Run, run_command
 
 _ONE, _TWO = ("--gpus=1x24GB",), ("--gpus=2x24GB", "--num-processes=2")
 _PATH = str(ROOT / "tests" / "support" / "limited_memory")
@@ -115,3 +115,49 @@ def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(data_dir: Path
     target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
     run = _recovered([*target, *sizes], _STEP, tmp_path)
     assert_same(trainer_losses(run.folder), trainer_losses(plain), tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("route", "flags"),
+    [
+        pytest.param(route, flags, id=f"{route}-{name}", marks=() if name == kept else pytest.mark.slow)
+        for route, kept in (("accelerate", "z2"), ("trainer", ""))
+        for name, flags in (("one", _ONE), ("z2", _Z2))
+    ],
+)
+def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_refuses(
+    route: str, flags: tuple[str, ...], data_dir: Path, tmp_path: Path
+) -> None:
+    """The script refuses an output folder of the attempt before.
+
+    On one GPU, only a larger model has more room by offload.
+    """
+    example, losses, sizes, saves = {
+        "accelerate": (
+            accelerate_example,
+            accelerate_losses,
+            ["--hidden-size=512", "--num-layers=4"],
+            ["--checkpointing-steps=2"],
+        ),
+        "trainer": (
+            trainer_example,
+            trainer_losses,
+            ["--hidden_size=512", "--num_layers=4"],
+            ["--save_strategy=steps", "--save_steps=2"],
+        ),
+    }[route]
+    num_ranks = 1 if flags == _ONE else 2
+    sizes = sizes if num_ranks == 1 else []
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    plain_accelerate_launch([*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), *sizes], plain)
+    target = [*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // num_ranks), *sizes, *saves]
+    case = _Case("1 saving 0 once", flags, None, "optimizer on cpu")
+    run = _recovered([str(SCRIPTS / "strict_output.py"), *target], case, tmp_path)
+    assert_same(losses(run.folder), losses(plain), tolerance=FP32_TOLERANCE)
+    left = {path.name for path in tmp_path.iterdir()} - {"out", "plain", "zerofit-runs"}
+    assert left == ({"out.before-recovery-1"} if route == "accelerate" else set())
+    assert not any(tmp_path.rglob(".zerofit-saving.*"))
+    if left:
+        before = (tmp_path / "out.before-recovery-1" / "metrics.jsonl").read_text()
+        assert [json.loads(line)["step"] for line in before.splitlines()] == [1, 2]

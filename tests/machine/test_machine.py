@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from zerofit.core.units import GIB, KIB
-from zerofit.machine.cgroup import count_oom_kills
+from zerofit.machine.cgroup import count_oom_kills, memory_limit_of_cgroups
 from zerofit.machine.limits import find_env_files, may_lock_all_memory, probe_disk, probe_limits
 from zerofit.machine.this_node import count_cpu_cores, nvme_free_bytes, probe_machine
 from zerofit.machine.toolchain import EnvFile
@@ -256,6 +256,19 @@ def test_kills_are_those_of_the_own_cgroup_where_it_counts_them(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert count_oom_kills(root=tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "gib"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/job\n", **_v2("job", limit=16 * GIB, usage=0)}, 16),
+        ({"proc/self/cgroup": "4:memory:/\n", **_v1("", limit=9223372036854771712, usage=0)}, None),
+    ],
+)
+def test_a_cgroup_without_a_limit_has_none(tmp_path: Path, files: dict[str, str], gib: int | None) -> None:
+    found = memory_limit_of_cgroups(root=_lay(tmp_path, _MEMINFO | files))
+    assert found == (None if gib is None else gib * GIB)
 
 
 _INITIAL_NAMESPACE = "         0          0 4294967295\n"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ MODEL_FOLDER = "zerofit-model"
 """Folder in a checkpoint of accelerate with the model's config.json, which accelerate does not save."""
 SAVING = ".zerofit-saving."
 """Prefix of a checkpoint's folder name while it is being saved."""
+BEFORE = ".before"
+"""Suffix in that folder of an earlier checkpoint that is being replaced."""
 _ADAM = ("Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam")
 """Optimizers whose states ds_to_universal can convert (deepspeed 0.19.8, checkpoint/ds_to_universal.py)."""
 _NOTES = "checkpoints.jsonl"
@@ -226,8 +229,25 @@ def tensor_parallel_size_of(names: Iterable[str]) -> int:
     return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
 
 
+def remove_partial(outer: Path) -> None:
+    """Remove what an interrupted save left; a checkpoint that it was replacing is put back."""
+    name = outer.name.removeprefix(SAVING)
+    earlier, place = outer / f"{name}{BEFORE}", outer.parent / name
+    if earlier.exists() and not place.exists():
+        earlier.rename(place)
+    shutil.rmtree(outer)
+
+
+def remove_partial_of_run(run_folder: Path) -> None:
+    """Remove what interrupted saves of a run left, after all of its ranks have ended."""
+    for outer in _noted(run_folder / _NOTES):
+        if outer.name.startswith(SAVING) and outer.is_dir():
+            with contextlib.suppress(OSError):
+                remove_partial(outer)
+
+
 def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
-    """Record in the run's folder a checkpoint that it saved or resumed from."""
+    """Record in the run's folder a checkpoint that it saved or resumed from, or its folder while it saves."""
     with (run_folder / _NOTES).open("a", encoding="utf-8") as file:
         file.write(json.dumps(str(checkpoint)) + "\n")
 
@@ -237,9 +257,14 @@ def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
     noted: list[Path] = []
     later = sorted(run_folder.glob(f"recovery-*/{_NOTES}"), key=lambda one: (len(one.parent.name), one))
     for notes in (run_folder / _NOTES, *later):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            noted += [Path(json.loads(line)) for line in notes.read_text(encoding="utf-8").splitlines()]
+        noted += [one for one in _noted(notes) if not one.name.startswith(SAVING)]
     return tuple(reversed(noted))
+
+
+def _noted(notes: Path) -> list[Path]:
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return [Path(json.loads(line)) for line in notes.read_text(encoding="utf-8").splitlines()]
+    return []
 
 
 def incomplete_checkpoint(folder: Path, problem: str) -> UserError:

@@ -110,6 +110,7 @@ def judge(
     oom_kills: int | None,
     observations: Mapping[int, RankObservation],
     num_ranks: int,
+    host_limit_bytes: int | None = None,
     is_one_of_nodes: bool = False,
     hang: Hang | None = None,
 ) -> RunEnd:
@@ -121,6 +122,7 @@ def judge(
         oom_kills: processes killed by the OOM killer meanwhile; None if unknown.
         observations: each rank's last state.
         num_ranks: ranks of this node.
+        host_limit_bytes: the cgroup's limit on host memory; None if there is none.
         is_one_of_nodes: True if other nodes take part, whose ranks are not observed here.
     """
     if hang is not None:
@@ -138,7 +140,7 @@ def judge(
     if not told and len(records) == num_ranks:  # each recorded success: that counts
         return _went_well(records)
     if not told:
-        return _launcher_failed(launcher_code, oom_kills, has_begun=bool(observations))
+        return _launcher_failed(launcher_code, oom_kills, host_limit_bytes, has_begun=bool(observations))
 
     def cause_first(rank: int) -> tuple[int, float, int]:
         code, record = told[rank].exit_code, records.get(rank)
@@ -146,7 +148,7 @@ def judge(
 
     rank = min(told, key=cause_first)
     code, record = told[rank].exit_code, records.get(rank)
-    end = _end_of(rank, code, record, observations.get(rank), oom_kills)
+    end = _end_of(rank, code, record, observations.get(rank), oom_kills, host_limit_bytes)
     if _likely_consequence(code, record) < _LOST_PEER:
         return end
     left = [one for one in records.values() if one.exit_code == 0]
@@ -188,14 +190,20 @@ def _end_of(
     record: RankRecord | None,
     observed: RankObservation | None,
     oom_kills: int | None,
+    host_limit_bytes: int | None,
 ) -> RunEnd:
     """Return the end of a run that one rank ended."""
     phase = None if observed is None else observed.phase
     if code < 0:
         is_full = code == -signal.SIGKILL and bool(oom_kills)
+        cause = f"rank {rank} was killed by {_signal_name(-code)}"
+        if is_full:
+            cause = _ran_out(f"rank {rank}", observed, host_limit_bytes)
+        elif code == -signal.SIGKILL and oom_kills is not None:
+            cause += "; the kernel's out-of-memory counter has not moved, so someone else sent it"
         return RunEnd(
             exit_code=128 - code,
-            cause=_killed(rank, -code, oom_kills),
+            cause=cause,
             kind=EndKind.HOST_OUT_OF_MEMORY if is_full else EndKind.SIGNAL,
             rank=rank,
             phase=phase,
@@ -286,7 +294,7 @@ def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankOb
     return replace(
         end,
         cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost "
-        "its connection to its connection to it",
+        "its connection to it",
         kind=EndKind.SCRIPT_ERROR,
         rank=left.rank,
         phase=None if observed is None else observed.phase,
@@ -302,22 +310,21 @@ def _error_said(record: RankRecord | None) -> str:
     return f": {record.error_type}"
 
 
-def _killed(rank: int, number: int, oom_kills: int | None) -> str:
-    text = f"rank {rank} was killed by {_signal_name(number)}"
-    if number != signal.SIGKILL or oom_kills is None:
-        return text
-    if oom_kills:
-        return f"{text}: probably because the host ran out of memory"
-    return f"{text}; the kernel's out-of-memory counter has not moved, so someone else sent it"
+def _ran_out(who: str, observed: RankObservation | None, limit_bytes: int | None) -> str:
+    """Return the cause of a kill that the kernel's counter of out-of-memory kills confirms."""
+    limit = "" if limit_bytes is None else f"; the limit of its cgroup is {format_bytes(limit_bytes)}"
+    return f"{who} ran out of host memory{_where(observed)}, and the kernel killed it{limit}"
 
 
-def _launcher_failed(code: int, oom_kills: int | None, *, has_begun: bool) -> RunEnd:
+def _launcher_failed(
+    code: int, oom_kills: int | None, host_limit_bytes: int | None, *, has_begun: bool
+) -> RunEnd:
     if code < 0:
         is_full = code == -signal.SIGKILL and bool(oom_kills)
         cause = f"accelerate launch was killed by {_signal_name(-code)}"
         return RunEnd(
             exit_code=128 - code,
-            cause=f"{cause}: probably because the host ran out of memory" if is_full else cause,
+            cause=_ran_out("accelerate launch", None, host_limit_bytes) if is_full else cause,
             kind=EndKind.HOST_OUT_OF_MEMORY if is_full else EndKind.SIGNAL,
         )
     cause = "accelerate launch failed before it started the script"

@@ -22,6 +22,7 @@ from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
+from zerofit.launching.earlier_outputs import new_folders
 from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.recover import (
@@ -189,7 +190,13 @@ def launch(
         return run
     if plan.recovers:
         tell_if_it_starts_anew(plan, policy, observer)
-    attempt = Attempt(launch=to_launch, folder=folder, request=request, free_gpu_bytes=free_gpu_bytes())
+    attempt = Attempt(
+        launch=to_launch,
+        folder=folder,
+        request=request,
+        free_gpu_bytes=free_gpu_bytes(),
+        new_folders=new_folders(to_launch.target, plan.capture, cwd=Path.cwd()),
+    )
     attempt, ended = _run(attempt, policy, hang_limit_s=hang_limit_s, observer=observer)
     return replace(
         run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -19,6 +20,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import EndKind
+from zerofit.launching.earlier_outputs import move_aside, move_back
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoint, write_file
 from zerofit.launching.start import fields_of_end
@@ -111,6 +113,8 @@ class Attempt:
     """The request that it was planned for."""
     free_gpu_bytes: tuple[int, ...]
     """Free memory of each GPU before the run."""
+    new_folders: tuple[Path, ...] = ()
+    """Possible output folders that did not exist before the run."""
     number: int = 0
     """Number of earlier restarts."""
     recoveries: tuple[Recovery, ...] = ()
@@ -161,11 +165,15 @@ def next_attempt(
     if why_not is None:
         wait_for_free_gpus(attempt.free_gpu_bytes, observer)
         try:
-            following = _planned(attempt, end, policy, observer)
-            if following is not None:
-                check(following.launch, observer)
-                make_folder(following.folder.path)
-            return following
+            with ExitStack() as undo:
+                moved: dict[Path, Path] = {}
+                undo.callback(move_back, moved)
+                following = _planned(attempt, end, policy, observer, moved)
+                if following is not None:
+                    check(following.launch, observer)
+                    make_folder(following.folder.path)
+                    undo.pop_all()
+                return following
         except UserError as error:
             why_not = f"{error.summary}: {error.found}"
         except ExceptionGroup as errors:
@@ -199,6 +207,8 @@ def gets_on(before: RunEnd, end: RunEnd) -> bool:
     """Return True if a run got further than the previous attempt, or needed less memory there."""
     if before.kind is not end.kind:  # one lacked GPU memory, the other host memory
         return True
+    if end.kind is EndKind.HOST_OUT_OF_MEMORY:  # the peak at a kill is the limit, whatever the plan needs
+        return True
     if before.peak_bytes is None or end.peak_bytes is None or end.peak_bytes < before.peak_bytes:
         return True
     phases = list(Phase)
@@ -209,8 +219,13 @@ def gets_on(before: RunEnd, end: RunEnd) -> bool:
     return now > was
 
 
-def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer) -> Attempt | None:
+def _planned(
+    attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer, moved: dict[Path, Path]
+) -> Attempt | None:
     """Return the next attempt; None if the user declines.
+
+    Args:
+        moved: receives the output folders that had to be moved, and their new places.
 
     Raises:
         UserError, ExceptionGroup: nothing fits in the available memory, or too many steps would be lost.
@@ -221,9 +236,12 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
     if not request.on_cpu:
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
-    request = replace(request, limits=limits_after(request.limits, estimate, end))
+    request = replace(request, limits=limits_after(request.limits, estimate, end, on_cpu=request.on_cpu))
     first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
-    launch, checkpoint = _replanned(request, failed.plan, newest_checkpoint(first), observer)
+    newest = newest_checkpoint(first) if resume_way(failed.plan.capture).is_known else None
+    if newest is None:  # planning may run the script again, which may refuse its own outputs
+        moved.update(move_aside(attempt.new_folders, number=number))
+    launch, checkpoint = _replanned(request, failed.plan, newest, observer)
     way = resume_way(launch.plan.capture)
     if not way.is_known:
         checkpoint = None
@@ -237,6 +255,8 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
             why="its output would be written again",
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
+    if checkpoint is None:
+        moved.update(move_aside(attempt.new_folders, number=number))
     resumed = None if checkpoint is None else checkpoint.path
     recovery = Recovery(
         cause=end.cause or "",
@@ -251,6 +271,8 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
     if policy.mode is RecoverMode.ASK and not observer.ask(f"{sentence}?"):
         return None
     observer.say(sentence)
+    for folder, place in moved.items():
+        observer.say(f"{folder}, made by the attempt before, is now {place}")
     plan = replace(
         launch.plan,
         is_checked=failed.plan.is_checked,
@@ -264,6 +286,7 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
         folder=RunFolder(path=Path(recovery.folder)),
         request=request,
         free_gpu_bytes=attempt.free_gpu_bytes,
+        new_folders=attempt.new_folders,
         number=number,
         recoveries=(*attempt.recoveries, recovery),
         ended=end,
@@ -330,7 +353,9 @@ def _trained(plan: Plan) -> tuple[object, ...]:
     return tuple(getattr(plan.strategy, name) for name in _TRAINED)
 
 
-def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -> MemoryLimits:
+def limits_after(
+    limits: MemoryLimits, estimate: Estimate | None, end: RunEnd, *, on_cpu: bool = False
+) -> MemoryLimits:
     """Return the limits for the next plan's estimate: below the plan that was out of memory.
 
     The ratio of available to requested memory, applied to the failed phase's estimate, gives the available
@@ -342,10 +367,11 @@ def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -
         limits: those of the attempts before.
         estimate: of the plan that was out of memory.
         end: where it was, and what it lacked.
+        on_cpu: True if the ranks ran on the CPU: the host's memory is then what the plan takes for a GPU's.
     """
     if estimate is None:
         return limits
-    if end.kind is EndKind.HOST_OUT_OF_MEMORY:
+    if end.kind is EndKind.HOST_OUT_OF_MEMORY and not on_cpu:
         return replace(limits, host_bytes=int(_HOST_LESS * estimate.host.peak_bytes))
     phase = None if end.phase is None else _PHASES.get(end.phase)
     found = None if phase is None else estimate.device.of(phase)

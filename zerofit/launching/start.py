@@ -19,6 +19,7 @@ from zerofit.configs.write.command import (
     shell_command,
 )
 from zerofit.configs.write.deepspeed import deepspeed_json
+from zerofit.core.checkpoints import remove_partial_of_run
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
@@ -31,7 +32,7 @@ from zerofit.launching.hang import RunWatch
 from zerofit.launching.note_run import note_run
 from zerofit.launching.run_folder import RunFolder, note_launcher, write_file
 from zerofit.launching.watch import run_watched
-from zerofit.machine.cgroup import count_oom_kills
+from zerofit.machine.cgroup import count_oom_kills, memory_limit_of_cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -203,6 +204,7 @@ def start(
 
     ended = run_watched(command, environment=environment, report_fd=writer, output=output, is_over=is_over)
     watch.clear_unused()
+    remove_partial_of_run(folder.path)
     now = count_oom_kills()
     with open(reader, encoding="utf-8") as report:
         failures = _failures(report.read())
@@ -216,6 +218,7 @@ def start(
         oom_kills=None if now is None or oom_kills is None else now - oom_kills,
         observations=observations,
         num_ranks=len(ranks),
+        host_limit_bytes=memory_limit_of_cgroups(),
         is_one_of_nodes=launch.plan.topology.num_nodes > 1,
         hang=watch.hang,
     )

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _KILLS = {1: "memory.oom_control", 2: "memory.events"}
 """Files with the count of killed processes, by cgroup version."""
+_UNLIMITED = 1 << 62
+"""Limits of cgroup v1 from here on are none: the default is the largest number of whole pages in 63 bits."""
 _V2 = ""
 """The name of cgroup v2's hierarchy in /proc/self/cgroup."""
 
@@ -36,6 +38,16 @@ def memory_limits(*, root: Path) -> tuple[MemoryLimit, ...]:
         for version, level in _levels("memory", root)
         if (limit := _memory_limit(version, level)) is not None
     )
+
+
+def memory_limit_of_cgroups(*, root: Path = Path("/")) -> int | None:
+    """Return the smallest memory limit of this process's cgroups; None if there is none.
+
+    Args:
+        root: the file-system root.
+    """
+    limits = [level.limit_bytes for level in memory_limits(root=root)]
+    return min((limit for limit in limits if limit < _UNLIMITED), default=None)
 
 
 def cpu_quota(*, root: Path) -> float | None:

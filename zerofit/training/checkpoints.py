@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.checkpoints import (
+    BEFORE,
     MANIFEST_NAME,
     MODEL_FOLDER,
     SAVING,
@@ -24,6 +25,7 @@ from zerofit.core.checkpoints import (
     incomplete_checkpoint,
     inspect_checkpoint,
     note_checkpoint,
+    remove_partial,
     sync_and_digest,
     sync_folder,
     write_manifest,
@@ -53,6 +55,7 @@ def save_whole(
     layout: SavedLayout,
     run_folder: Path | None,
     step: int | None = None,
+    can_resume: bool = True,
 ) -> None:
     """Save a checkpoint under a temporary name, and rename it when it is completely on disk.
 
@@ -63,8 +66,9 @@ def save_whole(
         folder: the checkpoint.
         write: saves this rank's part into the given folder, which has the checkpoint's name.
         layout: how the state is distributed over the ranks.
-        run_folder: the run folder, in which the checkpoint is recorded.
+        run_folder: the run folder, in which the save and its checkpoint are recorded.
         step: optimizer steps done, if known.
+        can_resume: False for weights alone, which are not recorded as a checkpoint.
     """
     folder = Path(os.path.abspath(folder))  # resolve() would follow a link that must be kept
     if Path.cwd().is_relative_to(folder):  # it can't be exchanged under processes that work in it
@@ -74,11 +78,11 @@ def save_whole(
     partial = outer / folder.name
     rank, local_rank = rank_of_process(), int(os.environ.get("LOCAL_RANK", "0"))
     if rank == 0:
-        _make_empty(outer, partial)
+        _make_empty(outer, partial, run_folder)
     gather(None)
     is_shared = all(gather(partial.is_dir()))
     if not is_shared and local_rank == 0 and rank:
-        _make_empty(outer, partial)  # each node has its own disk
+        _make_empty(outer, partial, run_folder)  # each node has its own disk
     gather(None)
     write(partial)
     gather(None)
@@ -93,13 +97,14 @@ def save_whole(
         write_manifest(partial, Manifest(layout=layout, files=tuple(files), saved_at=time.time(), step=step))
         _take_place(partial, folder)
         shutil.rmtree(outer)
-        _note(folder, run_folder)
+        if can_resume and rank == 0:
+            _note(folder, run_folder)
     gather(None)
     return None
 
 
 def _note(folder: Path, run_folder: Path | None) -> None:
-    if rank_of_process() == 0 and run_folder is not None:
+    if run_folder is not None:
         with contextlib.suppress(OSError):  # the checkpoint is valid even if the run folder's disk is full
             note_checkpoint(run_folder, folder)
 
@@ -114,7 +119,8 @@ def check_resumed(folder: Path, settings: AppliedSettings) -> None:
     if problem is not None:
         raise incomplete_checkpoint(folder, problem)
     _check_engine(folder, settings)
-    _note(folder, settings.run_folder)
+    if rank_of_process() == 0:
+        _note(folder, settings.run_folder)
 
 
 def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
@@ -128,7 +134,8 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
     taken = _newest(folder, find_checkpoints(folder), _problem)
     if taken is not None:
         _check_engine(taken, settings)
-        _note(taken, settings.run_folder)
+        if rank_of_process() == 0:
+            _note(taken, settings.run_folder)
     return taken
 
 
@@ -320,10 +327,11 @@ def _problem(folder: Path) -> str | None:
     return next((found for found in gather(problem) if found), None)
 
 
-def _make_empty(outer: Path, partial: Path) -> None:
+def _make_empty(outer: Path, partial: Path, run_folder: Path | None) -> None:
     outer.parent.mkdir(parents=True, exist_ok=True)
-    for left in outer.parent.glob(f"{SAVING}*"):  # of runs that were stopped while saving
-        shutil.rmtree(left)
+    for left in outer.parent.glob(f"{SAVING}*"):  # of runs whose zerofit was killed, too, while saving
+        remove_partial(left)
+    _note(outer, run_folder)
     partial.mkdir(parents=True)
 
 
@@ -364,7 +372,7 @@ def _exchange(one: Path, other: Path) -> None:
     paths = os.fsencode(one), os.fsencode(other)
     if rename is not None and not rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
         return
-    aside = one.with_name(f"{one.name}.before")
+    aside = one.with_name(f"{one.name}{BEFORE}")
     other.rename(aside)
     one.rename(other)
 

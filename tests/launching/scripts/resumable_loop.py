@@ -24,6 +24,9 @@ parser.add_argument("--skip", type=int, default=0, help="steps that were done be
 parser.add_argument("--losses", type=Path)
 parser.add_argument("--resume_from_checkpoint", dest="resume")
 parser.add_argument("--die-in-third-save", type=float, help="after which share of its acts on files")
+parser.add_argument("--length", type=int, default=32, help="of a sample; over 32 with eager attention")
+parser.add_argument("--continues", action="store_true", help="after the step that it resumes from")
+parser.add_argument("--num-short", type=int, default=0, help="first batches of half that length")
 parser.add_argument("--weights", type=Path, help="a folder for the gathered weights")
 arguments = parser.parse_args()
 
@@ -32,21 +35,27 @@ project = ProjectConfiguration("project", automatic_checkpoint_naming=True, tota
 if arguments.save_to:
     project = ProjectConfiguration("project")
 accelerator = Accelerator(project_config=project)
+length = arguments.length
 config = GPT2Config(
-    vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    vocab_size=128, n_positions=length, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
 )
 config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
-model = GPT2LMHeadModel(config)
+model = GPT2LMHeadModel._from_config(config, attn_implementation="eager" if length > 32 else None)
 decayed = [one for one in model.parameters() if one.dim() > 1]
 others = [one for one in model.parameters() if one.dim() < 2]
 groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
 optimizer = torch.optim.AdamW(groups, lr=1e-2)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 10))
-data = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(0, 128, (64, 32))]
+data = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(0, 128, (64, length))]
+for number in range(8 * arguments.num_short):
+    data[number] = {name: tokens[: length // 2] for name, tokens in data[number].items()}
 loader = torch.utils.data.DataLoader(data, batch_size=8 // accelerator.num_processes)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 if arguments.resume:
     accelerator.load_state(None if arguments.resume == "newest" else arguments.resume)
+    if arguments.continues:
+        arguments.skip = scheduler.scheduler.last_epoch
+        project.iteration = len(list(Path("project/checkpoints").iterdir()))
 acts, acts_of_save, num_saves = 0, 0, 0
 
 

@@ -2,8 +2,9 @@
 
 On the path of a process, it raises torch.OutOfMemoryError, in the words of torch's CUDA allocator, where the
 storages that live would exceed a limit. MEMORY_LIMIT holds its bytes, the phase in which it holds or "all",
-and the steps that a first attempt does before it holds: "1048576 forward 5". MEMORY_PEAKS names a folder for
-the most of each phase.
+and the steps that a first attempt does before it holds: "1048576 forward 5". With a fourth word, "once", it
+holds in the first attempt alone: host and device are one memory here, so no offload would make room.
+MEMORY_PEAKS names a folder for the most of each phase.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def limit_memory(_: Any) -> None:
 
     from zerofit.training import observe
 
-    limit, only, begin = os.environ.get("MEMORY_LIMIT", "0 none 0").split()
-    most, after = int(limit), 0 if any("/recovery-" in word for word in sys.orig_argv) else int(begin)
+    limit, only, begin, *once = os.environ.get("MEMORY_LIMIT", "0 none 0").split()
+    is_first = not any("/recovery-" in word for word in sys.orig_argv)
+    most, after = int(limit), int(begin) if is_first else 0
 
     class LimitedMemory(TorchDispatchMode):
         def __init__(self) -> None:
@@ -62,7 +64,9 @@ def limit_memory(_: Any) -> None:
             rank = observe._observed
             phase = "" if rank is None else rank.phase.name.lower()
             self.peaks[phase] = max(self.peaks[phase], self.total)
-            is_held = only in ("all", phase) and (rank is None or rank.step >= after)
+            is_held = (
+                only in ("all", phase) and (rank is None or rank.step >= after) and (is_first or not once)
+            )
             if is_held and self.total > most:
                 live = (self.total - num_bytes) / _MIB
                 asked, free = num_bytes / _MIB, max(0, most - self.total + num_bytes) / _MIB

@@ -45,9 +45,10 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
                 self, partial, folder.parent, lambda: original(self, model, trial, *args)
             ),
             layout=layout_of(settings, self.optimizer),
-            # Weights alone can't be resumed from: optimizer and schedule would start from scratch.
-            run_folder=None if self.args.save_only_model else settings.run_folder,
+            run_folder=settings.run_folder,
             step=self.state.global_step,
+            # Weights alone can't be resumed from: optimizer and schedule would start from scratch.
+            can_resume=not self.args.save_only_model,
         )
         after_checkpoint(self, folder)
 
