@@ -152,7 +152,8 @@ def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_ref
     plain.mkdir()
     plain_accelerate_launch([*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), *sizes], plain)
     target = [*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // num_ranks), *sizes, *saves]
-    case = _Case("1 saving 0 once", flags, None, "optimizer on cpu")
+    limit = "1" if num_ranks == 1 else "4600000"  # what is missing is asked of the next plan
+    case = _Case(f"{limit} saving 0 once", flags, None, "optimizer on cpu")
     run = _recovered([str(SCRIPTS / "strict_output.py"), *target], case, tmp_path)
     assert_same(losses(run.folder), losses(plain), tolerance=FP32_TOLERANCE)
     left = {path.name for path in tmp_path.iterdir()} - {"out", "plain", "zerofit-runs"}
