@@ -40,7 +40,9 @@ config = GPT2Config(
     vocab_size=128, n_positions=length, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
 )
 config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
-model = GPT2LMHeadModel._from_config(config, attn_implementation="eager" if length > 32 else None)
+if length > 32:
+    config._attn_implementation = "eager"
+model = GPT2LMHeadModel(config)
 decayed = [one for one in model.parameters() if one.dim() > 1]
 others = [one for one in model.parameters() if one.dim() < 2]
 groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
