@@ -152,9 +152,14 @@ _PLANNING, _CAPTURE = "planning-flag-without-planning", "capture-limit-without-c
             "--capture-limit 9 with --model",
         ),
         (
-            "--gradient-accumulation-steps 4",
-            "accumulation-is-the-scripts",
-            "--gradient-accumulation-steps 4, and its loop steps after 2 forward passes",
+            "--gradient-accumulation-steps 3",
+            "script-cannot-take",
+            "--gradient-accumulation-steps 3",
+        ),
+        (
+            "--gradient-accumulation-steps 4 --micro-batch-size 8",
+            "global-batch-not-divisible",
+            "the script's global batch 32 with 2 ranks x micro-batch 8 x accumulation 4 = 64",
         ),
     ],
 )

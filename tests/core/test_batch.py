@@ -82,6 +82,22 @@ def test_no_request_is_rounded(
     )
 
 
+def test_a_scripts_own_global_batch_is_named_as_such() -> None:
+    with pytest.raises(UserError) as error:
+        split_global_batch(
+            global_batch_size=16,
+            micro_batch_size=4,
+            gradient_accumulation_steps=4,
+            data_parallel_size=2,
+            is_asked=False,
+        )
+    assert (error.value.found, error.value.fix) == (
+        "the script's global batch 16 with 2 ranks x micro-batch 4 x accumulation 4 = 32",
+        "give --micro-batch-size and --gradient-accumulation-steps whose product is 8, "
+        "or one of the two alone",
+    )
+
+
 def test_the_parts_always_make_the_global_batch_and_keep_what_was_given() -> None:
     sizes = (None, 1, 2, 3, 4)
     for global_batch_size, micro, steps, ranks in itertools.product(range(1, 25), sizes, sizes, range(1, 6)):

@@ -66,6 +66,7 @@ def _steps_with(*optimizers: Any) -> Capture:
         (capture(), _BATCH, _DIVISORS, _SPLIT),
         (trainer(model_passes_num_items=False), _BATCH, _DIVISORS, _SPLIT),
         (trainer(loader=replace(_LOADER, draws_random=True)), _BATCH, _DIVISORS, _SPLIT),
+        (capture(), _STEPS, (2, 4, 8, 16), _SPLIT),
         (capture(splits_batches=True), _BATCH, (4, 2, 1), _SPLIT.replace("8", "4")),
         (
             capture(model_mixes_samples=("bn1", "bn2", "bn3", "bn4", "bn5")),
@@ -248,19 +249,19 @@ def test_what_can_not_be_changed_is_pinned_with_a_reason(
 @pytest.mark.parametrize(
     ("captured", "fields"),
     [
-        (capture(), {"micro_batch_size"}),
+        (capture(), {_BATCH, _STEPS}),
         (trainer(), set()),
-        (trainer(trainer_overrides=("compute_loss",)), {"micro_batch_size"}),
+        (trainer(trainer_overrides=("compute_loss",)), {_BATCH, _STEPS}),
         (
             capture(optimizers=(optimizer(num_parameters=_TRAINED, amsgrad=False, maximize=False),)),
-            {"micro_batch_size"},
+            {_BATCH, _STEPS},
         ),
         (
             capture(
                 model_facts=replace(model(), num_trainable_parameters=1000),
                 optimizers=(optimizer(num_parameters=model().num_parameters),),
             ),
-            {"micro_batch_size"},
+            {_BATCH, _STEPS},
         ),
     ],
 )

@@ -60,7 +60,8 @@ def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict
             {"m": 2, "A": 2},
             "accumulation-differs-from-script",
             "micro-batches of 2, accumulated 2 times, and 4 x 2 samples on each rank in a step of the script",
-            "give the micro-batch alone, or the accumulation alone in place of the script's own",
+            "give --micro-batch-size and --gradient-accumulation-steps whose product is 8, or "
+            "--micro-batch-size alone",
         ),
         (
             4,
@@ -96,7 +97,7 @@ def test_a_flag_is_named_where_it_was_typed() -> None:
     chosen = replace(chosen, plan=replace(chosen.plan, reasons=(typed,)))
     refused = refusal(check_batch, chosen, batch_size=4, accumulation=1, num_ranks=1)
     assert refused.found == "4 samples on each rank, and --micro-batch-size 8"
-    assert refused.fix == "give --micro-batch-size 4 or less, or give the script a larger batch size"
+    assert refused.fix == "set --micro-batch-size to 4 or less, or give the script a larger batch size"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,14 @@ def split_global_batch(
     micro_batch_size: int | None,
     gradient_accumulation_steps: int | None,
     data_parallel_size: int,
+    is_asked: bool = True,
 ) -> tuple[int, int]:
     """Return (micro_batch_size, gradient_accumulation_steps) that give exactly the global batch.
 
     If one of the two is None, it follows from the other; if both are, there is no accumulation.
+
+    Args:
+        is_asked: False if the global batch is a script's own, which no flag sets.
 
     Raises:
         UserError: no integers do; the message names the nearest global batches that are possible.
@@ -24,7 +28,11 @@ def split_global_batch(
     both_given = micro_batch_size is not None and gradient_accumulation_steps is not None
     if remainder or quotient == 0 or (both_given and quotient != 1):
         raise _not_divisible(
-            global_batch_size, micro_batch_size, gradient_accumulation_steps, data_parallel_size
+            global_batch_size,
+            micro_batch_size,
+            gradient_accumulation_steps,
+            data_parallel_size,
+            is_asked=is_asked,
         )
     if micro_batch_size is None:
         return quotient, gradient_accumulation_steps or 1
@@ -36,6 +44,8 @@ def _not_divisible(
     micro_batch_size: int | None,
     gradient_accumulation_steps: int | None,
     data_parallel_size: int,
+    *,
+    is_asked: bool,
 ) -> UserError:
     factors = [(_ranks(data_parallel_size), data_parallel_size)]
     if micro_batch_size is not None:
@@ -53,14 +63,18 @@ def _not_divisible(
     parts = " x ".join(text for text, _ in factors)
     fewer = max(ranks for ranks in range(1, data_parallel_size + 1) if global_batch_size % ranks == 0)
     others = _ranks(fewer) if len(factors) == 1 else None
+    fix = f"set --global-batch-size to {' or '.join(map(str, choices))}, "
+    fix += f"or use {others}" if others else "or change the other parts"
+    whose = "--global-batch-size" if is_asked else "the script's global batch"
+    if not is_asked:
+        fix = "give --micro-batch-size and --gradient-accumulation-steps whose product is "
+        fix += f"{global_batch_size // data_parallel_size}, or one of the two alone"
     return UserError(
         "global-batch-not-divisible",
         "the global batch can't be made from these parts",
-        found=f"--global-batch-size {global_batch_size} with {parts}"
-        + (f" = {product}" if len(factors) > 1 else ""),
+        found=f"{whose} {global_batch_size} with {parts}" + (f" = {product}" if len(factors) > 1 else ""),
         why="every rank takes the same whole number of samples, and zerofit never rounds a global batch",
-        fix=f"set --global-batch-size to {' or '.join(map(str, choices))}, "
-        + (f"or use {others}" if others else "or change the other parts"),
+        fix=fix,
     )
 
 

@@ -173,6 +173,7 @@ def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
             micro_batch_size=fixed.micro_batch_size,
             gradient_accumulation_steps=fixed.gradient_accumulation_steps,
             data_parallel_size=ranks,
+            is_asked=problem.script is None or fixed.global_batch_size is not None,
         )
         return
     per_rank, _ = split_global_batch(

@@ -148,6 +148,8 @@ def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
         divisors = [number for number in range(size, 0, -1) if size % number == 0]
         why = f"the script's batches of {size} samples are split in equal parts inside the forward pass"
         yield Pin(field="micro_batch_size", values=tuple(divisors), why=why)
+        passes = tuple(steps * size // part for part in divisors)
+        yield Pin(field="gradient_accumulation_steps", values=passes, why=why)
 
 
 def _why_whole(capture: Capture) -> str:

@@ -70,11 +70,12 @@ def problem_from_capture(
             has, or its batch does not divide over the ranks.
     """
     flags = flags or ModelFlags()
-    steps = request.gradient_accumulation_steps
-    if steps is not None and capture.route is Route.ACCELERATE:
-        if steps not in (capture.gradient_accumulation_steps, capture.passes_per_step):
-            raise _accumulation_is_the_scripts(request, capture)
-        request = replace(request, gradient_accumulation_steps=None)  # the script's own, which stays
+    steps, place = request.gradient_accumulation_steps, request.said_by.get("gradient_accumulation_steps")
+    if steps is not None and capture.route is Route.ACCELERATE and (place or not request.micro_batch_size):
+        if steps in (capture.gradient_accumulation_steps, capture.passes_per_step):
+            request = replace(request, gradient_accumulation_steps=None)  # the script's own, which stays
+        elif place:
+            raise _accumulation_is_the_scripts(steps, capture, place)
     if capture.asks_for_cpu and not topology.on_cpu:
         raise _runs_on_cpu(capture)
     script = script_of(capture, topology, request)
@@ -100,19 +101,15 @@ def problem_from_capture(
     )
 
 
-def _accumulation_is_the_scripts(request: Request, capture: Capture) -> UserError:
-    steps, own = request.gradient_accumulation_steps, capture.passes_per_step
-    place = request.said_by.get("gradient_accumulation_steps")
-    said = "--gradient-accumulation-steps" if place is None else f"{place}: gradient_accumulation_steps"
+def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> UserError:
+    own = capture.passes_per_step
+    passes = f"{own} forward {'pass' if own == 1 else 'passes'}"
     return UserError(
         "accumulation-is-the-scripts",
         "the accumulation of this script is made in the script",
-        found=f"{said} {steps}, and its loop steps after {own} forward {'pass' if own == 1 else 'passes'}",
-        why="its batches can be split into smaller ones; how many of them make a step is its own, as the "
-        "global batch is",
-        fix="give --micro-batch-size to split its batches, or change the number in the script"
-        if place is None
-        else f"write {own} there, or leave it out",
+        found=f"{place}: gradient_accumulation_steps {steps}, and its loop steps after {passes}",
+        why="how many of its batches make a step is its own, as the global batch is",
+        fix=f"write {own} there, or leave it out",
     )
 
 

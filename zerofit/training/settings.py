@@ -146,7 +146,8 @@ def check_batch(
             f"{_times(batch_size, accumulation)} samples on each rank in a step of the script",
             why=f"split so, a step of the script is {pieces} micro-batches, and zerofit never changes a "
             "global batch by itself",
-            fix="give the micro-batch alone, or the accumulation alone in place of the script's own",
+            fix="give --micro-batch-size and --gradient-accumulation-steps whose product is "
+            f"{batch_size * accumulation}, or --micro-batch-size alone",
         )
 
 
@@ -189,7 +190,7 @@ def micro_batch_too_large(settings: AppliedSettings, batch_size: int, *, why: st
     micro_batch_size = settings.strategy.micro_batch_size
     if settings.plan.is_from_flag("micro_batch_size"):
         found = f"--micro-batch-size {micro_batch_size}"
-        fix = f"give --micro-batch-size {batch_size} or less"
+        fix = f"set --micro-batch-size to {batch_size} or less"
     else:
         found = f"micro-batches of {micro_batch_size} in the plan"
         fix = "plan again with the script as it is now"
