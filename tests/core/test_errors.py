@@ -56,6 +56,10 @@ def test_nearest_word(word: str, near: str | None) -> None:
     assert nearest(word, ["--zero-stage", "--offload-optimizer", "--preset"]) == near
 
 
+def test_swapped_letters_are_the_most_likely_mistake() -> None:
+    assert nearest("--modle", ["--module", "--model"]) == "--model"
+
+
 def test_nearest_of_no_words_is_none() -> None:
     assert nearest("word", iter(())) is None
 

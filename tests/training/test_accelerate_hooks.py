@@ -57,9 +57,13 @@ def test_a_script_that_asks_for_the_cpu_does_not_switch_deepspeed_off(
 ) -> None:
     given: list[Any] = []
     accelerator_class, changes = own_class(), quiet()
-    monkeypatch.setattr(
-        accelerator_class, "__init__", lambda self, cpu=False: given.append(cpu), raising=False
-    )
+    original = accelerator_class.__init__
+
+    def init(self: Any, *, cpu: bool = False) -> None:
+        given.append(cpu)
+        original(self)
+
+    monkeypatch.setattr(accelerator_class, "__init__", init)
     wanted = settings(uses_deepspeed=uses_deepspeed)
     wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(world_size=1, on_cpu=True)))
     install_all(ACCELERATOR_HOOKS, accelerator_class, wanted, changes)

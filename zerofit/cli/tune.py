@@ -86,7 +86,7 @@ _BUDGET = Parsed(
 @one_node_options
 @model_options
 @gpu_ids_option
-@machine_options(gpus="With --cpu: the GPUs to plan for, while the CPU ranks run.")
+@machine_options(gpus="With --cpu or --dry-run: the GPUs to plan for.")
 @capture_limit_option
 @number_option(
     "--hang-limit",

@@ -74,9 +74,10 @@ def bad_value(flag: str, value: object, *, why: str, fix: str) -> UserError:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid word most similar to a misspelt one, or None."""
-    matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return the valid word most similar to a misspelt one, or None; swapped letters are most likely."""
+    matches = difflib.get_close_matches(word, list(valid), n=3, cutoff=0.6)
+    swapped = (match for match in matches if sorted(match) == sorted(word))
+    return next(swapped, matches[0] if matches else None)
 
 
 class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of ours

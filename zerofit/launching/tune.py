@@ -72,6 +72,7 @@ def tune(
         script_target(script, arguments, module=module),
         gpus=gpus,
         capture_limit_s=capture_limit_s,
+        dry_run=dry_run,
         observer=observer,
         **settings,
     )
