@@ -10,7 +10,7 @@ SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-all faults test-slurm test-nvme test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: help demo test test-all faults test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -36,6 +36,9 @@ test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the 
 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
+
+test-published: $(VENV)/.installed  ## predicts all published runs again, and compares with what is recorded
+	@$(BIN)/python -m pytest $(PARALLEL) -m evidence tests/planning/estimate/test_published.py
 
 test-versions: $(VENV)/.installed  ## smoke tests on sets of versions, each in an environment of its own; SETS="oldest newest"
 	@PYTHON=$(PYTHON) VENV=$(VENV) versions/test.sh $(SETS)
