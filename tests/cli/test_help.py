@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import statistics
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from runs import RunZerofit
 
@@ -91,18 +93,33 @@ def test_text(
     assert run_zerofit(*verb, "-h", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout == finished.stdout
 
 
-def test_the_help_of_launch_is_one_screen_of_groups_and_all_flags_are_under_another(
-    run_zerofit: RunZerofit, golden: Callable[[str, str], None], tmp_path: Path
+_NARROW = {"COLUMNS": "80"}
+
+
+@pytest.mark.parametrize("verb", ["config", "generate", "launch", "plan", "submit", "tune"])
+def test_help_is_one_screen_of_groups_and_all_flags_are_under_another(
+    run_zerofit: RunZerofit, tmp_path: Path, verb: str
 ) -> None:
-    narrow = {"COLUMNS": "80"}
-    lines = run_zerofit("launch", "--help", cwd=tmp_path, environment=narrow).stdout.splitlines()
+    lines = run_zerofit(verb, "--help", cwd=tmp_path, environment=_NARROW).stdout.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
+    assert lines[-1] == "--help-all shows every flag, each with its whole text."
+    every = run_zerofit(verb, "--help-all", cwd=tmp_path, environment=_NARROW)
+    assert every.returncode == 0
+    command = getattr(importlib.import_module(f"zerofit.cli.{verb}"), verb)
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    missing = [one.opts[0] for one in options if one.opts[0] not in every.stdout]
+    assert missing == []
+
+
+def test_groups_of_launch(
+    run_zerofit: RunZerofit, golden: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    lines = run_zerofit("launch", "--help", cwd=tmp_path, environment=_NARROW).stdout.splitlines()
     groups = ["Strategy:", "Batch:", "Precision:", "Model changes:", "Machine:", "Nodes:", "Run:"]
     assert [line for line in lines if line in groups] == groups
-    finished = run_zerofit("launch", "--help-all", cwd=tmp_path, environment=narrow)
-    assert finished.returncode == 0
-    golden(finished.stdout, "help/launch-all.txt")
+    every = run_zerofit("launch", "--help-all", cwd=tmp_path, environment=_NARROW)
+    golden(every.stdout, "help/launch-all.txt")
 
 
 def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: RunZerofit, tmp_path: Path) -> None:

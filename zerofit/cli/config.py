@@ -11,9 +11,10 @@ import click
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import no_check_option, settings_from, strategy_options
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Verb
+from zerofit.cli.parameters import CONTEXT
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.accelerate import accelerate_yaml
 from zerofit.configs.write.command import (
@@ -47,7 +48,11 @@ if TYPE_CHECKING:
     from zerofit.core.request import Request
 
 
-@click.command(cls=Verb, context_settings=CONTEXT)
+@click.command(
+    cls=GroupedVerb,
+    context_settings=CONTEXT,
+    groups={"Files": ("source", "output_dir", "auto", "force", "dry_run")},
+)
 @strategy_options
 @model_options
 @machine_options()

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import gpu_ids_option, rendezvous_options, run_dir_option
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.cli.parameters import CONTEXT, Number, Word
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 
@@ -21,7 +22,25 @@ _MOST_SHOWN = 20
 """Prompts shown by a dry run. ASSUMPTION: enough as a sample; thousands would bury the command."""
 
 
-@click.command(cls=Verb, context_settings=CONTEXT)
+@click.command(
+    cls=GroupedVerb,
+    context_settings=CONTEXT,
+    groups={
+        "Files": ("model", "tokenizer", "prompts", "out", "dry_run"),
+        "Completions": (
+            "max_new_tokens",
+            "generation_config",
+            "do_sample",
+            "temperature",
+            "top_p",
+            "num_return_sequences",
+            "seed",
+            "chat",
+        ),
+        "Layout": ("batch_size", "dtype", "gather", "zero_stage", "param_offload"),
+        "Machine": ("num_processes", "gpu_ids", "cpu"),
+    },
+)
 @click.option("--model", required=True, metavar="DIR", help="Folder of the model, or a cached hub id.")
 @click.option("--tokenizer", metavar="DIR", help="Folder of the tokenizer; default: the model's.")
 @click.option(

@@ -9,10 +9,10 @@ import click
 from zerofit.cli.parameters import Verb
 
 _GROUPS = {
-    "Trials": ("num_trials", "num_timed", "num_warm_up", "budget_s", "is_anew", "out", "as_json"),
     "Strategy": (
         "preset",
         "plan",
+        "fix",
         "zero_stage",
         "optimizer_offload",
         "param_offload",
@@ -27,7 +27,7 @@ _GROUPS = {
     "Nodes": ("num_nodes", "machine_rank", "main_process_ip", "hostfile"),
     "Run": ("model", "no_capture", "no_check", "dry_run", "quiet", "verbose", "module"),
 }
-"""Common parameters, by group."""
+"""Common parameters of all verbs, by group."""
 _LONGEST = 30
 """Maximum width of a flag with its value; for a wider one the kind of value replaces its choices."""
 _AROUND = 4
@@ -35,10 +35,22 @@ _AROUND = 4
 
 
 class GroupedVerb(Verb):
-    """A verb whose --help shows common flags in groups, and --help-all every flag."""
+    """A verb whose --help shows common flags in groups, and --help-all every flag.
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    Args:
+        groups: names of parameters by group, for the verb's own groups; they precede the shared ones, and
+            replace those of the same name.
+    """
+
+    def __init__(self, *args: Any, groups: dict[str, tuple[str, ...]] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        own = groups or {}
+        placed = {name for names in own.values() for name in names}
+        self._groups = own | {
+            group: tuple(name for name in names if name not in placed)
+            for group, names in _GROUPS.items()
+            if group not in own
+        }
         self.params.append(
             click.Option(
                 ["--help-all"],
@@ -62,7 +74,7 @@ class GroupedVerb(Verb):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""
         named = {one.name: one for one in self.params if isinstance(one, click.Option)}
-        for group, names in _GROUPS.items():
+        for group, names in self._groups.items():
             rows = [_row(named[name], ctx) for name in names if name in named]
             if not rows:
                 continue
@@ -80,7 +92,7 @@ def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
     if len(flag + metavar) > _LONGEST:
         metavar = f" {(option.type.name or 'value').upper()}"
     text = (option.help or "").partition(";")[0]
-    return flag + metavar, text.rstrip(".")
+    return flag + metavar, ("[required] " if option.required else "") + text.rstrip(".")
 
 
 def _fitting(text: str, room: int) -> str:

@@ -34,11 +34,25 @@ if TYPE_CHECKING:
     from zerofit.planning.subject import Subject
 
 
-@click.command(cls=FixingVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(
+    cls=FixingVerb,
+    context_settings={**CONTEXT, "allow_interspersed_args": False},
+    groups={
+        "Workload": ("model", "sequence_length", "task", "is_fast", "module"),
+        "Machine": ("gpus", "num_nodes", "host_ram", "compare"),
+        "Output": ("why", "as_json", "output", "plot", "compare_layouts"),
+    },
+)
 @model_options
 @machine_options()
 @click.option(
-    "--nodes", "--num-machines", "--nnodes", "num_nodes", type=Number(int, least=1), default=1, help="Nodes."
+    "--nodes",
+    "--num-machines",
+    "--nnodes",
+    "num_nodes",
+    type=Number(int, least=1),
+    default=1,
+    help="Number of nodes.",
 )
 @click.option("--compare", metavar="SPECS", help="Several machines instead of --gpus: 8xA100-80G,1x4090.")
 @click.option(

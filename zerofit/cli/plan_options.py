@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.parameters import (
     TASK,
     Number,
     ParamType,
     Parsed,
-    Verb,
     Word,
     number_option,
     remember_typed,
@@ -176,7 +176,7 @@ def machine_options(
     return add
 
 
-class FixingVerb(Verb):
+class FixingVerb(GroupedVerb):
     """A verb that accepts --fix NAME=VALUE for the flag of that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import capture_limit_option, field_options, script_options, settings_from
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Parsed, Verb, Word, number_option
+from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.launching.clusters.job import ClusterFlags
 from zerofit.launching.clusters.submit import ClusterEngine
@@ -39,7 +40,14 @@ _WALL_TIME = Parsed(
 )
 
 
-@click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(
+    cls=GroupedVerb,
+    context_settings={**CONTEXT, "allow_interspersed_args": False},
+    groups={
+        "Cluster": ("on", "partition", "account", "wall_time_s", "image", "namespace", "volume", "env"),
+        "Machine": ("num_nodes", "gpus", "on_cpu"),
+    },
+)
 @click.option(
     "--on",
     required=True,

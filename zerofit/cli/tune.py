@@ -50,7 +50,11 @@ _BUDGET = Parsed(
 )
 
 
-@click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(
+    cls=GroupedVerb,
+    context_settings={**CONTEXT, "allow_interspersed_args": False},
+    groups={"Trials": ("num_trials", "num_timed", "num_warm_up", "budget_s", "is_anew", "out", "as_json")},
+)
 @number_option(
     "--trials",
     "num_trials",
