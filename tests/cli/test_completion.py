@@ -21,6 +21,7 @@ echo "${{COMPREPLY[@]}}"
     ("words", "completed"),
     [
         ("zerofit la", "launch"),
+        ("zerofit help la", "launch"),
         ("zerofit launch --zero-st", "--zero-stage"),
         ("zerofit plan --fast", "--fast --fastest"),
         ("zerofit launch --hostf", "--hostfile"),

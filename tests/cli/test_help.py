@@ -122,6 +122,13 @@ def test_groups_of_launch(
     golden(every.stdout, "help/launch-all.txt")
 
 
+@pytest.mark.parametrize("verb", [(), ("launch",), ("runs", "logs")])
+def test_help_is_also_a_verb(run_zerofit: RunZerofit, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    finished = run_zerofit("help", *verb, cwd=tmp_path)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stdout == run_zerofit(*verb, "--help", cwd=tmp_path).stdout
+
+
 def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     finished = run_zerofit(cwd=tmp_path)
     assert (finished.returncode, finished.stdout) == (2, "")

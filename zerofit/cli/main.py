@@ -33,7 +33,10 @@ _VERBS = {
 
 
 class _LazyGroup(click.Group):
-    """Imports a verb's module only when that verb is called."""
+    """Imports a verb's module only when that verb is called; `zerofit help VERB` is `zerofit VERB --help`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
