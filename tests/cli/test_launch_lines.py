@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -51,6 +52,64 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
     run = run_zerofit("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "--num_processes 1 " in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "launched"),
+    [
+        (
+            "--gpus 8xH100 accelerate launch --num_processes 4 --machine_rank 0 --multi_gpu --use_cpu "
+            "--mixed_precision bf16 train.py --lr 1",
+            [
+                "zerofit: the command is equivalent to: zerofit plan --num-processes 4 "
+                "--mixed-precision bf16 --gpus 8xH100 train.py --lr 1",
+                "zerofit: without --multi_gpu, which zerofit handles itself",
+                "zerofit: without --machine-rank, --cpu, which zerofit plan does not use",
+            ],
+            "on 4 x NVIDIA H100 80GB HBM3; "
+            "zerofit launch --num-processes 4 --mixed-precision bf16 train.py --lr 1",
+        ),
+        (
+            "--gpus 2xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml train.py",
+            [
+                "zerofit: the command is equivalent to: zerofit plan --config-file acc.yaml --gpus 2xH100 "
+                "--zero-stage 2 train.py",
+                "zerofit: acc.yaml sets precision bf16",
+            ],
+            "on 2 x NVIDIA H100 80GB HBM3; zerofit launch --config-file acc.yaml --zero-stage 2 train.py",
+        ),
+        (
+            "--gpus 8xH100 --nodes 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
+            [
+                "zerofit: the command is equivalent to: zerofit plan --nnodes 2 --nproc-per-node 6 "
+                "--gpus 8xH100 --nodes 2 -m train",
+            ],
+            "on 2 nodes of 6 x NVIDIA H100 80GB HBM3; zerofit launch --nproc-per-node 6 -m train",
+        ),
+    ],
+)
+def test_plan_takes_lines_of_other_launchers(
+    run_zerofit: RunZerofit, folder: Path, line: str, said: list[str], launched: str
+) -> None:
+    (folder / "acc.yaml").write_text("mixed_precision: bf16\n")
+    run = run_zerofit("plan", *line.split(), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.splitlines()[: len(said)] == said
+    on = re.search(r"^on .*?HBM3", run.stdout, re.MULTILINE)
+    assert on is not None
+    assert f"{on[0]}; {run.stdout.splitlines()[-1].removeprefix('to train like this: ')}" == launched
+
+
+def test_plan_of_more_ranks_than_gpus_is_refused(run_zerofit: RunZerofit, folder: Path) -> None:
+    line = "--gpus 2xH100 torchrun --nproc_per_node 4 train.py"
+    run = run_zerofit("plan", *line.split(), cwd=folder)
+    assert run.returncode == 2
+    assert run.stderr.partition("first step ...\n")[2] == (
+        "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
+        "  found: 4 ranks on 1 x 2 GPUs\n"
+        "  why:   each rank needs a GPU of its own\n"
+        "  fix:   name more GPUs in --gpus, or set --num-processes to at most 2\n"
+    )
 
 
 _ZERO3 = """\

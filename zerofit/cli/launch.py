@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zerofit.cli.help_groups import GroupedVerb
+from zerofit.cli.launch_lines import (
+    LaunchLineVerb,
+    launch_line_options,
+    line_sentences,
+    resolve_line_flags,
+)
 from zerofit.cli.options import (
     capture_limit_option,
     gpu_ids_option,
@@ -21,82 +24,20 @@ from zerofit.cli.options import (
 )
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.explanation import short_lines
-from zerofit.cli.parameters import CONTEXT, Number, Word, number_option, remember_typed, typed_words
+from zerofit.cli.parameters import CONTEXT, Number, Word, number_option, typed_words
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.core.plan import GENERATE_LIMIT_S
-from zerofit.core.strategy import Engine
 from zerofit.launching.explain_run import explain_run
 from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.launching.launch import launch as launch_script
-from zerofit.launching.nodes import RANK_FOR_EACH_GPU
-from zerofit.launching.other_launchers import read_line
 from zerofit.launching.recover import RecoverMode
 
-_RANKS = ("num_processes", "ranks_per_node")
-_RANK_FLAGS = ("--num-processes", "--nproc-per-node", "--num-gpus")
 
-
-class LaunchVerb(GroupedVerb):
-    """`zerofit launch`, which also accepts a whole command line of another launcher instead of the script."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, list(args))
-        if ctx.resilient_parsing:  # shell completion of a line that may have no script yet
-            return rest
-        words = (ctx.params["script"], *ctx.params["script_args"])
-        line = None if ctx.params["module"] else read_line(words)
-        if line is None:
-            return rest
-        own = args[: len(args) - len(words)]
-        flags = list(line.words)
-        if any(ctx.params[name] is not None for name in _RANKS):  # flags before the launcher take precedence
-            flags = _without(flags, _RANK_FLAGS)
-        if ctx.params["on_cpu"]:
-            flags = _without(flags, ("--gpu-ids",))
-        words = (*flags, *own, *(("-m",) if line.is_module else ()), *line.target)
-        os.environ.update(line.environment)
-        ctx.params.clear()
-        remember_typed(ctx, list(words), again=True)
-        rest = super().parse_args(ctx, list(words))
-        ctx.meta[_LINE] = [f"the command is equivalent to: zerofit launch {shlex.join(words)}"]
-        if line.left_out:
-            ctx.meta[_LINE].append(f"without {', '.join(line.left_out)}, which zerofit handles itself")
-        return rest
-
-
-_LINE = "zerofit: a command line of another launcher"
-"""Key of a parsed command line in a context."""
-
-
-def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
-    """Return flags with their values, except some."""
-    pairs = zip(words, ["", *words], strict=False)
-    return [word for word, before in pairs if word not in flags and before not in flags]
-
-
-@click.command(cls=LaunchVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(cls=LaunchLineVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
 @model_options
 @rendezvous_options
-@click.option(
-    "--nproc-per-node",
-    "--num-gpus",
-    "ranks_per_node",
-    type=Number(int, least=1, words=("gpu", "auto")),
-    help="Ranks on each node, or gpu for one per GPU.",
-)
-@click.option("--config-file", metavar="FILE", help="A file of `accelerate config`.")
-@click.option(
-    "--deepspeed-config-file",
-    "--deepspeed",
-    "deepspeed_file",
-    metavar="FILE",
-    help="A JSON file of DeepSpeed.",
-)
-@click.option("--use-deepspeed", is_flag=True, help="accelerate's spelling of --engine deepspeed.")
-@click.option(
-    "--multi-gpu", is_flag=True, help="Accepted for accelerate; all GPUs of the node are used anyway."
-)
+@launch_line_options
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @gpu_ids_option
 @machine_options(
@@ -173,7 +114,7 @@ def launch(
     Flags before SCRIPT are zerofit's, all after it the script's. SCRIPT may be a whole launch line. The
     exit code is the script's, or 128 + its signal.
     """
-    for sentence in click.get_current_context().meta.get(_LINE, ()):
+    for sentence in line_sentences():
         console.say(sentence)
     check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
     run = launch_script(
@@ -218,9 +159,5 @@ def _long_flags() -> dict[str, bool]:
 
 def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags of strategy, model and nodes as arguments of zerofit.launch."""
-    del flags["multi_gpu"]
-    if flags.pop("use_deepspeed") and flags["engine"] is None:
-        flags["engine"] = Engine.DEEPSPEED
-    if isinstance(flags["ranks_per_node"], str):
-        flags["ranks_per_node"] = RANK_FOR_EACH_GPU
+    flags["ranks_per_node"] = resolve_line_flags(flags)
     return {"captures": not flags.pop("no_capture"), **settings_from(flags)}

@@ -113,10 +113,11 @@ _FIELD_OPTIONS = (
         help="Ranks that each hold consecutive blocks of the model, and pass activations on.",
     ),
 )
+num_processes_option = click.option(
+    "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU."
+)
 _OF_ANY_NODE = (
-    click.option(
-        "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU."
-    ),
+    num_processes_option,
     click.option("--cpu", "on_cpu", is_flag=True, help="Run on the CPU as a test, ignoring GPUs."),
 )
 _RANK_OPTIONS = (

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.options import capture_limit_option, field_options, module_option, settings_from, wide_option
+from zerofit.cli.launch_lines import launch_line_options, line_sentences, resolve_line_flags
+from zerofit.cli.options import (
+    capture_limit_option,
+    field_options,
+    module_option,
+    num_processes_option,
+    settings_from,
+    wide_option,
+)
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
@@ -20,6 +29,8 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.secrets import masked, shell_words
 from zerofit.core.text_table import wrapped
+from zerofit.launching.config_files import read_config_files, with_config_files
+from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import MachineFlags, settings_of
 from zerofit.planning.layout_table import layout_table
@@ -30,6 +41,7 @@ from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_tabl
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
+    from zerofit.core.request import Request
     from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
@@ -39,7 +51,7 @@ if TYPE_CHECKING:
     context_settings={**CONTEXT, "allow_interspersed_args": False},
     groups={
         "Workload": ("model", "sequence_length", "task", "is_fast", "module"),
-        "Machine": ("gpus", "num_nodes", "host_ram", "compare"),
+        "Machine": ("gpus", "num_nodes", "num_processes", "host_ram", "compare"),
         "Output": ("why", "as_json", "output", "plot", "compare_layouts"),
     },
 )
@@ -51,9 +63,10 @@ if TYPE_CHECKING:
     "--nnodes",
     "num_nodes",
     type=Number(int, least=1),
-    default=1,
     help="Number of nodes.",
 )
+@num_processes_option
+@launch_line_options
 @click.option("--compare", metavar="SPECS", help="Several machines instead of --gpus: 8xA100-80G,1x4090.")
 @click.option(
     "--compare-layouts",
@@ -88,7 +101,10 @@ def plan(
     script_args: tuple[str, ...],
     module: bool,
     capture_limit_s: float,
-    num_nodes: int,
+    num_nodes: int | None,
+    num_processes: int | None,
+    config_file: str | None,
+    deepspeed_file: str | None,
     compare: str | None,
     compare_layouts: bool,
     why: bool,
@@ -102,10 +118,14 @@ def plan(
     """Predict what a run needs on each GPU and host, and choose the fastest strategy that fits.
 
     SCRIPT, followed by its arguments, runs up to its first training step, and the plan is for what it trains;
-    or name a model with --model, --seq-len and --global-batch-size. Needs no GPU: --gpus describes the
-    machine. Strategy flags (--zero-stage 3, or --fix zero-stage=3) fix parts of the plan. Exits 1 if nothing
-    fits.
+    or name a model with --model, --seq-len and --global-batch-size. SCRIPT may be a whole launch line. Needs
+    no GPU: --gpus describes the machine. Strategy flags (--zero-stage 3, or --fix zero-stage=3) fix parts of
+    the plan. Exits 1 if nothing fits.
     """
+    console = Console()
+    for sentence in line_sentences():
+        console.say(sentence)
+    ranks_per_node = resolve_line_flags(flags)
     model_flags, machine_flags, request = settings_of(settings_from(flags))
     _check_together(compare, machine_flags, output, plot)
     if compare_layouts:
@@ -123,14 +143,22 @@ def plan(
     specs: list[str | None] = [None]
     if compare is not None:
         specs = [part.strip() for part in compare.split(",") if part.strip()]
-    console = Console()
+    is_here = compare is None and machine_flags.gpus is None
+    request, num_nodes = _with_ranks_and_files(
+        request,
+        Nodes(num_nodes=num_nodes, num_processes=num_processes, ranks_per_node=ranks_per_node),
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
+        takes_default=is_here and target is not None,
+        console=console,
+    )
     subject, answers = plan_on_machines(
         target,
         model_flags,
         request,
         machines=[machine_of(machine_flags, num_nodes=num_nodes, gpus=spec, target=target) for spec in specs],
         num_nodes=num_nodes,
-        is_here=compare is None and machine_flags.gpus is None,
+        is_here=is_here,
         capture_limit_s=capture_limit_s,
         observer=console,
         compares_layouts=compare_layouts,
@@ -158,6 +186,27 @@ def plan(
         text = plan_to_json(answers[0].plan)
         write_files({output: text}, force=force, flag="--output FILE", is_private=True)
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
+
+
+def _with_ranks_and_files(
+    request: Request,
+    nodes: Nodes,
+    *,
+    config_file: str | None,
+    deepspeed_file: str | None,
+    takes_default: bool,
+    console: Console,
+) -> tuple[Request, int]:
+    """Return the request completed by ranks and configuration files, as for a launch, and the nodes."""
+    files = read_config_files(
+        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=takes_default
+    )
+    if files is not None:
+        console.say(files.line)
+        request, nodes = with_config_files(files, request, nodes, is_planned=True)
+    one_per_gpu = nodes.ranks_per_node == RANK_FOR_EACH_GPU
+    world_size = None if one_per_gpu else nodes.world_size
+    return replace(request, num_processes=world_size, on_cpu=False), nodes.num_nodes or 1
 
 
 _ONLY_PLANNING = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.help_groups import GroupedVerb
+from zerofit.cli.launch_lines import LaunchLineVerb
 from zerofit.cli.parameters import (
     TASK,
     Number,
@@ -176,7 +176,7 @@ def machine_options(
     return add
 
 
-class FixingVerb(GroupedVerb):
+class FixingVerb(LaunchLineVerb):
     """A verb that accepts --fix NAME=VALUE for the flag of that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -96,3 +96,10 @@ class Request:
     """True to ignore GPUs."""
     elsewhere: bool = False
     """True if the plan is for another machine, whose GPUs can't be verified."""
+
+    @property
+    def ranks_said(self) -> str:
+        """The number of ranks, as the flag for it unless others were typed."""
+        own = [word.partition("=")[0].replace("_", "-") for word in self.typed[0]]
+        is_typed = not own or "--num-processes" in own
+        return f"--num-processes {self.num_processes}" if is_typed else f"{self.num_processes} ranks"

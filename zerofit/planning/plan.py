@@ -18,6 +18,7 @@ from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.problem import MemoryLimits
+from zerofit.planning.ranks import check_ranks_of
 from zerofit.planning.subject import CapturedRun, check_named, named_model
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
@@ -26,7 +27,8 @@ from zerofit.scripts.target import check_script, script_target
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.core.facts import GpuSpec
+    from zerofit.core.facts import GpuSpec, Machine
+    from zerofit.core.plan import Topology
     from zerofit.machine.machine_spec import SpecifiedMachine
     from zerofit.planning.inputs import ModelFlags
     from zerofit.planning.solve import Answer
@@ -147,9 +149,14 @@ def plan_on_machines(
     with _subject(target, flags, limit_s=capture_limit_s, gpus=gpus, observer=observer) as subject:
         planner = Planner(subject, observer=observer)
         for specified in machines:
-            topology = topology_of(specified.machine, _ranks(request, num_nodes=num_nodes))
+            ranks = _ranks(request, num_nodes=num_nodes)
+            check_ranks_of(ranks, specified.machine)
+            topology = topology_of(specified.machine, ranks)
             problem = subject.problem(
-                request=request, machine=specified.machine, versions=versions, topology=topology
+                request=request,
+                machine=_used_by(topology, specified.machine),
+                versions=versions,
+                topology=topology,
             )
             answer = planner.answer(
                 problem, is_here=is_here, notes=specified.assumptions, compares_layouts=compares_layouts
@@ -253,10 +260,10 @@ def plan_to_run(
             "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
     ranks = _ranks(request, num_nodes=request.num_nodes)
-    topology = topology_of(machine, replace(ranks, num_processes=request.num_processes, elsewhere=False))
+    topology = topology_of(machine, replace(ranks, elsewhere=False))
     problem = subject.problem(
         request=request,
-        machine=replace(machine, gpus=machine.gpus[: topology.ranks_per_node]),
+        machine=_used_by(topology, machine),
         versions=probe_versions(),
         topology=topology,
     )
@@ -294,9 +301,20 @@ def plan_to_run(
 
 
 def _ranks(request: Request, *, num_nodes: int | None) -> Request:
-    """Return what a request says of the ranks of some nodes, one a GPU."""
+    """Return what a request says of the ranks of some nodes."""
     sizes = {f"{kind}_parallel_size": getattr(request, f"{kind}_parallel_size") for kind in KINDS_OF_GROUPS}
-    return Request(num_nodes=num_nodes, elsewhere=True, **sizes)
+    return Request(
+        num_nodes=num_nodes,
+        num_processes=request.num_processes,
+        typed=request.typed,
+        elsewhere=True,
+        **sizes,
+    )
+
+
+def _used_by(topology: Topology, machine: Machine) -> Machine:
+    """Return a machine with the GPUs that its ranks use."""
+    return replace(machine, gpus=machine.gpus[: topology.ranks_per_node])
 
 
 def _fix(answer: Answer) -> str:

@@ -144,7 +144,7 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     world_size = request.num_processes or (
         base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
     )
-    said = f"--num-processes {world_size}" if request.num_processes else f"{world_size} ranks in the plan"
+    said = request.ranks_said if request.num_processes else f"{world_size} ranks in the plan"
     have_gpus = not on_cpu and not request.elsewhere
     check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
     tensor = request.tensor_parallel_size or base.tensor_parallel_size

@@ -86,8 +86,11 @@ def check_ranks_of(request: Request, machine: Machine) -> None:
         UserError: it has too few.
     """
     if request.num_processes is not None:
-        said = f"--num-processes {request.num_processes}"
         num_nodes, num_gpus = request.num_nodes or 1, len(machine.gpus)
         check_ranks(
-            request.num_processes, num_nodes=num_nodes, num_gpus=num_gpus, said=said, can_rehearse=False
+            request.num_processes,
+            num_nodes=num_nodes,
+            num_gpus=num_gpus,
+            said=request.ranks_said,
+            can_rehearse=False,
         )

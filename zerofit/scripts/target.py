@@ -43,8 +43,8 @@ def check_script(script: str, *, module: bool) -> None:
             "a launcher is not a training script",
             found=f"{script} ...",
             why="this verb takes the script itself, and zerofit's own flags before it",
-            fix="name the script that the launcher starts; `zerofit launch --dry-run --gpus 8xH100 "
-            f"{_LAUNCHERS[script]} ...` shows the plan for the whole command line",
+            fix="name the script that the launcher starts; `zerofit launch` and `zerofit plan` take the "
+            f"whole line: zerofit plan {_LAUNCHERS[script]} ...",
         )
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
