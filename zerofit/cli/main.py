@@ -6,13 +6,17 @@ import gc
 import importlib
 import os
 import sys
-from typing import NoReturn
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from zerofit.cli.output.console import for_terminal, wants_colour
 from zerofit.core.errors import EXIT_USAGE, UserError, nearest
 from zerofit.core.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _VERBS = {
     "bench": "Measure the ladder of memory strategies on this machine.",
@@ -32,11 +36,35 @@ _VERBS = {
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
 
 
+_READER_HAS_GONE = 141
+"""Exit code where the reader of the output has exited: 128 + SIGPIPE, as for other tools."""
+
+
+class _ReaderHasGoneError(Exception):
+    """A BrokenPipeError that click does not turn into exit code 1, which means that nothing fits."""
+
+
+@contextmanager
+def _reader_has_gone_raised() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ReaderHasGoneError from None
+
+
 class _LazyGroup(click.Group):
     """Imports a verb's module only when that verb is called; `zerofit help VERB` is `zerofit VERB --help`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        with _reader_has_gone_raised():
+            return super().make_context(*args, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_has_gone_raised():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -76,6 +104,19 @@ def zerofit() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed by the shell, as in >&-
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
+    try:
+        _run()
+    except (BrokenPipeError, _ReaderHasGoneError):
+        # Python would complain again while closing them.
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(_READER_HAS_GONE)
+
+
+def _run() -> NoReturn:
     settings = {"debug": False}  # set by --debug, for errors after parsing
     try:
         sys.exit(
@@ -100,10 +141,6 @@ def main() -> NoReturn:
             raise
         known = (error for error in errors.exceptions if isinstance(error, UserError))
         _fail(*known, debug=settings["debug"])
-    except BrokenPipeError:
-        # The reader of our output has exited; Python would complain again while closing it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
 
 
 def _fail(*errors: UserError, debug: bool) -> NoReturn:
