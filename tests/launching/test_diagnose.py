@@ -12,7 +12,7 @@ from small_runs import observation
 from zerofit.core.rank_observation import Phase, RankObservation
 from zerofit.core.rank_record import RankRecord
 from zerofit.core.units import GIB
-from zerofit.launching.diagnose import EndKind, RankFailure, RunEnd, judge, missing_memory
+from zerofit.launching.diagnose import EndKind, FullGpu, RankFailure, RunEnd, full_gpu, judge
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -250,30 +250,93 @@ _OUT_OF_MEMORY = (
 )
 
 
+_LIMITED = (  # as torch 2.13 wrote it on an H200, after set_per_process_memory_fraction(0.12)
+    "CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which "
+    "122.08 GiB is free. Including non-PyTorch memory, this process has 17.20 GiB memory in use. 16.78 GiB "
+    "allowed; Of the allocated memory 16.54 GiB is allocated by PyTorch, and 150.00 KiB is reserved by "
+    "PyTorch but unallocated."
+)
+_SHARED = _OUT_OF_MEMORY.format(allowed="").replace(
+    "Including", "Process 1183 has 8.19 GiB memory in use. Process 7 has 512.00 MiB memory in use. Including"
+)
+
+
+def _gib(size: float) -> int:
+    return round(size * GIB)
+
+
 @pytest.mark.parametrize(
-    ("text", "missing_gib", "peak_gib"),
+    ("text", "expected"),
     [
-        (_OUT_OF_MEMORY.format(allowed=""), 1.5, 72),
-        (_OUT_OF_MEMORY.format(allowed="71.25 GiB allowed; "), 1.75, 72),  # set_per_process_memory_fraction()
-        (_OUT_OF_MEMORY.format(allowed="").replace("2.00 GiB", "20.00 MiB"), 0, 70 + 20 / 1024),  # fragments
-        ("CUDA error: out of memory", None, None),
+        (
+            _OUT_OF_MEMORY.format(allowed=""),
+            FullGpu(missing_bytes=_gib(1.5), peak_bytes=_gib(72), room_bytes=_gib(71.5)),
+        ),
+        (
+            _LIMITED,
+            FullGpu(
+                missing_bytes=_gib(0.25) - _gib(16.78) + _gib(16.54) + 150 * 1024,
+                peak_bytes=_gib(16.54) + _gib(0.25),
+                room_bytes=_gib(16.78),
+                allowed_bytes=_gib(16.78),
+            ),
+        ),
+        (
+            _SHARED,
+            FullGpu(
+                missing_bytes=_gib(1.5),
+                peak_bytes=_gib(72),
+                room_bytes=_gib(71.5),
+                others_bytes=_gib(8.19) + _gib(0.5),
+            ),
+        ),
+        (  # fragments
+            _OUT_OF_MEMORY.format(allowed="").replace("2.00 GiB", "20.00 MiB"),
+            FullGpu(missing_bytes=0, peak_bytes=_gib(70 + 20 / 1024), room_bytes=_gib(71.5)),
+        ),
+        ("CUDA error: out of memory", FullGpu()),
     ],
 )
-def test_what_an_allocation_lacked_is_read_off_torchs_message(
-    text: str, missing_gib: float | None, peak_gib: float | None
+def test_what_an_allocation_lacked_is_read_off_torchs_message(text: str, expected: FullGpu) -> None:
+    assert full_gpu(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "words", "missing_bytes", "peak_bytes", "room_bytes"),
+    [
+        (
+            _OUT_OF_MEMORY.format(allowed=""),
+            "1.5 GiB more than free, 72.0 GiB in total",
+            _gib(1.5),
+            72 * GIB,
+            _gib(71.5),
+        ),
+        (
+            _LIMITED,
+            "10.4 MiB more than free, 16.8 GiB in total; the script allows itself 16.8 GiB",
+            full_gpu(_LIMITED).missing_bytes,
+            full_gpu(_LIMITED).peak_bytes,
+            _gib(16.78),
+        ),
+        (
+            _SHARED,
+            "1.5 GiB more than free, 72.0 GiB in total; other processes use 8.7 GiB of the GPU",
+            _gib(1.5),
+            72 * GIB,
+            _gib(71.5),
+        ),
+    ],
+)
+def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing(
+    message: str, words: str, missing_bytes: int, peak_bytes: int, room_bytes: int
 ) -> None:
-    expected = tuple(gib if gib is None else round(gib * GIB) for gib in (missing_gib, peak_gib))
-    assert missing_memory(text) == expected
-
-
-def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
     verdict = judge(
         launcher_code=1,
         stopped_by=None,
         failures={0: RankFailure(exit_code=1, timestamp=5), 1: RankFailure(exit_code=1, timestamp=5)},
         records={
             0: _peer_lost(0),
-            1: _record(1, error="OutOfMemoryError", message=_OUT_OF_MEMORY.format(allowed="")),
+            1: _record(1, error="OutOfMemoryError", message=message),
         },
         oom_kills=0,
         observations={1: observation(Phase.BACKWARD, step=12)},
@@ -281,12 +344,12 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
     )
     assert verdict == RunEnd(
         exit_code=1,
-        cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than free, "
-        "72.0 GiB in total",
+        cause=f"rank 1 ran out of GPU memory, in backward of step 13: {words}",
         kind=EndKind.GPU_OUT_OF_MEMORY,
         rank=1,
         phase=Phase.BACKWARD,
-        missing_bytes=round(1.5 * GIB),
-        peak_bytes=72 * GIB,
+        missing_bytes=missing_bytes,
+        peak_bytes=peak_bytes,
+        room_bytes=room_bytes,
         observed=observation(Phase.BACKWARD, step=12),
     )

@@ -62,6 +62,7 @@ def _end(
     saved: int = 0,
     peak: int | None = 10 * GIB,
     missing: int | None = None,
+    room: int | None = None,
 ) -> RunEnd:
     return RunEnd(
         exit_code=1,
@@ -71,6 +72,7 @@ def _end(
         phase=phase,
         peak_bytes=peak,
         missing_bytes=missing,
+        room_bytes=room,
         observed=observation(phase, step=step, checkpoint_step=saved),
     )
 
@@ -92,6 +94,16 @@ def test_the_phases_of_a_step_that_was_done_had_enough() -> None:
     estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
     limits = limits_after(MemoryLimits(), estimate, _end(missing=2 * GIB, step=1))
     assert dict(limits.phases) == {RunPhase.FORWARD: pytest.approx(0.95 * 16 * GIB), None: 30 * GIB}
+
+
+@pytest.mark.parametrize(("step", "most_gib"), [(0, 12), (1, 30)])
+def test_no_phase_may_take_more_than_tensors_could_when_the_failed_one_had_just_begun(
+    step: int, most_gib: int
+) -> None:
+    """The script allows itself 12 GiB, and 1 MiB was missing: 20 GiB of the estimate were never there."""
+    estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
+    limits = limits_after(MemoryLimits(), estimate, _end(missing=2**20, room=12 * GIB, step=step))
+    assert dict(limits.phases) == {RunPhase.FORWARD: int(0.95 * 12 * GIB), None: most_gib * GIB}
 
 
 def test_of_a_phase_that_is_not_estimated_the_largest_one_is_lowered() -> None:

@@ -84,6 +84,8 @@ class RunEnd:
     """That rank's phase at its end; None if unknown."""
     missing_bytes: int | None = None
     """Out of GPU memory: requested minus free bytes of the failed allocation; None if unknown."""
+    room_bytes: int | None = None
+    """Out of GPU memory: what torch's tensors could take; None if unknown."""
     peak_bytes: int | None = None
     """Out of memory: the rank's allocated (GPU) or resident (host) memory, including the failed allocation. A
     lower bound for the phase; None if unknown."""
@@ -211,11 +213,14 @@ def _end_of(
             observed=observed,
         )
     kind = _kind_of(record)
-    cause, missing, peak = f"rank {rank} exited with {code}{_error_said(record)}", None, None
+    cause, full, peak = f"rank {rank} exited with {code}{_error_said(record)}", FullGpu(), None
     if kind is EndKind.GPU_OUT_OF_MEMORY and record is not None:
-        missing, peak = missing_memory(record.error_message or "")
-        peak = peak or record.peak_gpu_allocated_bytes
-        cause = f"rank {rank} ran out of GPU memory{_where(observed)}{_how_much(missing, peak)}"
+        full = full_gpu(record.error_message or "")
+        peak = full.peak_bytes or record.peak_gpu_allocated_bytes
+        cause = (
+            f"rank {rank} ran out of GPU memory{_where(observed)}{_how_much(full.missing_bytes, peak)}"
+            f"{_who_has_the_rest(full)}"
+        )
     elif kind is EndKind.HOST_OUT_OF_MEMORY and record is not None:
         peak = record.peak_host_bytes
         cause = f"rank {rank} ran out of host memory{_where(observed)}{_how_much(None, peak)}"
@@ -225,7 +230,8 @@ def _end_of(
         kind=kind,
         rank=rank,
         phase=phase,
-        missing_bytes=missing,
+        missing_bytes=full.missing_bytes,
+        room_bytes=full.room_bytes,
         peak_bytes=peak,
         observed=observed,
     )
@@ -243,28 +249,59 @@ def _kind_of(record: RankRecord | None) -> EndKind:
     return EndKind.HOST_OUT_OF_MEMORY if shows(HOST_IS_FULL, text) else EndKind.SCRIPT_ERROR
 
 
-def missing_memory(text: str) -> tuple[int | None, int | None]:
-    """Return how many bytes an allocation lacked, and the total it would have reached, from torch's message.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullGpu:
+    """A failed allocation as torch's message describes it; None for what it does not say."""
+
+    missing_bytes: int | None = None
+    """Requested minus free bytes."""
+    peak_bytes: int | None = None
+    """The total that torch's tensors would have reached."""
+    room_bytes: int | None = None
+    """The total that they could have reached: without other processes and CUDA's own memory."""
+    allowed_bytes: int | None = None
+    """The process's own limit, by torch.cuda.set_per_process_memory_fraction()."""
+    others_bytes: int = 0
+    """Memory of other processes on the GPU."""
+
+
+def full_gpu(text: str) -> FullGpu:
+    """Return what torch's message says of a failed allocation.
 
     The message is that of c10/cuda/CUDACachingAllocator.cpp: "Tried to allocate 2.00 GiB. GPU 0 has a total
-    capacity of 79.10 GiB of which 512.00 MiB is free. ... 40.00 GiB allowed; Of the allocated memory 70.00
-    GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+    capacity of 79.10 GiB of which 512.00 MiB is free. Process 7 has 8.00 GiB memory in use. Including
+    non-PyTorch memory, this process has 70.59 GiB memory in use. 40.00 GiB allowed; Of the allocated memory
+    70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
     """
 
+    def sizes(pattern: str) -> list[int]:
+        found = re.findall(pattern.replace("SIZE", r"([\d.]+) (bytes|KiB|MiB|GiB)"), text)
+        return [round(float(number) * _UNITS[unit]) for number, unit in found]
+
     def size(pattern: str) -> int | None:
-        found = re.search(pattern.replace("SIZE", r"([\d.]+) (bytes|KiB|MiB|GiB)"), text)
-        return found and round(float(found[1]) * _UNITS[found[2]])
+        return next(iter(sizes(pattern)), None)
 
     asked, free = size("Tried to allocate SIZE"), size("of which SIZE is free")
     allowed, allocated = size("SIZE allowed;"), size("Of the allocated memory SIZE is allocated by PyTorch")
-    unallocated = size("SIZE is reserved by PyTorch but unallocated") or 0
+    reserved = (allocated or 0) + (size("SIZE is reserved by PyTorch but unallocated") or 0)
     if allowed is not None and allocated is not None:
-        room = max(0, allowed - allocated - unallocated)
-        free = room if free is None else min(free, room)
-    return (
-        None if asked is None or free is None else max(0, asked - free),
-        None if asked is None or allocated is None else allocated + asked,
+        free = min(max(0, allowed - reserved), allowed if free is None else free)
+    has_others = "this process has" in text  # in a container, it may be shown as one of them
+    return FullGpu(
+        missing_bytes=None if asked is None or free is None else max(0, asked - free),
+        peak_bytes=None if asked is None or allocated is None else allocated + asked,
+        room_bytes=None if free is None or allocated is None else reserved + free,
+        allowed_bytes=allowed,
+        others_bytes=sum(sizes(r"Process \d+ has SIZE memory in use")) if has_others else 0,
     )
+
+
+def _who_has_the_rest(full: FullGpu) -> str:
+    """Return why there was less than the GPU has."""
+    allowed = full.allowed_bytes
+    own = "" if allowed is None else f"; the script allows itself {format_bytes(allowed)}"
+    others = full.others_bytes and f"; other processes use {format_bytes(full.others_bytes)} of the GPU"
+    return f"{own}{others or ''}"
 
 
 def _where(observed: RankObservation | None) -> str:

@@ -360,8 +360,9 @@ def limits_after(
 
     The ratio of available to requested memory, applied to the failed phase's estimate, gives the available
     memory in terms of estimates. The failed phase must stay below it, and no phase may exceed it or the
-    phases of completed steps, for which memory sufficed. Only live tensors count: the allocator's cache is
-    released before it is out of memory.
+    phases of completed steps, for which memory sufficed. The failed allocation need not be the last of its
+    phase, so none may exceed what torch's tensors could take either. Only live tensors count: the allocator's
+    cache is released before it is out of memory.
 
     Args:
         limits: those of the attempts before.
@@ -380,8 +381,11 @@ def limits_after(
     if end.peak_bytes and end.missing_bytes is not None:
         share = 1 - end.missing_bytes / end.peak_bytes
     has_passed_all = end.observed is not None and end.observed.step > 0
-    there = estimate.device.most_tensors if has_passed_all else int(share * tensors)
-    least = (phase if found is not None else None, int(_LEAST_LESS * share * tensors))
+    room = int(share * tensors)
+    if end.room_bytes is not None:
+        room = min(room, end.room_bytes)
+    there = estimate.device.most_tensors if has_passed_all else room
+    least = (phase if found is not None else None, int(_LEAST_LESS * room))
     return replace(limits, phases=(*limits.phases, least, (None, there)))
 
 
