@@ -368,7 +368,8 @@ def limits_after(
         limits: those of the attempts before.
         estimate: of the plan that was out of memory.
         end: where it was, and what it lacked.
-        on_cpu: True if the ranks ran on the CPU: the host's memory is then what the plan takes for a GPU's.
+        on_cpu: True if the ranks ran on the CPU: the host's memory is then what the plan takes for a GPU's,
+            and ranks without a GPU's workspaces are compared by the ratio alone.
     """
     if estimate is None:
         return limits
@@ -382,7 +383,7 @@ def limits_after(
         share = 1 - end.missing_bytes / end.peak_bytes
     has_passed_all = end.observed is not None and end.observed.step > 0
     room = int(share * tensors)
-    if end.room_bytes is not None:
+    if end.room_bytes is not None and not on_cpu:
         room = min(room, end.room_bytes)
     there = estimate.device.most_tensors if has_passed_all else room
     least = (phase if found is not None else None, int(_LEAST_LESS * room))
