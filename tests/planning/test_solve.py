@@ -320,6 +320,24 @@ def test_where_nothing_fits_free_changes_come_first_as_commands_to_paste() -> No
     assert text.index("--allow qlora") < text.index("of host memory on each node:")
 
 
+def test_changes_that_only_help_together_are_one_command_without_a_flag_twice() -> None:
+    typed = (("zerofit", "plan", "--max_seq_length=32768", "--allow", "freeze", "--gpus", "1xL4"), ())
+    asked = problem(
+        num_gpus=1,
+        memory_gib=20,
+        host_gib=5,
+        sequence_length=32768,
+        global_batch_size=1,
+        facts=LARGE,
+        allow=frozenset({Allow.FREEZE}),
+        request=Request(typed=typed),
+    )
+    answer = solved(asked)
+    flags = "--seq-len 16384 --allow freeze,lora,qlora"
+    assert answer.suggestions[0].change == flags
+    assert plan_table(answer).endswith(f"\n    zerofit plan --gpus 1xL4 {flags}")
+
+
 def test_allowed_qlora_quantizes_what_adapters_stand_beside() -> None:
     asked = problem(
         num_gpus=1,

@@ -43,6 +43,8 @@ _BAR_NAME = "GPU memory"
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _COMMAND = "    "
 """Prefixes of a command to paste."""
+_SPELT = {"--sequence-length": "--seq-len", "--max-seq-length": "--seq-len"}
+"""Other spellings of flags that a suggestion may change."""
 _ALL_COLUMNS = 160
 """Columns from which on verdicts and strategies are written out."""
 _LESS_IMPORTANT = (3, 7, 5, 6, 2)
@@ -240,9 +242,17 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
 
 
 def command_with(flags: str, request: Request) -> str:
-    """Return the command that was typed, with more flags of zerofit's."""
+    """Return the command that was typed, with other flags of zerofit's, each in place of what it said."""
     own, of_script = request.typed
-    return shlex.join((*own, *flags.split(), *of_script))
+    changed, kept, words = flags.split(), list[str](), iter(own)
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        name = name.replace("_", "-")
+        if _SPELT.get(name, name) not in changed:
+            kept.append(word)
+        elif not has_value:
+            next(words, None)
+    return shlex.join((*kept, *changed, *of_script))
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:

@@ -51,11 +51,13 @@ def suggestions(
         solve: the best strategy that fits, by a trace; None where none does.
         presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
     """
-    sorts = (
+    free = (
         _allowed(problem, Allow.ADAFACTOR),
         _allowed(problem, Allow.LORA),
         _allowed(problem, Allow.QLORA),
         _shorter(problem),
+    )
+    machines = (
         ((words, replace(problem, machine=one)) for words, one in with_more_host_memory(problem.machine)),
         _nvme_disks(problem),
         _more_gpus(problem),
@@ -68,11 +70,12 @@ def suggestions(
         except UserError:
             return None  # the global batch does not divide over these ranks
 
+    helping = list(first_that_help(free, solved)) or list(first_that_help([_free_together(problem)], solved))
     return tuple(
         Suggestion(
             change=change, best=best, is_close=changed.is_close(best.estimate.device, best.estimate.host)
         )
-        for change, changed, best in first_that_help(sorts, solved)
+        for change, changed, best in (*helping, *first_that_help(machines, solved))
     )
 
 
@@ -145,10 +148,10 @@ def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:
         size *= 2
 
 
-def _allowed(problem: Problem, what: Allow) -> Iterator[tuple[str, Problem]]:
-    if what not in problem.allow:
-        words = ",".join(sorted({*problem.allow, what}))
-        yield f"--allow {words}", replace(problem, allow=problem.allow | {what})
+def _allowed(problem: Problem, *what: Allow) -> Iterator[tuple[str, Problem]]:
+    allow = problem.allow.union(what)
+    if allow != problem.allow:
+        yield f"--allow {','.join(sorted(allow))}", replace(problem, allow=allow)
 
 
 def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -156,6 +159,12 @@ def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
         length = shorter.workload.sequence_length
         says = f"--seq-len {length}" if problem.script is None else f"samples cut to {length} in the script"
         yield says, shorter
+
+
+def _free_together(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    for flags, allowed in _allowed(problem, Allow.LORA, Allow.QLORA):
+        for shortened, changed in _shorter(allowed):
+            yield f"{shortened} {flags if problem.script is None else f'with {flags}'}", changed
 
 
 GPUS_OF_A_NODE = 8
