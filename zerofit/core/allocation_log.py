@@ -23,6 +23,9 @@ class TensorKind(StrEnum):
     """Allocated in the backward pass; not a parameter's gradient."""
     GRADIENT = "gradients"
     """The gradient of a parameter, from its allocation in the backward pass."""
+    SUM = "gradient sums"
+    """The sum of two gradients of one tensor, while both are still there, where the first is a view. What is
+    left of it afterwards counts as the first."""
     WORKSPACE = "kernel workspaces"
     """Scratch memory of a CUDA kernel, freed when the kernel ends."""
 

@@ -14,6 +14,7 @@ from zerofit.models.files import locate_config
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.task import Task
 from zerofit.models.trace.batches import make_batch
+from zerofit.models.trace.prepare import set_for_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,9 +44,7 @@ def make_model(spec: TrialSpec, device: str) -> Any:
     import transformers
 
     config = transformers_config(locate_config(spec.model), trust_remote_code=False)
-    for part in (config, getattr(config, "text_config", None)):
-        if part is not None and hasattr(part, "use_cache"):
-            part.use_cache = False
+    set_for_training(config)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = PADDING  # batches of a decoder with a classifying head need one
     auto_class: Any = getattr(transformers, Task(spec.task).auto_class)

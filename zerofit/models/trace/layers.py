@@ -25,7 +25,8 @@ class Stack:
     num_layers: int
     """Layers of the whole model."""
     shift: int = 0
-    """Layers skipped at the start of the repetition, because their inputs differ."""
+    """Layers skipped at the start of the repetition, because their inputs differ, and kept at its end, because
+    their gradients do: a decoder's second to last layer is the first to add to the encoder's gradient."""
 
     @property
     def copied(self) -> int:
@@ -38,7 +39,7 @@ class Stack:
         Args:
             more: additional periods.
         """
-        least = self.copied + self.period + 1
+        least = self.copied + self.period + 1 + self.shift
         return least + (self.num_layers - least) % self.period + more * self.period
 
 
@@ -46,7 +47,7 @@ def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
     """Return the outermost stacks that can be shortened by at least two periods.
 
     Args:
-        shift: layers skipped at the start of a repetition.
+        shift: layers kept at both ends of a repetition.
     """
     from torch.nn import ModuleList
 

@@ -24,24 +24,31 @@ if TYPE_CHECKING:
 def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest) -> Any:
     """Return a model as requested, in training mode.
 
-    The KV cache is off, as in transformers' Trainer (TrainingArguments.use_cache).
-
     Args:
         build: called with a configuration, dtype and attn_implementation.
         config: its configuration; it is changed.
     """
     from transformers.initialization import no_init_weights
 
-    for part in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
-        if part is not None and hasattr(part, "use_cache"):
-            part.use_cache = False
-    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0  # its value doesn't matter here
+    set_for_training(config)
     chosen = {"attn_implementation": request.attention} if request.attention else {}
     with no_init_weights():
         model = build(config, dtype=torch_dtype(request.weights), **chosen)
     model.tie_weights()  # not handled by no_init_weights
     return as_requested(model, request)
+
+
+def set_for_training(config: Any) -> None:
+    """Change a configuration so that its model can be trained.
+
+    The KV cache is off, as in transformers' Trainer (TrainingArguments.use_cache), and a decoder has a token
+    to begin with, which configurations written for the original T5 leave out.
+    """
+    for part in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
+        if part is not None and hasattr(part, "use_cache"):
+            part.use_cache = False
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # its value doesn't matter: the weights are random or absent
 
 
 def as_requested(model: Any, request: TraceRequest) -> Any:

@@ -39,6 +39,7 @@ class Recorder:
 
     def __init__(self, *, is_padded: bool, as_on_cuda: bool) -> None:
         import torch
+        from torch.utils.weak import WeakIdKeyDictionary
 
         self.log: RawLog[int] = RawLog()
         self.phase: TensorKind = TensorKind.INPUT
@@ -55,7 +56,8 @@ class Recorder:
         self._from_mask: set[int] = set()
         self._from_labels: set[int] = set()
         self._from_chance: set[int] = set()
-        self._sum: tuple[int, int, int] | None = None
+        self._sum: tuple[int, int, int, bool] | None = None
+        self._views: Any = WeakIdKeyDictionary()
 
     def enter(self, module: int, *, tells: bool = True) -> None:
         """Record that a module's forward begins."""
@@ -193,20 +195,27 @@ class Recorder:
             return  # closed
         index = self._live.pop(key)[1]
         if self._sum is not None and self._sum[:2] == (len(self.log.codes), index):
-            self._merge(self._sum[2], index)
+            self._merge(*self._sum[2:], into=index)
         else:
             self.log.note(Event.FREE, index)
         self._sum = None
 
-    def _merge(self, key: int, into: int) -> None:
+    def _merge(self, key: int, is_of_view: bool, *, into: int) -> None:
         """Undo the allocation of a sum that without fake tensors is added in place to its first operand.
 
-        Autograd's input buffer adds in place if it holds the last reference, but never under fake tensors
-        or a dispatch mode. Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        Autograd's input buffer adds in place if it holds the last reference to a tensor and its storage, but
+        never under fake tensors or a dispatch mode. To a view, such as the transposed gradient of a linear
+        layer's weights, it does not: the view's base refers to the storage too. Such a sum is a storage of
+        its own while it is computed. Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
         log = self.log
-        for column in (log.kinds, log.num_bytes, log.modules, log.operators, log.codes, log.arguments):
-            column.pop()
+        total = len(log.kinds) - 1
+        if is_of_view:
+            log.kinds[total] = TensorKind.SUM
+            log.note(Event.FREE, total)
+        else:
+            for column in (log.kinds, log.num_bytes, log.modules, log.operators, log.codes, log.arguments):
+                column.pop()
         self._live[key] = (self._live[key][0], into)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -237,6 +246,8 @@ class Recorder:
         self._count(operator, function, args, kwargs, out, outputs)
         born = None
         for position, tensor in enumerate(outputs):
+            if function.is_view and (tensor.shape != args[0].shape or args[0] in self._views):
+                self._views[tensor] = None  # one of the same shape is the tracer's own, for its hooks
             if is_sparse(tensor):  # its parts were allocated before it
                 continue
             storage = tensor.untyped_storage()
@@ -294,7 +305,8 @@ class Recorder:
     def _expect_merge(self, summand: Any, total: Any) -> None:
         index = self.index_of(summand)
         if index is not None and summand.dtype == total.dtype and is_dense(summand):
-            self._sum = (len(self.log.codes), index, total.untyped_storage()._cdata)
+            key = total.untyped_storage()._cdata
+            self._sum = (len(self.log.codes), index, key, summand in self._views)
 
     def _count(
         self, operator: int, function: Any, args: Any, kwargs: Any, out: Any, outputs: list[Any]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.allocation_log import Event
+from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.models.trace.affine import AffineLog
 from zerofit.models.trace.raw import CALL, sort_frees
 
@@ -105,17 +105,26 @@ class _Replication:
         raise NotPeriodicError(f"no event {code} of {self._skeleton.modules[argument]}")
 
     def _find_owners(self) -> dict[int, tuple[bool, int, int]]:
-        """Return the direction, the layer and the rank within the layer of each storage allocated in a "
-        "layer."""
+        """Return the direction, the layer and the rank within the layer of each storage allocated in a layer.
+
+        Gradient sums, which no other layer refers to, are ranked from -1 down: the first of several layers
+        that read one tensor gives the view to which only the first sum is added.
+        """
         owners = {}
         for segment in self._segments:
             if segment.layer < 0:
                 continue
-            rank = 0
+            num_sums = num_others = 0
             for place in range(segment.start, segment.end):
-                if self._log.codes[place] == Event.ALLOCATE:
-                    owners[self._log.arguments[place]] = (segment.is_forward, segment.layer, rank)
-                    rank += 1
+                storage = self._log.arguments[place]
+                if self._log.codes[place] != Event.ALLOCATE:
+                    continue
+                if self._log.kinds[storage] == TensorKind.SUM:
+                    num_sums += 1
+                    owners[storage] = (segment.is_forward, segment.layer, -num_sums)
+                else:
+                    owners[storage] = (segment.is_forward, segment.layer, num_others)
+                    num_others += 1
         return owners
 
     def _instances(self) -> Iterator[tuple[_Segment, int]]:

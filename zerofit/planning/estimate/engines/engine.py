@@ -91,6 +91,9 @@ TRACED_TERMS = {
 class SimulatedEngine:
     """The hooks that `play` calls; each notes on the tape what the engine does. The base does nothing."""
 
+    SUMS_IN_PLACE = False
+    """True if no gradient that is added to is a view."""
+
     def __init__(self, setup: Setup, tape: Tape) -> None:
         self.setup = setup
         self.tape = tape
@@ -168,7 +171,9 @@ _Script = tuple[list[str], list[tuple[int, int]], list[tuple[int, int]]]
 
 
 @lru_cache(maxsize=16)
-def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) -> _Script:
+def _script(
+    log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool, sums_in_place: bool
+) -> _Script:
     """Return each storage's term, the events without those that do nothing, and those without activations."""
     terms = terms_of(log)
     gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
@@ -177,6 +182,8 @@ def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) 
     for code, argument in zip(log.codes, log.arguments, strict=True):
         if code == Event.FREE and argument in gradients:
             continue  # the engine's to free
+        if sums_in_place and code in (Event.ALLOCATE, Event.FREE) and terms[argument] == TensorKind.SUM:
+            continue
         if code == Event.FREE and keeps_outputs and terms[argument] == TensorKind.OUTPUT:
             events.append((_KEEP, argument))
         elif code in played:
@@ -202,8 +209,12 @@ class _MicroBatches:
             for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
         ]
         self._hooks = _hooks(engine)
-        script = _script(log, frozenset(self._hooks), keeps_outputs=engine.setup.keeps_outputs)
-        self._terms, self._events, self._sketched = script
+        self._terms, self._events, self._sketched = _script(
+            log,
+            frozenset(self._hooks),
+            keeps_outputs=engine.setup.keeps_outputs,
+            sums_in_place=engine.SUMS_IN_PLACE,
+        )
         self._kept: list[int] = []
         self._has_run_forward = self._has_run_backward = False
 

@@ -317,6 +317,8 @@ class DeepSpeedStage3(DeepSpeedEngine):
         TEMPORARIES: ("what the optimizer's step makes of a sub-group", "the optimizer's step"),
     }
     WIDENED = (BUCKET, COPY)
+    SUMS_IN_PLACE = True
+    """Its own linear layers make their gradients without views (runtime/zero/linear.py)."""
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
