@@ -25,7 +25,7 @@ class Stack:
     num_layers: int
     """Layers of the whole model."""
     shift: int = 0
-    """Layers skipped at the start of the repetition, because their inputs differ, and kept at its end, because
+    """Layers skipped at the start of the repetition, because their inputs differ, and kept at its end, as
     their gradients do: a decoder's second to last layer is the first to add to the encoder's gradient."""
 
     @property

@@ -337,11 +337,11 @@ UNCERTAINTY_SOURCE = (
 )
 SHORT_UNCERTAINTY = 1.0
 SHORT_UNCERTAINTY_SOURCE = (
-    "17 steps of BERT-large, GPT-2 and ViT of 19 to 123 ms on an H200 that chose no rate took 3 to 99 % longer than estimated: "
-    "small kernels do not reach the rates of large ones"
+    "17 steps of BERT-large, GPT-2 and ViT of 19 to 123 ms on an H200 that chose no rate took 2 to 101 % "
+    "longer than estimated: small kernels do not reach the rates of large ones, and Python starts them slowly"
 )
 _SHORT_S = 0.1
-"""Estimated computation of a micro-batch, in seconds, below which a step counts as short: all of those were."""
+"""Estimated computation of a micro-batch, in seconds, below which a step is short: all of those were."""
 LORA_UNCERTAINTY = 0.85
 LORA_UNCERTAINTY_SOURCE = (
     "nine published LoRA steps of Qwen took 8 to 106 % longer than estimated over closed-form logs, the "
