@@ -54,6 +54,28 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
     assert "not_for_files" not in sky
 
 
+def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: Path) -> None:
+    (tmp_path / "never.py").write_text("raise SystemExit('it ran')\n")
+    words = (
+        "--on",
+        "slurm",
+        "--dry-run",
+        "--gpus",
+        "8xH100",
+        "--fast",
+        "--model",
+        "gpt2",
+        "--seq-len",
+        "512",
+    )
+    run = _submit(tmp_path, *words, "--global-batch-size", "64", "never.py").check()
+    assert run.stderr.splitlines() == [
+        "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%",
+        "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
+        "zerofit: the number of steps or their time is unknown: the cluster's default time limit applies",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "files", "error"),
     [
@@ -94,6 +116,11 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
             ("--gpus", "1xH100", "--image", "i:1", "loop.py"),
             (),
             "error[flag-of-another-scheduler]: slurm does not support --image",
+        ),
+        (
+            ("--gpus", "1xH100", "--model", "gpt2", "--capture-limit", "9", "loop.py"),
+            (),
+            "error[capture-limit-without-capture]: a limit for a capture, and nothing is captured",
         ),
         (("--gpus", "1xH100", "nowhere.py"), (), "error[script-missing]: there is no such script"),
     ],

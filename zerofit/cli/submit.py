@@ -123,8 +123,9 @@ def submit(
 ) -> int:
     """Plan SCRIPT here, and submit its run to a cluster.
 
-    SCRIPT runs here up to its first training step; no GPU is needed. Nodes, GPUs, cores, memory and time are
-    requested as the plan needs them. Flags before SCRIPT are zerofit's, all after it the script's.
+    SCRIPT runs here up to its first training step, unless --model names what it trains; no GPU is needed.
+    Nodes, GPUs, cores, memory and time are requested as the plan needs them. Flags before SCRIPT are
+    zerofit's, all after it the script's.
     """
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
     run = submit_script(

@@ -46,6 +46,8 @@ from zerofit.planning.inputs import (
     CAPTURE_LIMIT_S,
     MachineFlags,
     ModelFlags,
+    check_capture_limit,
+    check_model_flags,
     check_none_ignored,
     settings_of,
 )
@@ -122,7 +124,8 @@ def submit(
         gpus: the GPUs of one node, such as "8xH100"; not needed with a plan.
         num_nodes: number of nodes; by default 1, or the plan's.
         module: True to run a module, as with `python -m`.
-        plan: a plan, or its file; by default it is made for the script.
+        plan: a plan, or its file; by default it is made for the script, or for the `model` of the settings,
+            without a capture.
         run_dir: folder of all run folders; for Slurm it must be shared by all nodes.
         capture_limit_s: time limit for the script to reach its training.
         is_checked: False to continue despite errors of compatibility rules.
@@ -244,6 +247,12 @@ def _plan(
     capture_limit_s: float,
     observer: Observer,
 ) -> Plan:
+    from zerofit.planning.plan import check_plans_alone, plan_to_run  # imports many modules
+
+    if request.plan is not None or model.model is not None:
+        check_capture_limit(capture_limit_s, because="--plan" if request.plan is not None else "--model")
+    if model.model is not None:
+        check_plans_alone(model, request, on_cpu=False, rehearses=True)
     if request.plan is not None:
         return _given_plan(target, model, request)
     if elsewhere.gpus is None:
@@ -254,14 +263,16 @@ def _plan(
             why="the run is planned here, for the nodes it will use",
             fix="set the GPUs of one node: --gpus 8xH100",
         )
-    from zerofit.planning.inputs import check_model_flags  # imports many modules
-    from zerofit.planning.plan import plan_to_run
     from zerofit.planning.ranks import check_ranks_of
-    from zerofit.planning.subject import CapturedRun
+    from zerofit.planning.subject import CapturedRun, named_model
 
-    check_model_flags(model)
     specified = specified_machine(elsewhere, nodes=Nodes(num_nodes=request.num_nodes))
     check_ranks_of(request, specified.machine)
+    if model.model is not None:
+        named = named_model(model, script=None if target[0] == "-m" else target[0])
+        plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=observer)
+        return plan
+    check_model_flags(model)
     with captured(
         target, limit_s=capture_limit_s, gpus=specified.machine.gpus, instead=INSTEAD, observer=observer
     ) as script:
