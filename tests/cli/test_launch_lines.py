@@ -100,6 +100,16 @@ def test_plan_takes_lines_of_other_launchers(
     assert f"{on[0]}; {run.stdout.splitlines()[-1].removeprefix('to train like this: ')}" == launched
 
 
+def test_dry_run_shows_the_short_files_and_names_the_long_one(run_zerofit: RunZerofit, folder: Path) -> None:
+    line = "--dry-run --verbose --gpus 8xH100 --zero-stage 2 train.py"
+    run = run_zerofit("launch", *line.split(), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("# /")]
+    shown = [re.sub(r"[\d,]+ lines", "N lines", Path(line).name) for line in lines]
+    assert shown == ["plan.json: N lines, not shown", "accelerate.yaml", "command.sh", "ds_config.json"]
+    assert len(run.stdout.splitlines()) < 60
+
+
 def test_plan_of_more_ranks_than_gpus_is_refused(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "--gpus 2xH100 torchrun --nproc_per_node 4 train.py"
     run = run_zerofit("plan", *line.split(), cwd=folder)

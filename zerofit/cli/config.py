@@ -13,7 +13,7 @@ from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import no_check_option, settings_from, strategy_options
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.accelerate import accelerate_yaml
@@ -113,8 +113,7 @@ def config(
     plan = plan if auto else with_explicit_numbers(plan)
     files = _files(plan, output_dir, auto=auto)
     if dry_run:
-        for path, text in files.items():
-            click.echo(f"# {path}\n{text}")
+        show_files(files)
         return 0
     write_files(files, force=force)
     for line in (*plan_lines(plan), *_left_out(plan), *_needed_by_groups(plan)):

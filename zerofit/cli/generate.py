@@ -9,7 +9,7 @@ import click
 
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import gpu_ids_option, rendezvous_options, run_dir_option
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, Number, Word
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
@@ -128,8 +128,8 @@ def generate(dry_run: bool, **flags: Any) -> int:
 
     generated = generate_file(**flags, dry_run=dry_run, observer=Console())
     if dry_run:
-        for path, text in generated.files.items():
-            click.echo(f"# {path}\n{_begin_of(text) if path.suffix == '.jsonl' else text}")
+        files = generated.files.items()
+        show_files({path: _begin_of(text) if path.suffix == ".jsonl" else text for path, text in files})
         click.echo(generated.command)
     return generated.exit_code
 

@@ -22,7 +22,7 @@ from zerofit.cli.options import (
     settings_from,
     strategy_options,
 )
-from zerofit.cli.output.console import Console, for_terminal
+from zerofit.cli.output.console import Console, for_terminal, show_files
 from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, number_option, typed_words
 from zerofit.cli.plan_options import machine_options, model_options
@@ -134,8 +134,7 @@ def launch(
         **asked_of(flags),
     )
     if run.exit_code is None:
-        for path, text in run.files.items() if console.shows_details else ():
-            click.echo(f"# {path}\n{text}")
+        show_files(run.files if console.shows_details else {})
         click.echo(run.command)
         return 0
     if run.cause:

@@ -10,7 +10,7 @@ import click
 
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import capture_limit_option, field_options, script_options, settings_from
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.launching.clusters.job import ClusterFlags
@@ -139,9 +139,7 @@ def submit(
         **settings_from(flags),
     )
     if run.job_id is None:
-        for path, text in run.files.items():
-            if path.suffix != ".json":
-                click.echo(f"# {path}\n{text}")
+        show_files(run.files)
         click.echo(run.command)
     else:
         click.echo(run.job_id)

@@ -17,6 +17,7 @@ from zerofit.core.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 _NARROW = 80
 """Width of a terminal that does not report it."""
@@ -42,6 +43,18 @@ _SENTENCE = re.compile(
 """Prefixes of prose lines; tables already fit, and commands stay in one piece for copying."""
 _SHOWN = 60
 """Maximum characters of a task's progress."""
+
+
+_LONGEST_JSON = 100
+"""Maximum lines of a JSON file in a dry run. ASSUMPTION: people read DeepSpeed's files, not plan.json."""
+
+
+def show_files(files: Mapping[Path, str]) -> None:
+    """Print the files that a dry run would write; of a long JSON file only the name."""
+    for path, text in files.items():
+        num_lines = len(text.splitlines())
+        is_shown = path.suffix != ".json" or num_lines <= _LONGEST_JSON
+        click.echo(f"# {path}\n{text}" if is_shown else f"# {path}: {num_lines:,} lines, not shown\n")
 
 
 def for_terminal(text: str) -> str:
