@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,14 @@ def test_a_run_of_this_machine_is_seen_followed_and_cancelled(tmp_path: Path) ->
     assert launch.end()[0] == 128 + 15
     status = run_command((*_ZEROFIT, "runs", "status", launch.run_folder.name), tmp_path).check().stdout
     assert "exit code 143: stopped by SIGTERM" in status
+    document = json.loads(run_command((*_ZEROFIT, "runs", "status", "--json"), tmp_path).check().stdout)
+    assert document["exit_code"] == 143
+    assert not document["is_running"]
+    assert f"end:    {document['end']}\n" in status
+    log = launch.run_folder / "logs" / "rank0.log"
+    log.write_text("loss 1.0\n")
+    logs = run_command((*_ZEROFIT, "runs", "logs", "-f", launch.run_folder.name), tmp_path).check()
+    assert (logs.stdout, logs.stderr) == ("loss 1.0\n", f"zerofit: the run ended: {document['end']}\n")
     again = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path)
     assert again.exit_code == 1
     assert "error[run-not-running]: the run is not running here" in again.stderr
@@ -58,7 +67,7 @@ def test_a_killed_zerofit_is_seen_by_every_verb(tmp_path: Path) -> None:
     (launch.run_folder / "logs" / "rank0.log").write_text("")
     logs = run_command((*_ZEROFIT, "runs", "logs", "-f", name), tmp_path)
     assert "error[log-missing]: the run has printed nothing\n" in logs.stderr
-    assert f"why:   {killed}\n" in logs.stderr
+    assert f"why:   it ended: {killed}\n" in logs.stderr
     explained = run_command((*_ZEROFIT, "explain", str(launch.run_folder)), tmp_path).check().stdout
     assert explained == f"no log has the reason: {killed}\n"
     pruned = run_command((*_ZEROFIT, "runs", "prune", "--keep-last", "0"), tmp_path).check()

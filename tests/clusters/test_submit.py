@@ -37,6 +37,13 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
     (export,) = (line for line in slurm.splitlines() if line.startswith("#SBATCH --export="))
     assert {"HF_TOKEN", "NCCL_DEBUG", "PATH"} <= set(export.partition("--export=")[2].split(","))
     assert "WANDB_API_KEY" not in export
+    document = json.loads(
+        _submit(tmp_path, "--json", "--on", "slurm", *words, "loop.py", "8", "0", **secrets).check().stdout
+    )
+    assert (document["job_id"], list(document)) == (None, ["job_id", "folder", "command", "files"])
+    (job,) = document["files"]
+    assert document["command"] == f"sbatch --parsable {job}"
+    assert Path(job).parent == Path(document["folder"])
     for line in (
         "--nodes=2",
         "--gpus-per-node=2",

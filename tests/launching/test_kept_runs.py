@@ -64,6 +64,15 @@ def test_runs_are_listed_with_their_size_and_state(kept: Path) -> None:
         ["exit", "0", _NEW],
     ]
     assert listed[0].startswith("   9.8 KiB  exit 0 ")
+    document = json.loads(_runs(kept, "list", "--json").check().stdout)
+    assert [Path(one["folder"]).name for one in document] == [line.split()[-1] for line in listed]
+    assert document[1] == {
+        "folder": str(kept / "zerofit-runs" / _FAILED),
+        "started_at": "2026-01-02T00:00:00",
+        "num_bytes": 10_016,
+        "state": "exit 1",
+        "exit_code": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -174,7 +183,9 @@ def test_a_saved_run_goes_once_no_scheduler_starts_it_again(kept: Path) -> None:
 
 def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:
     (kept / "zerofit-runs" / _KILLED / "logs" / "rank0.log").write_text("of another node")
-    assert "running" in _runs(kept, "list").check().stdout
+    assert f"unknown    {_KILLED}\n" in _runs(kept, "list").check().stdout
+    status = _runs(kept, "status", _KILLED).check().stdout
+    assert status.endswith("end:    unknown: its launcher left no record\n")
     _runs(kept, "prune", "--keep-last", "0").check()
     assert _KILLED in _names(kept)
 

@@ -11,7 +11,7 @@ import click
 
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
-from zerofit.cli.options import capture_limit_option
+from zerofit.cli.options import capture_limit_option, json_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.command import Route
@@ -30,7 +30,7 @@ _ROUTES = {route.value: route for route in Route}
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@json_option
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code review tools.")
 @click.option(
     "--fix", is_flag=True, help="Fix what has exactly one right answer; the original is kept in FILE.bak."

@@ -116,6 +116,8 @@ def launch(
     """
     for sentence in line_sentences():
         console.say(sentence)
+    if recover is RecoverMode.ASK and not console.can_ask:
+        console.say("--recover ask has no terminal to ask on: the run ends if memory runs out")
     check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
     run = launch_script(
         script,

@@ -151,6 +151,7 @@ capture_limit_option = number_option(
     default=CAPTURE_LIMIT_S,
     help="How long SCRIPT may take to reach its training.",
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
 run_dir_option = click.option(
     "--run-dir",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 
 import click
 
-from zerofit.cli.options import run_dir_option
+from zerofit.cli.options import json_option, run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.core.units import format_bytes
-from zerofit.launching.clusters.follow import cancel, find_run, print_log, status_lines
+from zerofit.launching.clusters.follow import cancel, find_run, print_log, run_status, status_lines
 from zerofit.launching.kept_runs import kept_runs, remove_run, runs_to_prune
 
 
@@ -23,11 +24,13 @@ def runs() -> None:
 
 
 @runs.command("status", cls=Verb)
+@json_option
 @run_dir_option
 @click.argument("run", required=False)
-def status_of(run: str | None, run_dir: Path) -> None:
+def status_of(run: str | None, run_dir: Path, as_json: bool) -> None:
     """Print the state of a run."""
-    click.echo("\n".join(status_lines(find_run(run, run_dir))))
+    found = find_run(run, run_dir)
+    click.echo(json.dumps(run_status(found), indent=2) if as_json else "\n".join(status_lines(found)))
 
 
 @runs.command("logs", cls=Verb)
@@ -51,10 +54,15 @@ def cancel_one(run: str, run_dir: Path) -> None:
 
 
 @runs.command("list", cls=Verb)
+@json_option
 @run_dir_option
-def list_all(run_dir: Path) -> None:
+def list_all(run_dir: Path, as_json: bool) -> None:
     """List the runs of this machine: size, state and name, the oldest first."""
-    for run in kept_runs(run_dir):
+    found = kept_runs(run_dir)
+    if as_json:
+        click.echo(json.dumps([run.as_json() for run in found], indent=2))
+        return
+    for run in found:
         click.echo(f"{format_bytes(run.num_bytes):>10}  {run.state:<9}  {run.folder.name}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 import click
 
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.options import capture_limit_option, field_options, script_options, settings_from
+from zerofit.cli.options import (
+    capture_limit_option,
+    field_options,
+    json_option,
+    script_options,
+    settings_from,
+)
 from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
@@ -110,6 +117,7 @@ _WALL_TIME = Parsed(
 @model_options
 @field_options
 @capture_limit_option
+@json_option
 @script_options(dry_run="Print what would be submitted, and submit nothing.", has_quiet=False)
 def submit(
     script: str,
@@ -119,6 +127,7 @@ def submit(
     is_checked: bool,
     console: Console,
     job_set: bool,
+    as_json: bool,
     **flags: Any,
 ) -> int:
     """Plan SCRIPT here, and submit its run to a cluster.
@@ -138,7 +147,11 @@ def submit(
         cluster=ClusterFlags(**cluster, has_trainer=not job_set),
         **settings_from(flags),
     )
-    if run.job_id is None:
+    if as_json:
+        files = {str(path): text for path, text in run.files.items() if path.suffix != ".json"}
+        document = {"job_id": run.job_id, "folder": str(run.folder), "command": run.command, "files": files}
+        click.echo(json.dumps(document, indent=2))
+    elif run.job_id is None:
         show_files(run.files)
         click.echo(run.command)
     else:

@@ -17,6 +17,7 @@ import psutil
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
 from zerofit.launching.clusters.job import STOP_FILE
+from zerofit.launching.clusters.submit import SUBMITTED_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
 from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers
 
@@ -49,14 +50,26 @@ class KeptRun:
     """None if the run has left no record."""
     is_running: bool
     """True if it is, or may be, running."""
+    is_unknown: bool
+    """True if no launcher is recorded, so that it may only be running on another machine."""
     foreign: tuple[str, ...]
     """Files and folders in it other than zerofit's records: checkpoints, results."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return an entry of `zerofit runs list --json`."""
+        return {
+            "folder": str(self.folder),
+            "started_at": self.started_at.isoformat(),
+            "num_bytes": self.num_bytes,
+            "state": self.state,
+            "exit_code": None if self.is_running else self.exit_code,
+        }
 
     @property
     def state(self) -> str:
         """The run's state in a word or two."""
         if self.is_running:
-            return "running"
+            return "unknown" if self.is_unknown else "running"
         return "no record" if self.exit_code is None else f"exit {self.exit_code}"
 
 
@@ -88,13 +101,14 @@ def _kept_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> Kept
     exit_code = record.get("exit_code")
     files = [os.lstat(path) for path in _files(folder)]
     newest = max(one.st_mtime for one in (*files, folder.lstat()))
+    is_used = any(f"{folder}/" in word for word in in_use)
     return KeptRun(
         folder=folder,
         started_at=started_at,
         num_bytes=sum(one.st_size for one in files if stat.S_ISREG(one.st_mode)),
         exit_code=exit_code if isinstance(exit_code, int) else None,
-        is_running=any(f"{folder}/" in word for word in in_use)
-        or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
+        is_running=is_used or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
+        is_unknown=not (is_used or (folder / SUBMITTED_FILE).exists() or launchers(folder)),
         foreign=tuple(sorted(_foreign(folder))),
     )
 

@@ -130,9 +130,14 @@ class Console(Observer):
             click.echo("\r\x1b[K", nl=False, err=True)  # over the script's progress bar, which is redrawn
             self.say(sentence)
 
+    @property
+    def can_ask(self) -> bool:
+        """True on a terminal."""
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
     def ask(self, question: str) -> bool:
         """Ask on a terminal; otherwise the answer is no."""
-        return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(f"zerofit: {question}", err=True)
+        return self.can_ask and click.confirm(f"zerofit: {question}", err=True)
 
     @property
     def width(self) -> int | None:

@@ -121,28 +121,54 @@ def followed_run(folder: Path) -> FollowedRun:
         ) from None
 
 
-def status_lines(run: FollowedRun) -> list[str]:
-    """Return the status of a run in a few lines."""
-    lines = [f"run:    {run.folder}"]
-    if run.engine is not None:
-        state = run.scheduler_state() or "of unknown state"
-        lines.append(f"job:    {run.job_id} on {run.engine.value}, {state}")
-    number = sum(1 for _ in run.folder.glob("requeue-*/ranks"))
-    if number:
-        lines.append(f"starts: {number + 1}")
+def run_status(run: FollowedRun) -> dict[str, Any]:
+    """Return the status of a run, as `zerofit runs status --json` prints it; None where it is unknown.
+
+    Raises:
+        UserError: its scheduler can't be queried.
+    """
     record, ranks = run.record, _ranks(run)
-    if ranks:
-        slowest = min(ranks.values(), key=lambda one: one.step)
-        of = f" of {slowest.num_steps}" if slowest.num_steps else ""
-        lines.append(f"ranks:  {len(ranks)}, step {slowest.step}{of}, {describe(slowest)}")
-        if saved := next((one.checkpoint for one in ranks.values() if one.checkpoint), ""):
-            lines.append(f"saved:  {saved}")
+    state = run.scheduler_state()
+    slowest = min(ranks.values(), key=lambda one: one.step, default=None)
+    end = None
     if record is not None:
-        cause = record["cause"] or "ended well"
-        lines.append(f"end:    {record['ended_at']}, exit code {record['exit_code']}: {cause}")
+        end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
     elif run.engine is None:
         gone = "unknown: its launcher left no record"
-        lines.append(f"end:    {was_killed(run.folder) or (gone if is_over(run) else 'it runs')}")
+        end = was_killed(run.folder) or (gone if _is_over(run, state) else None)
+    return {
+        "folder": str(run.folder),
+        "scheduler": run.engine and run.engine.value,
+        "job_id": run.job_id or None,
+        "scheduler_state": state,
+        "num_starts": 1 + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
+        "num_ranks": len(ranks),
+        "step": slowest and slowest.step,
+        "num_steps": (slowest and slowest.num_steps) or None,
+        "doing": slowest and describe(slowest),
+        "checkpoint": next((one.checkpoint for one in ranks.values() if one.checkpoint), None),
+        "is_running": not _is_over(run, state),
+        "exit_code": record and record["exit_code"],
+        "end": end,
+    }
+
+
+def status_lines(run: FollowedRun) -> list[str]:
+    """Return the status of a run in a few lines."""
+    status = run_status(run)
+    lines = [f"run:    {run.folder}"]
+    if run.engine is not None:
+        state = status["scheduler_state"] or "of unknown state"
+        lines.append(f"job:    {run.job_id} on {run.engine.value}, {state}")
+    if status["num_starts"] > 1:
+        lines.append(f"starts: {status['num_starts']}")
+    if status["num_ranks"]:
+        of = f" of {status['num_steps']}" if status["num_steps"] else ""
+        lines.append(f"ranks:  {status['num_ranks']}, step {status['step']}{of}, {status['doing']}")
+        if status["checkpoint"]:
+            lines.append(f"saved:  {status['checkpoint']}")
+    if status["end"] or run.engine is None:
+        lines.append(f"end:    {status['end'] or 'it runs'}")
     return lines
 
 
@@ -168,6 +194,8 @@ def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
     for chunk in _chunks(run, rank=rank, follows=follows):
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
+    if follows and (end := run_status(run)["end"]):
+        print(f"zerofit: the run ended: {end}", file=sys.stderr)
     return 0
 
 
@@ -207,7 +235,7 @@ def _no_log(run: FollowedRun, file: Path | None) -> UserError:
             "log-missing",
             "the run has printed nothing",
             found=f"{file}: {'empty' if file and file.exists() else 'no such file'}",
-            why=was_killed(run.folder) or "it has ended",
+            why=f"it ended: {run_status(run)['end']}",
             fix=f"see its status: zerofit runs status {run.folder.name}",
         )
     return UserError(
@@ -226,13 +254,16 @@ def is_over(run: FollowedRun) -> bool:
     Raises:
         UserError: its scheduler can't be queried.
     """
+    return _is_over(run, run.scheduler_state())
+
+
+def _is_over(run: FollowedRun, state: str | None) -> bool:
     if run.engine is None:
         if run.record is not None or was_killed(run.folder):
             return True
         alive = [one.lives is not False for one in launchers(run.folder)]
         alive += [psutil.pid_exists(one.pid) for one in _ranks(run).values()]
         return not any(alive)
-    state = run.scheduler_state()
     return state is not None and state.startswith((_FORGOTTEN, *ENGINES[run.engine].OVER))
 
 
