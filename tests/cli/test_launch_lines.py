@@ -100,6 +100,13 @@ def test_plan_takes_lines_of_other_launchers(
     assert f"{on[0]}; {run.stdout.splitlines()[-1].removeprefix('to train like this: ')}" == launched
 
 
+def test_recovery_that_cannot_ask_says_so_first(run_zerofit: RunZerofit, folder: Path) -> None:
+    run = run_zerofit("launch", "--cpu", "--dry-run", "--recover", "ask", "train.py", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    said = "zerofit: --recover ask has no terminal to ask on: the run ends if memory runs out"
+    assert run.stderr.splitlines()[0] == said
+
+
 def test_dry_run_shows_the_short_files_and_names_the_long_one(run_zerofit: RunZerofit, folder: Path) -> None:
     line = "--dry-run --verbose --gpus 8xH100 --zero-stage 2 train.py"
     run = run_zerofit("launch", *line.split(), cwd=folder)

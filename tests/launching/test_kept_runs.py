@@ -141,17 +141,37 @@ def _slurm_says(folder: Path, script: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("says", "state"),
+    ("says", "state", "end"),
     [
-        ("echo JobState=PENDING Reason=BeginTime", "running"),
-        ("echo JobState=FAILED Reason=NonZeroExitCode", "no record"),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "no record"),
-        ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", "running"),
+        ("echo JobState=PENDING Reason=BeginTime", "running", None),
+        ("echo JobState=FAILED Reason=NonZeroExitCode", "no record", "its job is FAILED (NonZeroExitCode)"),
+        (
+            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+            "no record",
+            "its job is no longer known to the scheduler",
+        ),
+        (
+            "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",
+            "running",
+            "error[scheduler-unreachable]",
+        ),
     ],
 )
-def test_the_scheduler_says_whether_a_job_without_a_record_may_run(kept: Path, says: str, state: str) -> None:
-    _make_job(kept)
+def test_the_scheduler_says_whether_a_job_without_a_record_may_run(
+    kept: Path, says: str, state: str, end: str | None
+) -> None:
+    (_make_job(kept) / "slurm-7.out").write_text("loss 1.0\n")
     path = _slurm_says(kept, says)
+    status = run_command((sys.executable, "-m", "zerofit", "runs", "status", _JOB), kept, PATH=path)
+    if end is None:
+        assert "end: " not in status.stdout
+    elif state == "running":
+        assert status.stderr.startswith(end)
+    else:
+        assert status.stdout.endswith(f"end:    unknown: {end}\n")
+        follow = (sys.executable, "-m", "zerofit", "runs", "logs", "-f", _JOB)
+        logs = run_command(follow, kept, PATH=path).check()
+        assert (logs.stdout, logs.stderr) == ("loss 1.0\n", f"zerofit: the run ended: unknown: {end}\n")
     listed = run_command((sys.executable, "-m", "zerofit", "runs", "list"), kept, PATH=path).check().stdout
     (line,) = (line for line in listed.splitlines() if _JOB in line)
     assert f" {state} " in line

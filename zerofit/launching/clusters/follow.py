@@ -130,12 +130,12 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
     record, ranks = run.record, _ranks(run)
     state = run.scheduler_state()
     slowest = min(ranks.values(), key=lambda one: one.step, default=None)
-    end = None
+    has_ended, end = _is_over(run, state), None
     if record is not None:
         end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
-    elif run.engine is None:
-        gone = "unknown: its launcher left no record"
-        end = was_killed(run.folder) or (gone if _is_over(run, state) else None)
+    elif has_ended:
+        gone = "its launcher left no record" if run.engine is None else f"its job is {state}"
+        end = (run.engine is None and was_killed(run.folder)) or f"unknown: {gone}"
     return {
         "folder": str(run.folder),
         "scheduler": run.engine and run.engine.value,
@@ -147,7 +147,7 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         "num_steps": (slowest and slowest.num_steps) or None,
         "doing": slowest and describe(slowest),
         "checkpoint": next((one.checkpoint for one in ranks.values() if one.checkpoint), None),
-        "is_running": not _is_over(run, state),
+        "is_running": not has_ended,
         "exit_code": record and record["exit_code"],
         "end": end,
     }
