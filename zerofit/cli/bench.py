@@ -15,6 +15,7 @@ from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
+from zerofit.cli.completion import complete_gpus, complete_model
 from zerofit.cli.output.console import Console
 from zerofit.cli.output.ladder_table import head_words, ladder_table
 from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word, number_option
@@ -91,6 +92,7 @@ def bench() -> None:
 @click.option(
     "--model",
     metavar="NAME|FOLDER|FILE",
+    shell_complete=complete_model,
     help=f"A model's config; weights are random. By default {PUBLISHED_MODEL}, on the CPU {_CPU_MODEL}.",
 )
 @click.option("--task", type=TASK, help=TASK.listed("Task of the model's head."))
@@ -122,7 +124,10 @@ def bench() -> None:
 )
 @click.option("--cpu", "on_cpu", is_flag=True, help="Measure on the CPU.")
 @click.option(
-    "--gpus", metavar="SPEC", help="Predict for this GPU, such as A100-80G, instead of this machine's."
+    "--gpus",
+    metavar="SPEC",
+    shell_complete=complete_gpus,
+    help="Predict for this GPU, such as A100-80G, instead of this machine's.",
 )
 @number_option(
     "--rung-limit",

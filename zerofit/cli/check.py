@@ -11,6 +11,7 @@ import click
 
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
+from zerofit.cli.completion import complete_file, complete_words
 from zerofit.cli.options import capture_limit_option, json_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
@@ -49,9 +50,16 @@ _ROUTES = {route.value: route for route in Route}
     help="Run the script up to its training, to learn what its source does not show.",
 )
 @capture_limit_option
-@click.option("--explain", metavar="RULE", help="Print the page of a rule.")
+@click.option(
+    "--explain",
+    metavar="RULE",
+    shell_complete=complete_words(rule.id for rule in ALL_RULES),
+    help="Print the page of a rule.",
+)
 @click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
-@click.argument("targets", nargs=-1, type=click.UNPROCESSED, metavar="TARGETS...")
+@click.argument(
+    "targets", nargs=-1, type=click.UNPROCESSED, metavar="TARGETS...", shell_complete=complete_file
+)
 @click.pass_context
 def check(
     context: click.Context,

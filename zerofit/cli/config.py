@@ -11,6 +11,7 @@ import click
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import no_check_option, settings_from, strategy_options
 from zerofit.cli.output.console import Console, show_files
@@ -63,7 +64,11 @@ if TYPE_CHECKING:
     help="Folder for the files; default: the current one.",
 )
 @click.option(
-    "--from", "source", metavar="FILE", help="Import an accelerate (YAML) or DeepSpeed (JSON) file."
+    "--from",
+    "source",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Import an accelerate (YAML) or DeepSpeed (JSON) file.",
 )
 @click.option("--auto", is_flag=True, help='Write "auto" for what the script decides, instead of numbers.')
 @no_check_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.cli.completion import complete_file
 from zerofit.cli.options import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
@@ -103,7 +104,14 @@ class _DataVerb(Verb):
 )
 @capture_limit_option
 @click.option("-m", "--module", is_flag=True, help="SOURCE is a module, as with python -m.")
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "sources",
+    metavar="SOURCE...",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    shell_complete=complete_file,
+)
 def data(
     sources: tuple[str, ...],
     module: bool,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.cli.completion import complete_file
 from zerofit.cli.output.console import for_terminal
 from zerofit.cli.output.observations import observations_json, observations_table
 from zerofit.core.errors import UserError
@@ -44,7 +45,12 @@ _COLOURS = {"ok": "green", "warning": "yellow"}
     is_flag=True,
     help="List what launched runs needed here; later plans of the same kind use it.",
 )
-@click.option("--nvme-path", metavar="FOLDER", help="With --calibrate: measure the disk of this folder too.")
+@click.option(
+    "--nvme-path",
+    metavar="FOLDER",
+    shell_complete=complete_file,
+    help="With --calibrate: measure the disk of this folder too.",
+)
 def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_path: str | None) -> None:
     """Check this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from zerofit.cli.completion import complete_file
 from zerofit.cli.output.console import for_terminal
 from zerofit.cli.output.explanation import explanation_json, explanation_text
 from zerofit.core.errors import UserError
@@ -15,7 +16,7 @@ from zerofit.launching.explain_run import RunExplanation, explain_run, is_run_fo
 
 
 @click.command()
-@click.argument("path", metavar="RUN|LOG|DIR|-")
+@click.argument("path", metavar="RUN|LOG|DIR|-", shell_complete=complete_file)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
 def explain(path: str, *, as_json: bool) -> None:
     """Say why a run failed, and what to type next.

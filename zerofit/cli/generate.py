@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import gpu_ids_option, rendezvous_options, run_dir_option
 from zerofit.cli.output.console import Console, show_files
@@ -41,12 +42,24 @@ _MOST_SHOWN = 20
         "Machine": ("num_processes", "gpu_ids", "cpu"),
     },
 )
-@click.option("--model", required=True, metavar="DIR", help="Folder of the model, or a cached hub id.")
-@click.option("--tokenizer", metavar="DIR", help="Folder of the tokenizer; default: the model's.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="DIR",
+    shell_complete=complete_file,
+    help="Folder of the model, or a cached hub id.",
+)
+@click.option(
+    "--tokenizer",
+    metavar="DIR",
+    shell_complete=complete_file,
+    help="Folder of the tokenizer; default: the model's.",
+)
 @click.option(
     "--prompts",
     required=True,
     metavar="FILE",
+    shell_complete=complete_file,
     help='.txt: a prompt per line. .jsonl: a string per line, or an object with "prompt" or "messages". '
     "- reads JSONL from standard input.",
 )
@@ -54,6 +67,7 @@ _MOST_SHOWN = 20
     "--out",
     required=True,
     metavar="FILE",
+    shell_complete=complete_file,
     help="JSONL with the completions; - is standard output, at the end.",
 )
 @click.option("--max-new-tokens", type=_POSITIVE, help="Maximum number of tokens in a completion.")
@@ -102,7 +116,12 @@ _MOST_SHOWN = 20
     type=Word("offload", {device.value: device for device in OffloadDevice}),
     help="Where partitioned weights are kept under ZeRO-3.",
 )
-@click.option("--nvme-path", metavar="DIR", help="Folder on the NVMe disk, for offload to nvme.")
+@click.option(
+    "--nvme-path",
+    metavar="DIR",
+    shell_complete=complete_file,
+    help="Folder on the NVMe disk, for offload to nvme.",
+)
 @click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU.")
 @click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Number of nodes.")
 @rendezvous_options

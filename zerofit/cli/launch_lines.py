@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.parameters import Number, remember_typed
 from zerofit.core.strategy import Engine
@@ -31,12 +32,15 @@ _LINE_OPTIONS = (
         type=Number(int, least=1, words=("gpu", "auto")),
         help="Ranks on each node, or gpu for one per GPU.",
     ),
-    click.option("--config-file", metavar="FILE", help="A file of `accelerate config`."),
+    click.option(
+        "--config-file", metavar="FILE", shell_complete=complete_file, help="A file of `accelerate config`."
+    ),
     click.option(
         "--deepspeed-config-file",
         "--deepspeed",
         "deepspeed_file",
         metavar="FILE",
+        shell_complete=complete_file,
         help="A JSON file of DeepSpeed.",
     ),
     click.option("--use-deepspeed", is_flag=True, help="accelerate's spelling of --engine deepspeed."),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
+from zerofit.cli.completion import complete_file, complete_script, complete_words
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import Number, Word, number_option, typed_words
 from zerofit.core.errors import UserError
@@ -40,7 +41,10 @@ _ATTENTIONS = {
 
 _START_OPTIONS = (
     click.option(
-        "--preset", metavar="NAME", help=f"Start from a preset: {', '.join(p.name for p in PRESETS)}."
+        "--preset",
+        metavar="NAME",
+        shell_complete=complete_words(preset.name for preset in PRESETS),
+        help=f"Start from a preset: {', '.join(p.name for p in PRESETS)}.",
     ),
     click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
@@ -65,7 +69,12 @@ _FIELD_OPTIONS = (
         type=Word("offload", _words(OffloadDevice)),
         help="Where parameter shards are stored; needs ZeRO-3.",
     ),
-    click.option("--nvme-path", metavar="DIR", help="Folder on the NVMe disk, for offload to nvme."),
+    click.option(
+        "--nvme-path",
+        metavar="DIR",
+        shell_complete=complete_file,
+        help="Folder on the NVMe disk, for offload to nvme.",
+    ),
     click.option(
         "--mixed-precision",
         "precision",
@@ -192,8 +201,8 @@ def script_options(
             *((quiet_option,) if has_quiet else ()),
             click.option("-v", "--verbose", is_flag=True, help=verbose),
             wide_option,
-            click.argument("script"),
-            click.argument("script_args", nargs=-1, type=click.UNPROCESSED),
+            click.argument("script", shell_complete=complete_script),
+            click.argument("script_args", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file),
         )
 
     return add

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zerofit.cli.completion import matching
 from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.models.task import Task
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click import ParamType as ParamType
+    from click.shell_completion import CompletionItem
 else:
 
     class ParamType(click.ParamType):
@@ -64,6 +66,11 @@ class Word(ParamType[Any]):
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         words = "|".join(self._words)
         return f"[{words}]" if len(words) <= _LONGEST_METAVAR else self.name.upper()
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return matching(self._words, incomplete)
 
     def listed(self, sentence: str) -> str:
         """Return the help of an option with too many choices to list beside its name."""
@@ -106,6 +113,13 @@ class Verb(click.Command):
         except click.UsageError as error:
             error.ctx = ctx  # click omits it if a flag lacks its value
             raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return flags, and none behind SCRIPT, where they would be the script's."""
+        is_behind = not ctx.allow_interspersed_args and any(
+            ctx.params.get(one.name or "") for one in self.params if isinstance(one, click.Argument)
+        )
+        return [] if is_behind else super().shell_complete(ctx, incomplete)
 
 
 def remember_typed(ctx: click.Context, args: list[str], *, again: bool = False) -> None:
@@ -186,6 +200,11 @@ class Number(ParamType[float | str]):
             fix = f"see {ctx.command_path if ctx else 'zerofit'} --help"
             raise bad_value(flag, value, why=f"it is {self.meaning}", fix=fix)
         return number
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return matching(self._words, incomplete)
 
 
 def number_option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.cli.completion import complete_file, complete_gpus, complete_script
 from zerofit.cli.launch_lines import launch_line_options, line_sentences, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
@@ -67,7 +68,12 @@ if TYPE_CHECKING:
 )
 @num_processes_option
 @launch_line_options
-@click.option("--compare", metavar="SPECS", help="Several machines instead of --gpus: 8xA100-80G,1x4090.")
+@click.option(
+    "--compare",
+    metavar="SPECS",
+    shell_complete=complete_gpus,
+    help="Several machines instead of --gpus: 8xA100-80G,1x4090.",
+)
 @click.option(
     "--compare-layouts",
     is_flag=True,
@@ -94,8 +100,8 @@ if TYPE_CHECKING:
 )
 @capture_limit_option
 @module_option
-@click.argument("script", required=False)
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", required=False, shell_complete=complete_script)
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file)
 def plan(
     script: str | None,
     script_args: tuple[str, ...],

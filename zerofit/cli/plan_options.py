@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zerofit.cli.completion import complete_gpus, complete_model, matching
 from zerofit.cli.launch_lines import LaunchLineVerb
 from zerofit.cli.parameters import (
     TASK,
@@ -25,6 +26,8 @@ from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from click.shell_completion import CompletionItem
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -47,6 +50,12 @@ class _Allowed(ParamType[frozenset[Allow]]):
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return ",".join(Allow)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return matching(Allow, last, before + comma)
 
 
 def _reserve(text: str) -> Reserve:
@@ -71,7 +80,10 @@ _RESERVE = Parsed(
 
 _MODEL_OPTIONS = (
     click.option(
-        "--model", metavar="MODEL", help="A folder, a config.json, a hub id or a name from the catalog."
+        "--model",
+        metavar="MODEL",
+        shell_complete=complete_model,
+        help="A folder, a config.json, a hub id or a name from the catalog.",
     ),
     number_option(
         "--seq-len",
@@ -171,7 +183,7 @@ def machine_options(
     def add(command: _Command) -> _Command:
         for option in reversed(_MACHINE_OPTIONS):
             command = option(command)
-        return click.option("--gpus", metavar="SPEC", help=gpus)(command)
+        return click.option("--gpus", metavar="SPEC", shell_complete=complete_gpus, help=gpus)(command)
 
     return add
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from zerofit.cli.completion import complete_run
 from zerofit.cli.options import json_option, run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.core.units import format_bytes
@@ -26,7 +27,7 @@ def runs() -> None:
 @runs.command("status", cls=Verb)
 @json_option
 @run_dir_option
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_run)
 def status_of(run: str | None, run_dir: Path, as_json: bool) -> None:
     """Print the state of a run."""
     found = find_run(run, run_dir)
@@ -39,7 +40,7 @@ def status_of(run: str | None, run_dir: Path, as_json: bool) -> None:
     "--rank", type=Number(int, least=0), help="Log of this rank; default: of all nodes, or of rank 0."
 )
 @run_dir_option
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_run)
 def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> int:
     """Print the output of a run."""
     return print_log(find_run(run, run_dir), rank=rank, follows=follows)
@@ -47,7 +48,7 @@ def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> 
 
 @runs.command("cancel", cls=Verb)
 @run_dir_option
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 def cancel_one(run: str, run_dir: Path) -> None:
     """Cancel a run."""
     click.echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
