@@ -6,8 +6,10 @@ import ast
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +64,7 @@ _EXIT_CODES = {
     "zerofit check accelerate launch --config_file accelerate.yaml train.py": 0,
     "zerofit check --sarif configs/*.json > zerofit.sarif": 0,
     "zerofit bench ladder --dry-run": 0,
-    "zerofit launch --zero-stage 2 --offload-param cpu train.py": 2,
+    "zerofit launch --cpu --zero-stage 2 --offload-param cpu train.py": 2,
 }
 """Commands that take no time, and how they end in a folder with the files that they name."""
 _SCRIPT = """\
@@ -128,6 +130,27 @@ def test_what_takes_no_time_runs(place: Path, text: str) -> None:
     words = [str(path) for word in words for path in (sorted(Path().glob(word)) if "*" in word else [word])]
     ended = CliRunner().invoke(_main, words, catch_exceptions=False)
     assert ended.exit_code == _EXIT_CODES[text], ended.output
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param("launch --cpu", id="launch"),
+        pytest.param("plan --model", id="plan of a model", marks=pytest.mark.slow),
+        pytest.param("plan --gpus", id="plan of a script", marks=pytest.mark.slow),
+    ],
+)
+def test_readme_shows_lines_as_they_are_printed(place: Path, verb: str) -> None:
+    sessions = [one for one in _BLOCKS if one.document == "README.md" and one.language == "console"]
+    (session,) = (one for one in sessions if one.text.startswith(f"$ zerofit {verb}"))
+    (command,) = session.commands()
+    output = session.text.replace("\\\n", "").partition("\n")[2]
+    environment = {**os.environ, "COLUMNS": "80" if verb.endswith("gpus") else "120", "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], env=environment, capture_output=True, text=True
+    )
+    printed = (ran.stdout + ran.stderr).splitlines()
+    assert [line for line in output.splitlines() if line not in printed] == []
 
 
 @pytest.mark.parametrize("command", _ACCELERATE, ids=_named)
