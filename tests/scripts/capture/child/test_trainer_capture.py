@@ -114,12 +114,13 @@ def test_fp32_and_the_cpu_are_the_scripts_choice_where_it_names_them(
         (["train.py"], set()),
     ],
 )
-def test_of_a_parser_that_gives_all_fields_the_command_line_counts(
+def test_of_a_parser_that_gives_all_fields_the_command_line_and_what_differs_from_defaults_count(
     command_line: list[str], named: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", command_line)
-    everything = {field.name: None for field in fields(TrainingArguments) if field.init}
+    everything = {field.name: field.default for field in fields(TrainingArguments) if field.init}
     assert given_by_user(TrainingArguments, everything) == named
+    assert given_by_user(TrainingArguments, {**everything, "tf32": False}) == {*named, "tf32"}
     assert given_by_user(TrainingArguments, {"output_dir": "out", "bf16": False}) == {"output_dir", "bf16"}
 
 

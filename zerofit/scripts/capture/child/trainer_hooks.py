@@ -63,11 +63,17 @@ def _run_here(module: Any) -> None:
 
 
 def given_by_user(arguments_class: Any, given: dict[str, Any]) -> frozenset[str]:
-    """Return the fields that a script sets; for a parser all of them, since they are on its command line."""
-    if not {field.name for field in fields(arguments_class) if field.init} <= given.keys():
+    """Return the fields that a script sets.
+
+    A parser sets all of them: given are those on its command line, and those whose value is not the default,
+    as TRL's configuration files set them.
+    """
+    defaults = {field.name: field.default for field in fields(arguments_class) if field.init}
+    if not defaults.keys() <= given.keys():
         return frozenset(given)
     flags = (word[2:].partition("=")[0].replace("-", "_") for word in sys.argv if word.startswith("--"))
-    return frozenset(flag.removeprefix("no_") for flag in flags)
+    changed = (name for name, default in defaults.items() if given[name] != default)
+    return frozenset((*changed, *(flag.removeprefix("no_") for flag in flags)))
 
 
 def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
