@@ -37,6 +37,7 @@ from zerofit.training.deepspeed import (
     sequence_shards,
     skipped_steps,
     tensor_groups,
+    whole_saving,
 )
 from zerofit.training.micro_batches import hooks as micro_batches
 from zerofit.training.pipeline import hooks as pipeline
@@ -175,6 +176,8 @@ MODULE_HOOKS = (
     Hook("torch.nn.utils", pipeline.install_in_clipping, "behind the clipping that the plan says"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
+    Hook("transformers.modeling_utils", whole_saving.install, "before a model is saved"),
+    Hook("peft.peft_model", whole_saving.install_in_peft, "before a model is saved"),
     Hook("transformers.integrations.deepspeed", tensor_groups.install_in_loading, "before a model is loaded"),
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),

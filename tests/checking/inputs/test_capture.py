@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from captures import LOOP, TRAINER
+from small_runs import PLAN
 
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.situations import situations
-from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.inputs.strategy import situation_of_launch, situation_of_strategy
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.situation import Situation
 from zerofit.checking.targets import TargetFile, Targets
@@ -23,7 +24,7 @@ from zerofit.core.capture import Capture
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Confidence
-from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
+from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 
 _OPAQUE_LOOP = """\
 import make
@@ -207,3 +208,27 @@ def test_a_launch_warns_of_a_model_left_alone_only_where_it_stays_so(
     after = with_capture(before, replace(LOOP, unprepared_models=unprepared), is_launched=is_launched)
     rules = [finding.rule for finding in check(after, rules=ALL_RULES).findings]
     assert ("zero3-model-needs-engine" in rules) == is_found
+
+
+_SAVES = """\
+from accelerate import Accelerator
+from transformers import AutoModel
+accelerator = Accelerator()
+model = accelerator.prepare(AutoModel.from_pretrained("bert"))
+{}accelerator.unwrap_model(model).save_pretrained("out")
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_warned"), [("", False), ("if accelerator.is_main_process: ", True)]
+)
+def test_a_launch_warns_of_saving_under_zero3_only_on_one_rank(condition: str, is_warned: bool) -> None:
+    script = TargetFile(name="train.py", kind=FileKind.SCRIPT, source=_SAVES.format(condition))
+    strategy = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+    targets = Targets(files=(script,), schemas=load_schemas())
+    situation = situation_of_launch(replace(PLAN, strategy=strategy), machine=None, targets=targets)
+    assert ("zero3-save-needs-gathered-weights" in _rules(situation)) == is_warned
+    # Without hooks, as accelerate launches it, all ranks save placeholders.
+    assert "zero3-save-needs-gathered-weights" in _rules(
+        _situation(_SAVES.format(""), {"zero_optimization": {"stage": 3}})
+    )

@@ -13,6 +13,7 @@ from zerofit.core.command import Launcher
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OptimizerName
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.plan import Plan, Topology
     from zerofit.core.strategy import Strategy
+    from zerofit.scripts.facts import ScriptFacts
 
 OPTIMIZER_IDS = {
     OptimizerName.ADAMW: "torch.AdamW",
@@ -89,6 +91,17 @@ def situation_of_strategy(
     )
 
 
+def _as_launched(script: ScriptFacts) -> ScriptFacts:
+    """Return a script as hooks run it: save_pretrained() on all ranks gathers the weights of ZeRO-3."""
+    calls = tuple(
+        replace(call, is_gathered=True)
+        if call.action is Action.SAVE_PRETRAINED and call.one_rank is None
+        else call
+        for call in script.calls
+    )
+    return replace(script, calls=calls)
+
+
 def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets) -> Situation:
     """Return the situation of a plan that trains a script.
 
@@ -105,7 +118,7 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         typed=plan.typed_fields,
     )
     scripts, _ = read_scripts(targets)  # if it is no Python, Python itself will report it
-    script = scripts[0] if scripts else None
+    script = _as_launched(scripts[0]) if scripts else None
     route = script.route if script else None
     trainer = trainer_of(script, route, targets)
     settings = situation.settings
