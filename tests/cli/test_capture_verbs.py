@@ -69,7 +69,8 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
     assert run(plan_module, *flags, "train.py", "--lr", "1") == 0
     parts = capsys.readouterr().out.rstrip("\n").split("\n\n")
     assert parts[0] == (
-        "your script as it is: 5.3 GiB ±20% of 39.5 GiB on each GPU, fits; changed: as the flags say\n"
+        "your script as it is: 5.3 GiB ±20% of 39.5 GiB on each GPU, fits; "
+        "changed as --zero-stage and --micro-batch-size say: about 1.1 x slower\n"
         "  in backward: activations 1.2, optimizer states 0.9, NCCL 0.5, weights 0.5,\n"
         "    gradient bucket 0.5, gradients 0.5, CUDA context 0.5, activation gradients\n"
         "    0.4, allocator cache 0.2, outputs 0.2 GiB\n"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from captured_scripts import capture, captured_problem
+from captures import TRAINER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import A100, LARGE, closed_forms, problem, solved
@@ -269,6 +270,25 @@ def test_the_fastest_is_taken_in_16_bits() -> None:
     assert answer.in_16_bits is None
     first, *_ = as_it_is_lines(answer)
     assert first == "your script as it is: 5.7 GiB ±20% of 80.0 GiB, fits; changed: about 6.3 x faster"
+
+
+@pytest.mark.parametrize(
+    ("request_", "ending"),
+    [
+        (Request(), "nothing is changed"),
+        (Request(precision=Precision.FP32), "nothing is changed"),
+        (Request(precision=Precision.BF16), "changed as --mixed-precision says: about 6.3 x faster"),
+    ],
+)
+def test_the_first_line_names_the_flags_that_change_a_script(request_: Request, ending: str) -> None:
+    first, *_ = as_it_is_lines(solved(captured_problem(num_gpus=1, request=request_)))
+    assert first == f"your script as it is: 5.7 GiB ±20% of 80.0 GiB, fits; {ending}"
+
+
+def test_a_step_of_another_batch_is_not_compared() -> None:
+    asked = captured_problem(TRAINER, num_gpus=1, request=Request(global_batch_size=64))
+    first, *_ = as_it_is_lines(solved(asked))
+    assert first.partition("; ")[2] == "changed as --global-batch-size says"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
+from zerofit.core.request import FLAGS
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.plan_words import (
     batch,
     fit_words,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.core.request import Request
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
 
@@ -278,7 +282,7 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
     if chosen is not None and chosen.strategy == own.strategy:
         said += "; nothing is changed"
     elif chosen is not None and own.fits:
-        said += f"; changed: {_gain(chosen, own)}"
+        said += f"; {_changed(chosen, own, problem)}"
     lines = [said, *(_terms_lines(device) if has_terms else ())]
     if chosen is not None and chosen.strategy != own.strategy:
         lines.append(_runs_with(chosen, answer))
@@ -304,9 +308,31 @@ def _in_gib(estimate: MemoryEstimate) -> str:
     return f"{format_bytes(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
 
 
-def _gain(other: EstimatedStrategy, own: EstimatedStrategy) -> str:
-    ratio = _speedup(other, own)
-    return f"about {ratio:.1f} x faster" if ratio is not None and ratio > 1.05 else "as the flags say"
+def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem) -> str:
+    """Return why a script that fits by itself is changed: by the user's flags, for time, or for room."""
+    flags = [
+        FLAGS[name]
+        for name, value in fields_said(problem.request).items()
+        if value != getattr(own.strategy, name)
+    ]
+    is_other_batch = _samples(chosen.strategy) != _samples(own.strategy)
+    if is_other_batch and problem.request.global_batch_size is not None:
+        flags.append("--global-batch-size")
+    ratio = None if is_other_batch else _speedup(chosen, own)
+    speed = ""
+    if ratio is not None and not 1 / 1.05 < ratio < 1.05:
+        speed = f"about {ratio:.1f} x faster" if ratio > 1 else f"about {1 / ratio:.1f} x slower"
+    if flags:
+        say = "say" if len(flags) > 1 else "says"
+        return f"changed as {' and '.join(flags)} {say}" + (f": {speed}" if speed else "")
+    is_safer = problem.is_close(own.estimate.device, own.estimate.host) and not problem.is_close(
+        chosen.estimate.device, chosen.estimate.host
+    )
+    return "changed for more room" if is_safer else f"changed: {speed}" if speed else "changed"
+
+
+def _samples(strategy: Strategy) -> int:
+    return (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
 
 
 def _speedup(other: EstimatedStrategy, own: EstimatedStrategy) -> float | None:
