@@ -112,8 +112,8 @@ def test_dry_run_shows_the_short_files_and_names_the_long_one(run_zerofit: RunZe
     run = run_zerofit("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     lines = [line for line in run.stdout.splitlines() if line.startswith("# /")]
-    shown = [re.sub(r"[\d,]+ lines", "N lines", Path(line).name) for line in lines]
-    assert shown == ["plan.json: N lines, not shown", "accelerate.yaml", "command.sh", "ds_config.json"]
+    shown = [re.sub(r"[\d.]+ KiB", "N KiB", Path(line).name) for line in lines]
+    assert shown == ["plan.json: N KiB, not shown", "accelerate.yaml", "command.sh", "ds_config.json"]
     assert len(run.stdout.splitlines()) < 60
 
 

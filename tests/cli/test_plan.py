@@ -63,14 +63,19 @@ def test_text(
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"), [("fits", (*_BERT, *_A100)), ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"))]
+    ("name", "flags"),
+    [
+        ("fits", (*_BERT, *_A100)),
+        ("why", (*_BERT, *_A100, "--why", "--fix", "zero-stage=2")),
+        ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4")),
+    ],
 )
 def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(
     run_zerofit: RunZerofit, golden: _Golden, folder: Path, name: str, flags: tuple[str, ...]
 ) -> None:
     narrow = _plan(run_zerofit, folder, "--fast", *flags, columns=80).stdout
     golden(narrow, f"planned/{name}-80.txt")
-    assert max(map(len, narrow.splitlines())) <= 80
+    assert [line for line in narrow.splitlines() if len(line) > 80 and " " in line.strip()] == []  # but links
     golden(_plan(run_zerofit, folder, "--fast", *flags, "--wide", columns=80).stdout, f"planned/{name}.txt")
 
 

@@ -16,7 +16,7 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_gpus, complete_model
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.ladder_table import head_words, ladder_table
 from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word, number_option
 from zerofit.configs.write.write_files import file_exists, write_files
@@ -24,6 +24,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine
+from zerofit.core.text_table import wrapped
 from zerofit.core.units import format_bytes
 from zerofit.machine.machine_spec import machine_of_spec
 from zerofit.machine.this_node import probe_machine
@@ -230,7 +231,7 @@ def ladder(
         is_cumulative=is_cumulative,
         versions=versions,
     )
-    table = _dry_run(result, steps, template) if dry_run else ladder_table(result)
+    table = _dry_run(result, steps, template) if dry_run else ladder_table(result, width=terminal_width())
     click.echo(ladder_to_json(result).rstrip() if as_json else table)
     if dry_run:
         return 0
@@ -271,7 +272,8 @@ def _measure(
             click.echo(f"{head} ...", err=True)
             start = time.monotonic()
         else:
-            click.echo(f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in total", err=True)
+            said = f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in total"
+            click.echo(for_terminal(said), err=True)
             measured.append((step, outcome))
 
 
@@ -355,7 +357,8 @@ def _write(result: Ladder, *, output: Path | None, plot: Path | None) -> None:
 
 def _dry_run(whole: Ladder, steps: Sequence[LadderStep], template: TrialSpec) -> str:
     """Return the rungs and the change of each."""
-    lines = [head_words(whole), f"on {whole.device}, {template.num_steps} timed steps per rung"]
+    lines = [*wrapped([head_words(whole)], terminal_width())]
+    lines.append(f"on {whole.device}, {template.num_steps} timed steps per rung")
     for step in steps:
         changed = ", ".join(changes(step.before, step.run))
         lines.append(f"  {step.label}: {changed or 'changes nothing'}")

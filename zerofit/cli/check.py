@@ -13,7 +13,7 @@ from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_file, complete_words
 from zerofit.cli.options import capture_limit_option, json_option
-from zerofit.cli.output.console import Console, for_terminal
+from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
@@ -96,7 +96,8 @@ def check(
             raise click.UsageError("--explain and --rules can't be combined with files", context)
         from zerofit.checking.pages.rule_pages import rules_table
 
-        click.echo(_page(explain) if explain is not None else rules_table(ALL_RULES))
+        table = rules_table(ALL_RULES, width=terminal_width())
+        click.echo(_page(explain) if explain is not None else table)
         return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     if not captures:
@@ -176,7 +177,7 @@ def _capture(targets: Targets, *, limit_s: float) -> Capture:
     target = (*scripts[0], *targets.arguments)
     without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
-        click.echo("\n".join(capture_lines(run.capture, is_kept=run.is_kept)), err=True)
+        click.echo(for_terminal("\n".join(capture_lines(run.capture, is_kept=run.is_kept))), err=True)
         return run.capture
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_file
-from zerofit.cli.output.console import for_terminal
+from zerofit.cli.output.console import for_terminal, terminal_width
 from zerofit.cli.output.observations import observations_json, observations_table
 from zerofit.core.errors import UserError
 from zerofit.machine.calibration import calibrate as measure
@@ -66,7 +66,7 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
         _check_writable(nvme_path)
     if lists_observations:
         found = read_observations()
-        click.echo(observations_json(found) if as_json else observations_table(found))
+        click.echo(observations_json(found) if as_json else observations_table(found, width=terminal_width()))
         return
     machine, versions, toolchain, lines = _examine()
     calibration = None

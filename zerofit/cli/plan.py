@@ -315,7 +315,7 @@ def _text(
     if subject.capture is not None and not is_comparison and answers[0].fits:
         parts += [applied_table(applied_rows(answers[0].plan), width=width, is_cut=False)]
     if why:
-        parts += [plan_why(answer) for answer in answers]
+        parts += [plan_why(answer, width=width) for answer in answers]
     return "\n\n".join(parts)
 
 

@@ -14,6 +14,8 @@ _CUT = "…"
 _HANGING = 4
 _LEAST_LAST = 12
 """Minimum width of the last cell."""
+_LEAST_FOLDED = 40
+"""Minimum width of a wrapped last cell beside the others; if less is left, it goes below them."""
 
 
 def table_lines(
@@ -33,12 +35,13 @@ def table_lines(
         kept.remove(column)
     widths = [max(len(row[column]) for row in rows) for column in kept]
     if width is not None:
-        # The last cell is truncated first, then the widest of the others.
+        # The last cell is truncated first, then always the widest of the others.
         over = max(0, sum(widths) + _GAP * (len(widths) - 1) - width)
         cut = min(over, max(0, widths[-1] - _LEAST_LAST))
         widths[-1] -= cut
-        widest = widths.index(max(widths[:-1], default=0))
-        widths[widest] -= over - cut
+        for _ in range(over - cut):
+            widest = max(widths[:-1], default=0)
+            widths[widths.index(widest)] = max(1, widest - 1)
     return [
         (" " * _GAP)
         .join(f"{_cut(row[column], size):<{size}}" for column, size in zip(kept, widths, strict=True))
@@ -47,19 +50,39 @@ def table_lines(
     ]
 
 
-def wrapped(lines: Iterable[str], width: int | None, *, whole: str | None = None) -> Iterator[str]:
+def folded_table_lines(rows: Sequence[Sequence[str]], *, width: int | None) -> list[str]:
+    """Return rows of cells as lines with aligned columns, the last cell wrapped if the lines are too wide."""
+    if width is None or _width(rows, range(len(rows[0]))) <= width:
+        return table_lines(rows)
+    before = table_lines([row[:-1] for row in rows])
+    start = max(map(len, before)) + _GAP
+    is_beside = width - start >= _LEAST_FOLDED
+    indent = " " * (start if is_beside else 2 * _HANGING)
+    lines = []
+    for cells, row in zip(before, rows, strict=True):
+        last = [*wrapped([indent + row[-1]], width, hanging=0)]
+        if is_beside and last:
+            cells = f"{cells:<{start}}{last.pop(0).lstrip()}".rstrip()
+        lines += [cells, *last]
+    return lines
+
+
+def wrapped(
+    lines: Iterable[str], width: int | None, *, whole: str | None = None, hanging: int = _HANGING
+) -> Iterator[str]:
     """Yield lines, wrapping those that are too long.
 
     Args:
         lines: the lines.
         width: maximum columns of a line; None for unlimited.
         whole: prefix of lines that must not be wrapped; None for none.
+        hanging: further indentation of continued lines.
     """
     for line in lines:
         if width is None or (whole is not None and line.startswith(whole)):
             yield line
             continue
-        indent = " " * (len(line) - len(line.lstrip()) + _HANGING)
+        indent = " " * (len(line) - len(line.lstrip()) + hanging)
         yield from textwrap.wrap(
             line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )

@@ -23,6 +23,7 @@ _Golden = Callable[[str, str], None]
 )
 def test_table(golden: _Golden, name: str, ladder: Ladder) -> None:
     golden(ladder_table(ladder) + "\n", f"ladder/{name}.txt")
+    assert max(map(len, ladder_table(ladder, width=80).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("ladder", [on_cpu(), on_gpu(), not_counted()])

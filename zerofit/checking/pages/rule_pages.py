@@ -11,6 +11,7 @@ from zerofit.checking.rule import Effect
 from zerofit.core.command import Route
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Lora, Strategy
+from zerofit.core.text_table import folded_table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,13 +59,11 @@ def rule_page(rule: Rule, *, level: int = 1) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules_table(rules: Sequence[Rule]) -> str:
-    """Return a table with one rule per line: severity, id and summary."""
-    width = max(len(rule.id) for rule in rules)
-    return "\n".join(
-        f"{rule.severity.value:<7}  {rule.id:<{width}}  {rule.summary}"
-        for rule in sorted(rules, key=lambda rule: rule.id)
-    )
+def rules_table(rules: Sequence[Rule], *, width: int | None = None) -> str:
+    """Return a table of rules: severity, id and summary, in lines of at most `width` columns."""
+    ordered = sorted(rules, key=lambda rule: rule.id)
+    rows = [(rule.severity.value, rule.id, rule.summary) for rule in ordered]
+    return "\n".join(folded_table_lines(rows, width=width))
 
 
 def fix_text(rule: Rule) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.core.observer import Observer
+from zerofit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,22 +40,22 @@ _COLOURS = (
 _SENTENCE = re.compile(
     r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
     r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script as it is: "
+    r"|\S+ trains \w+ of |\S.*: \d+ (?:error|warning|advice)"
 )
 """Prefixes of prose lines; tables already fit, and commands stay in one piece for copying."""
 _SHOWN = 60
 """Maximum characters of a task's progress."""
 
 
-_LONGEST_JSON = 100
-"""Maximum lines of a JSON file in a dry run. ASSUMPTION: people read DeepSpeed's files, not plan.json."""
+_LONGEST_JSON = 4096
+"""Characters of the longest JSON in a dry run. ASSUMPTION: DeepSpeed's are read, plan.json isn't."""
 
 
 def show_files(files: Mapping[Path, str]) -> None:
     """Print the files that a dry run would write; of a long JSON file only the name."""
     for path, text in files.items():
-        num_lines = len(text.splitlines())
-        is_shown = path.suffix != ".json" or num_lines <= _LONGEST_JSON
-        click.echo(f"# {path}\n{text}" if is_shown else f"# {path}: {num_lines:,} lines, not shown\n")
+        is_shown = path.suffix != ".json" or len(text) <= _LONGEST_JSON
+        click.echo(f"# {path}\n{text}" if is_shown else f"# {path}: {format_bytes(len(text))}, not shown\n")
 
 
 def for_terminal(text: str) -> str:

@@ -19,6 +19,8 @@ _BINS = 16
 _BAR = 40
 _REASON = 76
 """Line width of a reason, which follows two columns."""
+_LEAST_NAMES = 12
+"""Minimum width of the names of a maximum length."""
 _NOTHING = "-"
 
 
@@ -121,12 +123,23 @@ def _cuts(report: LengthReport, width: int | None) -> list[str]:
         left_out = [row.pop(column) for row in rows]
         if is_count:
             header[column] = left_out[0]
+    widest = max(map(len, _aligned(rows, left={1})))
+    if width is not None and widest > width:
+        names = max(len(row[1]) for row in rows)
+        rows = [part for row in rows for part in _folded(row, max(_LEAST_NAMES, names - widest + width))]
     title = f"A maximum length: what it cuts, and the share of {unit} per epoch that it saves"
     lines = [title, *_aligned(rows, left={1})]
     if header[-1] == "attention":
         what = "the part of it that grows with the square of the length, with dynamic padding"
         lines.append(f"attention: {what}")
     return lines
+
+
+def _folded(row: list[str], names: int) -> Iterator[list[str]]:
+    """Yield a row, its names in cells of at most `names` columns."""
+    first, *others = wrap(row[1], names) or [""]
+    yield [row[0], first, *row[2:]]
+    yield from (["", more, *("" for _ in row[2:])] for more in others)
 
 
 def _cut_row(report: LengthReport, row: CutRow, whole: CutRow) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.core.text_table import table_lines
+from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import GIB, MIB
 from zerofit.measuring.results import TensorBytes, TrialState, peak_of
 
@@ -21,18 +21,35 @@ PARTS = (
     ("A", "activations", "activations"),
 )
 """Letter, label and field of counted tensors, in drawing order."""
-_BAR = 48
+_BAR, _LEAST_BAR = 48, 16
+_BESIDE_BAR = len("  ") + len(" 1234.5 MiB")
 _MOST_IN_MIB = 10 * GIB
 """ASSUMPTION: five digits of MiB are the maximum that is easy to read."""
 _NOTHING = "-"
 
 
-def ladder_table(ladder: Ladder) -> str:
-    """Return the output of `zerofit bench ladder`."""
-    lines = [*_head(ladder), "", *table_lines([*_rows(ladder)]), *_reasons(ladder)]
+_LESS_IMPORTANT = (
+    *("trained parameters", "gradients", "tokens/s", "loss", "batch", "predicted", "published"),
+    *("reserved", "host", "device"),
+)
+"""Columns that narrow terminals leave out, the first one first."""
+
+
+def ladder_table(ladder: Ladder, *, width: int | None = None) -> str:
+    """Return the output of `zerofit bench ladder`, in lines of at most `width` columns."""
+    lines = [*wrapped(_head(ladder), width), "", *_table(_rows(ladder), width)]
+    lines += wrapped(_reasons(ladder), width)
     if any(rung.measured for rung in ladder.rungs):
-        lines += ["", *table_lines([*_part_rows(ladder)]), "", *_bars(ladder)]
-    return "\n".join([*lines, "", *_legend(ladder)])
+        lines += ["", *_table(_part_rows(ladder), width), "", *_bars(ladder, width)]
+    return "\n".join([*lines, "", *wrapped(_legend(ladder), width)])
+
+
+def _table(rows: Iterator[list[str]], width: int | None) -> list[str]:
+    shown = [*rows]
+    columns = [
+        column for name in _LESS_IMPORTANT for column, head in enumerate(shown[0]) if head.startswith(name)
+    ]
+    return table_lines(shown, width=width, leaves_out=columns)
 
 
 def unit_of(ladder: Ladder) -> tuple[str, int]:
@@ -156,19 +173,20 @@ def _part_rows(ladder: Ladder) -> Iterator[list[str]]:
             yield [rung.label, *cells, f"{rung.measured.num_trained_parameters / 1e6:.1f} M"]
 
 
-def _bars(ladder: Ladder) -> list[str]:
+def _bars(ladder: Ladder, width: int | None) -> list[str]:
     """Return a bar of the measured peak for each rung, and below a bar of letters for its tensors."""
     unit, num_bytes = unit_of(ladder)
     done = [(rung, rung.measured) for rung in ladder.rungs if rung.measured]
+    labels = max(len(rung.label) for rung, _ in done)
+    bar = _BAR if width is None else min(_BAR, max(_LEAST_BAR, width - labels - _BESIDE_BAR))
     longest = max(max(peak_of(measured), _sum(measured.counted)) for _, measured in done)
     rows = []
     for rung, measured in done:
         peak = peak_of(measured)
-        rows.append([rung.label, "#" * _cells(peak, longest), f"{_size(peak, num_bytes)} {unit}"])
+        rows.append([rung.label, "#" * _cells(peak, longest, bar), f"{_size(peak, num_bytes)} {unit}"])
         if measured.counted:
-            rows.append(["", _letters(measured.counted, longest), ""])
-    width = max(len(label) for label, _, _ in rows)
-    return [f"{label:<{width}}  {cells} {words}".rstrip() for label, cells, words in rows]
+            rows.append(["", _letters(measured.counted, longest, bar), ""])
+    return [f"{label:<{labels}}  {cells} {words}".rstrip() for label, cells, words in rows]
 
 
 def part_sizes(parts: TensorBytes | None) -> tuple[int | None, ...]:
@@ -176,16 +194,16 @@ def part_sizes(parts: TensorBytes | None) -> tuple[int | None, ...]:
     return tuple(None if parts is None else getattr(parts, field) for _, _, field in PARTS)
 
 
-def _letters(parts: TensorBytes, longest: int) -> str:
+def _letters(parts: TensorBytes, longest: int, bar: int) -> str:
     text, done = "", 0
     for (letter, _, _), size in zip(PARTS, part_sizes(parts), strict=True):
         done += size or 0
-        text += letter * (_cells(done, longest) - len(text))
+        text += letter * (_cells(done, longest, bar) - len(text))
     return text
 
 
-def _cells(num_bytes: int, longest: int) -> int:
-    return round(num_bytes / longest * _BAR) if longest else 0
+def _cells(num_bytes: int, longest: int, bar: int) -> int:
+    return round(num_bytes / longest * bar) if longest else 0
 
 
 def _sum(parts: TensorBytes | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import describe_strategy
@@ -18,8 +19,12 @@ OBSERVATIONS_VERSION = 1
 _NO_VALUE = "-"
 
 
-def observations_table(found: tuple[Observation, ...]) -> str:
-    """Return a line for each observation, newest first."""
+_LESS_IMPORTANT = (9, 6, 8, 4, 0)
+"""Columns that narrow terminals leave out, the first one first."""
+
+
+def observations_table(found: tuple[Observation, ...], *, width: int | None = None) -> str:
+    """Return a line for each observation, newest first; columns are left out for `width`."""
     if not found:
         return "no run has been observed on this machine"
     head = (
@@ -34,7 +39,8 @@ def observations_table(found: tuple[Observation, ...]) -> str:
         "step",
         "predicted",
     )
-    return "\n".join(table_lines([head, *(_row(one) for one in found)]))
+    rows = [head, *(_row(one) for one in found)]
+    return "\n".join(table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT))
 
 
 def _row(one: Observation) -> tuple[str, ...]:
@@ -43,8 +49,8 @@ def _row(one: Observation) -> tuple[str, ...]:
     gpu = _NO_VALUE if reserved is None else format_bytes(reserved)
     return (
         one.at[:10],
-        one.script,
-        describe_strategy(one.strategy),
+        Path(one.script).name,
+        describe_strategy(one.strategy).removeprefix("DeepSpeed "),
         f"{one.topology.world_size} {kind}",
         str(one.num_steps),
         "out of memory" if one.is_out_of_memory else gpu,

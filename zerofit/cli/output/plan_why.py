@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.core.text_table import table_lines
+from zerofit.core.text_table import folded_table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.planning.make_plan import why_others_lose
 from zerofit.planning.plan_words import batch, label, memory, seconds, time
@@ -16,29 +16,30 @@ if TYPE_CHECKING:
     from zerofit.planning.solve import Answer
 
 
-def plan_why(answer: Answer) -> str:
-    """Return what `zerofit plan --why` prints below the table."""
-    lines = [*_reasons(answer), "", *_losers(answer), ""]
+def plan_why(answer: Answer, *, width: int | None = None) -> str:
+    """Return what `zerofit plan --why` prints below the table, in lines of at most `width` columns."""
     estimate = answer.head.estimate
-    lines += [
-        *_memory("memory of each GPU", estimate.device),
-        "",
-        *_memory("memory of each host", estimate.host),
-    ]
-    lines += ["", *_time(answer), "", *_search(answer)]
-    return "\n".join(lines)
+    parts = (
+        _reasons(answer, width),
+        _losers(answer, width),
+        _memory("memory of each GPU", estimate.device, width),
+        _memory("memory of each host", estimate.host, width),
+        _time(answer, width),
+        wrapped([_search(answer)], width),
+    )
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _reasons(answer: Answer) -> Iterator[str]:
+def _reasons(answer: Answer, width: int | None) -> Iterator[str]:
     yield "why this strategy" if answer.fits else "the closest, since nothing fits"
     rows = [
         ("", f"{reason.field} = {reason.value}", f"{reason.why} ({reason.origin.value})")
         for reason in answer.plan.reasons
     ]
-    yield from table_lines(rows) if rows else ()
+    yield from folded_table_lines(rows, width=width) if rows else ()
 
 
-def _losers(answer: Answer) -> Iterator[str]:
+def _losers(answer: Answer, width: int | None) -> Iterator[str]:
     yield "why others were rejected"
     topology = answer.problem.topology
     rows = [
@@ -48,40 +49,40 @@ def _losers(answer: Answer) -> Iterator[str]:
     for dropped in answer.dropped:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in dropped.findings))
         rows.append(("", label(dropped.strategy, topology), "-", f"forbidden: {rules}"))
-    yield from table_lines(rows) if rows else ("  there were no alternatives",)
+    yield from folded_table_lines(rows, width=width) if rows else ("  there were no alternatives",)
 
 
-def _memory(title: str, estimate: MemoryEstimate) -> Iterator[str]:
-    yield f"{title}: {memory(estimate)} GiB; ±: {estimate.uncertainty_source}"
+def _memory(title: str, estimate: MemoryEstimate, width: int | None) -> Iterator[str]:
+    yield from wrapped([f"{title}: {memory(estimate)} GiB; ±: {estimate.uncertainty_source}"], width)
     for phase in estimate.phases:
         yield f"  {phase.phase.value}: {format_bytes(phase.total_bytes)}"
         terms = sorted(phase.terms, key=lambda term: -term.num_bytes)
-        yield from table_lines(
+        yield from folded_table_lines(
             [
                 ("", "", format_bytes(term.num_bytes), term.name, f"{term.formula}; {term.source}")
                 for term in terms
-            ]
+            ],
+            width=width,
         )
 
 
-def _time(answer: Answer) -> Iterator[str]:
+def _time(answer: Answer, width: int | None) -> Iterator[str]:
     step_time = answer.head.estimate.step_time
     if step_time is None:
         yield "step time: unknown, as are the rates of this machine"
         return
-    yield f"step time: {time(step_time)}; ±: {step_time.uncertainty_source}"
-    yield from table_lines(
-        [
-            ("", seconds(term.seconds), term.name, f"{term.formula}; {term.source}")
-            for term in step_time.terms
-            if seconds(term.seconds) != seconds(0)
-        ]
-    )
+    yield from wrapped([f"step time: {time(step_time)}; ±: {step_time.uncertainty_source}"], width)
+    rows = [
+        ("", seconds(term.seconds), term.name, f"{term.formula}; {term.source}")
+        for term in step_time.terms
+        if seconds(term.seconds) != seconds(0)
+    ]
+    yield from folded_table_lines(rows, width=width) if rows else ()
 
 
-def _search(answer: Answer) -> Iterator[str]:
+def _search(answer: Answer) -> str:
     counts = answer.found.counts
-    yield (
+    return (
         f"{counts.candidates} candidates: {counts.too_large_at_once} too large by weights, gradients and "
         f"states alone, {counts.too_large_by_bound} by a lower bound of live memory, {counts.estimated} "
         "estimated in full"
