@@ -129,6 +129,16 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: P
             (),
             "error[capture-limit-without-capture]: a limit for a capture, and nothing is captured",
         ),
+        (
+            ("--gpus", "2xH100", "--tensor-parallel-size", "3", "loop.py"),
+            (),
+            "error[tensor-groups-not-whole]: the ranks make no whole tensor-parallel groups",
+        ),
+        (
+            ("--gpus", "1xH100", "--run-dir", "a-file", "loop.py"),
+            ("a-file",),
+            "error[run-folder-not-writable]: the run's folder is not writable",
+        ),
         (("--gpus", "1xH100", "nowhere.py"), (), "error[script-missing]: there is no such script"),
     ],
 )

@@ -42,7 +42,6 @@ from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import check_none_ignored, settings_of
 from zerofit.planning.machine import machine_of
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
-from zerofit.planning.ranks import check_ranks_of
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
@@ -97,12 +96,12 @@ def config(
         specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
         # imported only if needed: it loads many modules
-        from zerofit.planning.plan import check_plans_alone, plan_to_run
+        from zerofit.planning.plan import check_plans_alone, plan_to_run, ranks_to_plan
         from zerofit.planning.subject import named_model
 
         check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
         if machine_flags.gpus is not None:
-            check_ranks_of(request, specified.machine)
+            ranks_to_plan(request, specified.machine, num_nodes=request.num_nodes)
         named = named_model(model_flags)
         plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=console)
     else:

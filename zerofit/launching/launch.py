@@ -36,7 +36,7 @@ from zerofit.launching.recover import (
     tell_if_it_starts_anew,
 )
 from zerofit.launching.request import LaunchRequest
-from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
+from zerofit.launching.run_folder import check_run_dir, fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import Launch, launch_command, launch_files, start
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
@@ -156,6 +156,7 @@ def launch(
         **settings,
     )
     run_dir = Path(run_dir)
+    check_run_dir(run_dir)
     policy = RecoverPolicy(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
     )

@@ -20,7 +20,6 @@ from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import MachineFlags
 from zerofit.planning.plan_from_flags import choose, rehearsed
-from zerofit.planning.ranks import check_ranks_of
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.capture_summary import capture_lines
@@ -152,10 +151,18 @@ def _plans_for(
 
 def _specified(launch: LaunchRequest) -> SpecifiedMachine:
     """Return the machine to plan for."""
-    if launch.gpus is None:
-        return SpecifiedMachine(machine=launch.machine, assumptions=())
-    specified = specified_machine(launch.elsewhere, nodes=launch.nodes)
-    check_ranks_of(launch.request, specified.machine)
+    specified = SpecifiedMachine(machine=launch.machine, assumptions=())
+    if launch.gpus is not None:
+        specified = specified_machine(launch.elsewhere, nodes=launch.nodes)
+    if launch.gpus is not None or launch.plans_for_script:
+        from zerofit.planning.plan import ranks_to_plan  # imports many modules
+
+        ranks_to_plan(
+            launch.request,
+            specified.machine,
+            num_nodes=launch.request.num_nodes,
+            is_named=launch.gpus is not None,
+        )
     return specified
 
 

@@ -104,6 +104,19 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
             return folder
 
 
+def check_run_dir(runs: Path) -> None:
+    """Check early that the folder of all runs can be written, or made.
+
+    Raises:
+        UserError: it can't.
+    """
+    nearest = next(one for one in (runs, *runs.parents) if one.exists())
+    if not nearest.is_dir():
+        raise _not_writable(f"{nearest} is not a folder")
+    if not os.access(nearest, os.W_OK):
+        raise _not_writable(f"no permission to write to {nearest}")
+
+
 def make_folder(path: Path) -> None:
     """Create a folder, private to its owner, if it does not exist."""
     try:

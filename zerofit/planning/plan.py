@@ -146,12 +146,10 @@ def plan_on_machines(
     """
     answers, versions = [], probe_versions()
     gpus = machines[0].machine.gpus if machines else ()
+    topologies = [ranks_to_plan(request, one.machine, num_nodes=num_nodes) for one in machines]
     with _subject(target, flags, limit_s=capture_limit_s, gpus=gpus, observer=observer) as subject:
         planner = Planner(subject, observer=observer)
-        for specified in machines:
-            ranks = _ranks(request, num_nodes=num_nodes)
-            check_ranks_of(ranks, specified.machine)
-            topology = topology_of(specified.machine, ranks)
+        for specified, topology in zip(machines, topologies, strict=True):
             problem = subject.problem(
                 request=request,
                 machine=_used_by(topology, specified.machine),
@@ -259,8 +257,7 @@ def plan_to_run(
         raise no_gpus_here(
             "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
-    ranks = _ranks(request, num_nodes=request.num_nodes)
-    topology = topology_of(machine, replace(ranks, elsewhere=False))
+    topology = ranks_to_plan(request, machine, num_nodes=request.num_nodes, is_named=False)
     problem = subject.problem(
         request=request,
         machine=_used_by(topology, machine),
@@ -300,16 +297,28 @@ def plan_to_run(
     )
 
 
-def _ranks(request: Request, *, num_nodes: int | None) -> Request:
-    """Return what a request says of the ranks of some nodes."""
+def ranks_to_plan(
+    request: Request, machine: Machine, *, num_nodes: int | None, is_named: bool = True
+) -> Topology:
+    """Return the ranks to plan for, one a GPU where the request says nothing.
+
+    Args:
+        is_named: True for a machine that --gpus names.
+
+    Raises:
+        UserError: they do not divide over the nodes or into groups, or there are fewer GPUs.
+    """
     sizes = {f"{kind}_parallel_size": getattr(request, f"{kind}_parallel_size") for kind in KINDS_OF_GROUPS}
-    return Request(
+    ranks = Request(
         num_nodes=num_nodes,
         num_processes=request.num_processes,
         typed=request.typed,
-        elsewhere=True,
+        elsewhere=is_named,
         **sizes,
     )
+    if is_named:
+        check_ranks_of(ranks, machine)
+    return topology_of(machine, ranks)
 
 
 def _used_by(topology: Topology, machine: Machine) -> Machine:

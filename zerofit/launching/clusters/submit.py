@@ -38,7 +38,14 @@ from zerofit.launching.clusters.job import (
 from zerofit.launching.launch import RUNS, check_rules
 from zerofit.launching.nodes import Nodes
 from zerofit.launching.prepare import specified_machine
-from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_folder, run_folder, write_file
+from zerofit.launching.run_folder import (
+    RunFolder,
+    check_run_dir,
+    fill_run_folder,
+    new_run_folder,
+    run_folder,
+    write_file,
+)
 from zerofit.launching.start import Launch
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries
@@ -151,6 +158,7 @@ def submit(
     check_no_deepspeed_env(Path.cwd(), Path.home())
     shares_disks = engine is ClusterEngine.SLURM
     names = passed_on(os.environ, flags.env, shares_disks=shares_disks)
+    check_run_dir(Path(run_dir))
     check_libraries(observer)
     planned = _plan(target, model, request, elsewhere, capture_limit_s, observer)
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
@@ -247,7 +255,7 @@ def _plan(
     capture_limit_s: float,
     observer: Observer,
 ) -> Plan:
-    from zerofit.planning.plan import check_plans_alone, plan_to_run  # imports many modules
+    from zerofit.planning.plan import check_plans_alone, plan_to_run, ranks_to_plan  # imports many modules
 
     if request.plan is not None or model.model is not None:
         check_capture_limit(capture_limit_s, because="--plan" if request.plan is not None else "--model")
@@ -263,11 +271,10 @@ def _plan(
             why="the run is planned here, for the nodes it will use",
             fix="set the GPUs of one node: --gpus 8xH100",
         )
-    from zerofit.planning.ranks import check_ranks_of
     from zerofit.planning.subject import CapturedRun, named_model
 
     specified = specified_machine(elsewhere, nodes=Nodes(num_nodes=request.num_nodes))
-    check_ranks_of(request, specified.machine)
+    ranks_to_plan(request, specified.machine, num_nodes=request.num_nodes)
     if model.model is not None:
         named = named_model(model, script=None if target[0] == "-m" else target[0])
         plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=observer)
