@@ -13,6 +13,7 @@ from zerofit.core.plan import Plan
 from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
 from zerofit.core.strategy import Strategy
 from zerofit.launching.diagnose import EndKind, RunEnd
+from zerofit.launching.hang import closing_line
 from zerofit.launching.note_run import note_run
 from zerofit.machine.observations import read_observations, subject_of
 
@@ -31,6 +32,34 @@ def test_steps_and_memory_of_a_finished_run(
     )
     assert one.host_bytes > 2**26
     assert one.step_time_s == pytest.approx(0.1, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "duration_s", "predicted_bytes", "line"),
+    [
+        ((), 43.4, None, "ended well after 43 s"),
+        ((observation(Phase.ENDED),), 600, 2**30, "ended well after 10 min 0 s"),
+        (
+            tuple(
+                observation(
+                    Phase.ENDED,
+                    step=7,
+                    num_steps=7,
+                    peaks={Phase.BACKWARD: PhasePeak(allocated_bytes=size, reserved_bytes=2**40)},
+                )
+                for size in (2**30, 3 * 2**30)
+            ),
+            7260,
+            2**32,
+            "ended well after 2 h 1 min, step 7 of 7, tensors of at most 3.0 GiB on a GPU "
+            "(4.0 GiB predicted)",
+        ),
+    ],
+)
+def test_what_a_run_took_is_said_in_one_line(
+    ranks: tuple[RankObservation, ...], duration_s: float, predicted_bytes: int | None, line: str
+) -> None:
+    assert closing_line(ranks, duration_s, predicted_bytes) == line
 
 
 def _rank(reserved_bytes: int, *, step: int) -> RankObservation:

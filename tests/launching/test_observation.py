@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from typing import Any
 
 import pytest
-from runs import SCRIPTS, Launch, Run
+from runs import SCRIPTS, Launch, Run, run_command
 
 from zerofit.core.rank_observation import Phase, read_observation
 
@@ -56,3 +58,10 @@ def test_a_trainer(launch: Launch) -> None:
     assert last is not None
     assert (last.phase, last.step, last.num_steps, last.checkpoint_step) == (Phase.ENDED, 2, 2, 2)
     assert last.checkpoint == str(run.folder / "out" / "checkpoint-2")
+    assert re.fullmatch(
+        r"zerofit: ended well after \d+ s, step 2 of 2, [\d.]+ [MG]iB of host memory in a rank; "
+        f"its record is in {run.run_folder}",
+        run.stderr.splitlines()[-1],
+    )
+    status = run_command((sys.executable, "-m", "zerofit", "runs", "status"), run.folder).check().stdout
+    assert "ranks:  1, step 2 of 2\n" in status

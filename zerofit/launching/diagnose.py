@@ -312,6 +312,8 @@ def describe(observed: RankObservation) -> str:
     """Return a rank's phase and step in a few words."""
     if observed.phase in (Phase.LOADING, Phase.PREPARING):
         return f"{observed.phase.value}, before the first step"
+    if observed.phase is Phase.ENDED:
+        return "shutdown"
     return f"{observed.phase.value} of step {observed.step + 1}"
 
 

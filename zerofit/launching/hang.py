@@ -62,7 +62,7 @@ class RunWatch:
     """Time without progress after which a run counts as hung; 0 for never, None to adapt to the run."""
     observer: Observer
     predicted_bytes: int | None = None
-    """Predicted GPU memory per rank."""
+    """Predicted peak of live tensors on a GPU."""
     hang: Hang | None = None
     """Set once the run hangs."""
     _looked_at: float = field(default_factory=time.monotonic)
@@ -252,16 +252,28 @@ def progress_line(
     one = ranks[0]
     words = [f"step {one.step}" + (f" of {one.num_steps}" if one.num_steps else "")]
     if one.num_steps and s_per_step is not None:
-        minutes, seconds = divmod(round((one.num_steps - one.step) * s_per_step), 60)
-        hours, minutes = divmod(minutes, 60)
-        words.append(f"{f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left")
+        words.append(f"{_duration((one.num_steps - one.step) * s_per_step)} left")
     peaks = [peak.allocated_bytes for rank in ranks for peak in rank.peaks.values()]
     if peaks:
         predicted = f" ({format_bytes(predicted_bytes)} predicted)" if predicted_bytes else ""
-        words.append(f"at most {format_bytes(max(peaks))} on a GPU{predicted}")
+        words.append(f"tensors of at most {format_bytes(max(peaks))} on a GPU{predicted}")
     else:
         words.append(f"{format_bytes(max(rank.host_bytes for rank in ranks))} of host memory in a rank")
     return ", ".join(words)
+
+
+def closing_line(ranks: Sequence[RankObservation], duration_s: float, predicted_bytes: int | None) -> str:
+    """Return what a run that ended well took, in one line; only its time if no step was seen."""
+    words = f"ended well after {_duration(duration_s)}"
+    return f"{words}, {progress_line(ranks, None, predicted_bytes)}" if ranks and ranks[0].step else words
+
+
+def _duration(duration_s: float) -> str:
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _is_stopped(pid: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
@@ -19,10 +21,12 @@ from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
+from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
 from zerofit.launching.earlier_outputs import new_folders
+from zerofit.launching.hang import closing_line
 from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.recover import (
@@ -37,7 +41,7 @@ from zerofit.launching.recover import (
 )
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import check_run_dir, fill_run_folder, new_run_folder, run_folder
-from zerofit.launching.start import Launch, launch_command, launch_files, start
+from zerofit.launching.start import Launch, launch_command, launch_files, predicted_tensors, ranks_of, start
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
@@ -255,7 +259,14 @@ def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) 
             observer.say(sentence)
         if ops := ops_to_compile(_ops_of(to_launch.plan), environ=os.environ, home=Path.home()):
             observer.say(f"DeepSpeed compiles {' and '.join(ops)} at first use, for 1 to 2 minutes each")
-    return start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
+    began = time.monotonic()
+    ended = start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
+    if not ended.exit_code:
+        ranks = [one for rank in ranks_of(to_launch) if (one := read_observation(folder.ranks, rank))]
+        line = closing_line(ranks, time.monotonic() - began, predicted_tensors(to_launch.plan))
+        with contextlib.suppress(OSError):  # a closed terminal
+            observer.say(f"{line}; its record is in {folder.path}")
+    return ended
 
 
 def _ops_of(plan: Plan) -> tuple[str, ...]:

@@ -187,14 +187,13 @@ def start(
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     recorder = flight_recorder(launch.plan, folder, inherited=os.environ)
     environment = {**_environment(launch), **recorder, "PATH": path, **variables}
-    ranks = _ranks(launch)
-    estimate = None if launch.plan.topology.on_cpu else launch.plan.estimate
+    ranks = ranks_of(launch)
     watch = RunWatch(
         ranks_folder=folder.ranks,
         ranks=ranks,
         limit_s=hang_limit_s,
         observer=observer,
-        predicted_bytes=None if estimate is None else estimate.device.peak_bytes,
+        predicted_bytes=predicted_tensors(launch.plan),
     )
 
     def is_over() -> bool:
@@ -240,6 +239,11 @@ def start(
     return verdict
 
 
+def predicted_tensors(plan: Plan) -> int | None:
+    """Return the tensors that a plan predicts on a GPU at most; None without an estimate or GPUs."""
+    return None if plan.topology.on_cpu or plan.estimate is None else plan.estimate.device.most_tensors
+
+
 def trial_step_time_s(records: Iterable[RankRecord]) -> float | None:
     """Return a trial's measured step time on the slowest rank; None if there is none."""
     return max((one.step_time_s for one in records if one.step_time_s is not None), default=None)
@@ -251,7 +255,7 @@ def _failures(report: str) -> dict[int, RankFailure]:
     return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
 
 
-def _ranks(launch: Launch) -> range:
+def ranks_of(launch: Launch) -> range:
     """Return the ranks of this node."""
     ranks_per_node = launch.plan.topology.ranks_per_node
     first = launch.rendezvous.machine_rank * ranks_per_node

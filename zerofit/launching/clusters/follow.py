@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from zerofit.core.errors import UserError, nearest
-from zerofit.core.rank_observation import RankObservation, read_observation
+from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
 from zerofit.launching.run_folder import TRIALS_PREFIX, attempts, document_in, launchers, was_killed
@@ -145,7 +145,7 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         "num_ranks": len(ranks),
         "step": slowest and slowest.step,
         "num_steps": (slowest and slowest.num_steps) or None,
-        "doing": slowest and describe(slowest),
+        "doing": describe(slowest) if slowest and slowest.phase is not Phase.ENDED else None,
         "checkpoint": next((one.checkpoint for one in ranks.values() if one.checkpoint), None),
         "is_running": not has_ended,
         "exit_code": record and record["exit_code"],
@@ -164,7 +164,8 @@ def status_lines(run: FollowedRun) -> list[str]:
         lines.append(f"starts: {status['num_starts']}")
     if status["num_ranks"]:
         of = f" of {status['num_steps']}" if status["num_steps"] else ""
-        lines.append(f"ranks:  {status['num_ranks']}, step {status['step']}{of}, {status['doing']}")
+        doing = f", {status['doing']}" if status["doing"] else ""
+        lines.append(f"ranks:  {status['num_ranks']}, step {status['step']}{of}{doing}")
         if status["checkpoint"]:
             lines.append(f"saved:  {status['checkpoint']}")
     if status["end"] or run.engine is None:
