@@ -130,7 +130,7 @@ def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_ref
 ) -> None:
     """The script refuses an output folder of the attempt before.
 
-    On one GPU, only a larger model has more room by offload.
+    Only a larger model has more room by offload: of the others most are the two workspaces of a GPU.
     """
     example, losses, sizes, saves = {
         "accelerate": (
@@ -147,12 +147,11 @@ def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_ref
         ),
     }[route]
     num_ranks = 1 if flags == _ONE else 2
-    sizes = sizes if num_ranks == 1 else []
     plain = tmp_path / "plain"
     plain.mkdir()
     plain_accelerate_launch([*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), *sizes], plain)
     target = [*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // num_ranks), *sizes, *saves]
-    limit = "1" if num_ranks == 1 else "4600000"  # what is missing is asked of the next plan
+    limit = "1" if num_ranks == 1 else "4750000"  # what is missing is asked of the next plan
     case = _Case(f"{limit} saving 0 once", flags, None, "optimizer on cpu")
     run = _recovered([str(SCRIPTS / "strict_output.py"), *target], case, tmp_path)
     assert_same(losses(run.folder), losses(plain), tolerance=FP32_TOLERANCE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from split_forward import SavedTensors
 from split_models import split, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])
@@ -42,3 +43,24 @@ def test_logits_that_nobody_looks_at_are_not_kept() -> None:
         # The last micro-batch may wait with its graph.
         assert sum(one() is not None for one in made) <= 1
         driver.backward(outputs.loss)
+
+
+class _Widest(TorchDispatchMode):
+    """The most elements of a tensor in a wider dtype than fp32."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
+            self.num_elements = max(self.num_elements, made.numel())
+        return made
+
+
+def test_a_check_copies_no_logits_to_a_wider_dtype() -> None:
+    model, batch = tiny("gpt2")
+    split(model)
+    widest = _Widest()
+    with widest:
+        logits = model(**batch).logits
+    assert widest.num_elements < logits.numel() / 4

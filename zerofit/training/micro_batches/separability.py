@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,10 @@ def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
 def _complaint(
     whole: dict[Path, Any], parts: list[dict[Path, Any]], sizes: tuple[int, int], tolerance: float
 ) -> str | None:
-    """Return what is wrong with the tensors that have a batch dimension, or None."""
+    """Return what is wrong with the tensors that have a batch dimension, or None; the parts' are released.
+
+    Logits of a large vocabulary may be most of a step's memory, so none is copied to a wider dtype.
+    """
     import torch
 
     joiner = Joiner(sizes, lambda _: normalized(sizes, sizes))
@@ -216,14 +220,16 @@ def _complaint(
         if not torch.is_tensor(leaf) or leaf.dim() == 0 or any(path not in part for part in parts):
             continue
         try:
-            joined = joiner.join(path, [part[path] for part in parts])
+            joined = joiner.join(path, [part.pop(path) for part in parts])
         except NotJoinableError:
             continue  # refused when the script reads it
         if joined.shape != leaf.shape:
             shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, {tuple(joined.shape)} from two halves"
             return f"{name_of(path)} has shape {shapes}"
         if leaf.is_floating_point() and leaf.isfinite().all():
-            distance = float((joined - leaf).double().norm() / leaf.double().norm().clamp_min(1e-12))
+            wide = torch.promote_types(leaf.dtype, torch.float32)
+            norm = functools.partial(torch.linalg.vector_norm, dtype=wide)
+            distance = float(norm(joined - leaf) / norm(leaf).clamp_min(1e-12))
             if distance > 10 * tolerance:
                 return f"{name_of(path)} of {sum(sizes)} samples differs by {distance:.1g} from two halves'"
     return None
