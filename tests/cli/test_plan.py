@@ -276,7 +276,7 @@ def test_layouts_are_listed_and_plotted_beside_each_other(run_zerofit: RunZerofi
     table = finished.stdout[finished.stdout.index("layouts: dp x tp x sp x pp ranks") :].splitlines()
     chosen = next(line.split() for line in table if line.startswith(">"))
     assert chosen[1:5] == ["1", "1", "8", "1"]
-    assert len(table) == 2 + 1 + 3 + 3
+    assert len(table) == 2 + 1 + 3 + 3 + 3
     drawn = (folder / "plan.svg").read_text()
     assert [drawn.count(f"<!-- {word} -->") for word in ("chosen", "too large")] == [1, 5]
 

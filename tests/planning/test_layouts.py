@@ -179,13 +179,15 @@ def test_the_table_has_each_layout_and_says_why_it_loses() -> None:
     rows = [line.split() for line in lines[2:]]
     sizes = [[int(word) for word in row if word.isdigit()][:4] for row in rows]
     by_tokens = [[8, 1, 1, 1], [4, 1, 2, 1], [2, 1, 4, 1], [1, 1, 8, 1]]
-    assert sizes == [*by_tokens, [4, 2, 1, 1], [2, 4, 1, 1], [1, 8, 1, 1]]
+    by_blocks = [[4, 1, 1, 2], [2, 1, 1, 4]]
+    assert sizes == [*by_tokens, [4, 2, 1, 1], [2, 4, 1, 1], [1, 8, 1, 1], *by_blocks]
+    assert all("--fast does not estimate pip" in line for line in lines[-2:])
     chosen = [line for line in lines if line.startswith(">")]
     assert len(chosen) == 1
     assert chosen[0].endswith("chosen")
     document = json.loads(plan_json([answer]))["plans"][0]
     shown = [one["topology"].get("sequence_parallel_size", 1) for one in document["layouts"]]
-    assert shown == [1, 2, 4, 8, 1, 1, 1]
+    assert shown == [1, 2, 4, 8, 1, 1, 1, 1, 1]
     assert "layouts" not in json.loads(plan_json([solved(_LONG)]))["plans"][0]
 
 

@@ -217,6 +217,10 @@ class TraceRequest:
     """Ranks that share each layer; the log is that of the first."""
     sequence_parallel_size: int = 1
     """Ranks that share the tokens of a sample; the log is that of the first."""
+    pipeline_parallel_size: int = 1
+    """Stages that the model's blocks are divided into; the log is that of one."""
+    pipeline_stage: int = 0
+    """Which of them, counted from 0."""
     softmax_saves_input: bool = False
     """True if softmax saves its input as well as its output, as in PyTorch up to 1.10."""
 

@@ -134,7 +134,9 @@ def default_precision(problem: Problem) -> Precision:
 def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
     """Yield each (micro-batch, accumulation) that makes the global batch and that the script leaves open."""
     constraints = problem.constraints
-    made = list(_batches_made(problem))
+    made = [one for one in _batches_made(problem) if _fills_stages(one[1], problem)]
+    if not made:
+        raise _too_few_for_stages(problem)
     found = [
         (size, steps)
         for size, steps in made
@@ -144,6 +146,25 @@ def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
     if not found:
         raise _no_batch(problem, made)
     yield from found
+
+
+def _fills_stages(steps: int | None, problem: Problem) -> bool:
+    """Return True if each forward pass of a pipeline has a micro-batch for each stage, as 1F1B needs."""
+    num_stages = problem.topology.pipeline_parallel_size
+    return num_stages == 1 or steps is None or steps >= num_stages * problem.passes_per_step
+
+
+def _too_few_for_stages(problem: Problem) -> UserError:
+    num_stages, ranks = problem.topology.pipeline_parallel_size, problem.topology.data_parallel_size
+    passes = f", made in {problem.passes_per_step} passes" if problem.passes_per_step > 1 else ""
+    return UserError(
+        "pipeline-batch-too-small",
+        "the global batch is too small for the stages",
+        found=f"a global batch of {problem.workload.global_batch_size} on {ranks} pipelines of {num_stages} "
+        f"stages{passes}",
+        why="each forward pass needs a micro-batch for each stage, as 1F1B runs them",
+        fix="take a larger batch, smaller micro-batches or fewer stages",
+    )
 
 
 def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> UserError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.plan import Topology
 from zerofit.core.text_table import table_lines
 from zerofit.planning.make_plan import why_it_loses
 from zerofit.planning.plan_table import is_narrow, short_label, short_verdict
@@ -13,6 +13,7 @@ from zerofit.planning.plan_words import batch, gib, label, seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.core.plan import Topology
     from zerofit.planning.layouts import Layout
     from zerofit.planning.solve import Answer
 
@@ -47,12 +48,17 @@ def _row(answer: Answer, layout: Layout, *, is_short: bool) -> tuple[str, ...]:
     return (">" if is_chosen else "", " ".join(f"{size:<2}" for size in sizes).rstrip(), *judged)
 
 
+def _without_groups_of_engine(topology: Topology) -> Topology:
+    """Return the topology whose label is that of the engine alone, as the sizes have columns of their own."""
+    return replace(topology, tensor_parallel_size=1, sequence_parallel_size=1)
+
+
 def _judged(answer: Answer, layout: Layout, *, is_chosen: bool, is_short: bool) -> Iterator[str]:
     best = layout.best
     if best is None:
         yield from ("-", "-", "-", "-", layout.refusal)
         return
-    words = label(best.strategy, Topology(world_size=layout.problem.topology.world_size))
+    words = label(best.strategy, _without_groups_of_engine(layout.problem.topology))
     yield short_label(words) if is_short else words
     yield batch(best.strategy)
     yield gib(best.estimate.device.peak_bytes)

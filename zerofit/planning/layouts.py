@@ -42,7 +42,7 @@ def compare_layouts(
         solve: the best that fits, or the nearest.
     """
     found = []
-    for one in (problem, *other_layouts(problem)):
+    for one in (problem, *other_layouts(problem), *_pipelines(problem)):
         try:
             found.append(Layout(problem=one, best=solve(one)))
         except UserError as error:
@@ -98,6 +98,19 @@ def other_layouts(problem: Problem) -> Iterator[Problem]:
             shared = _with_topology(problem, replace(topology, **sizes))
             if shared is not None:
                 yield shared
+
+
+def _pipelines(problem: Problem) -> Iterator[Problem]:
+    """Yield the problem with each number of pipeline stages; they are compared, and taken by a flag alone.
+
+    What a script does with the logits or its own loss, which a pipeline refuses, shows in the run.
+    """
+    topology, num_blocks = problem.topology, problem.model.num_layers
+    for size in range(2, topology.world_size + 1) if problem.model.is_causal else ():
+        if topology.world_size % size == 0 and size <= num_blocks:
+            in_stages = _with_topology(problem, replace(topology, pipeline_parallel_size=size))
+            if in_stages is not None:
+                yield in_stages
 
 
 def _with_topology(problem: Problem, topology: Topology) -> Problem | None:

@@ -62,7 +62,8 @@ def least_state_bytes(
     states = COSTS[stepper_of(strategy, own_optimizer)].least_bytes
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
-        buckets = weight_bytes if ranks > 1 else 0  # DistributedDataParallel's
+        in_stages = topology.pipeline_parallel_size > 1
+        buckets = weight_bytes if ranks > 1 and not in_stages else 0  # DistributedDataParallel's
         return weights * (2 if in_16_bit else weight_bytes) + trained * (states * weight_bytes // 4 + buckets)
     width = 4 if precision is Precision.FP32 else 2
     total_weights = weights * width

@@ -37,7 +37,8 @@ _LEAST_SHOWN = 2**27
 def label(strategy: Strategy, topology: Topology) -> str:
     """Return a strategy in a few words: "ZeRO-2, checkpointing"."""
     if strategy.engine is Engine.NATIVE:
-        words = ["DDP" if topology.world_size > 1 else "one GPU"]
+        schedule = "1F1B" if topology.pipeline_parallel_size > 1 else "DDP"
+        words = [schedule if topology.world_size > 1 else "one GPU"]
     else:
         words = [f"ZeRO-{strategy.zero_stage.value}"]
     words += [f"{short} {size}" for short, size in group_sizes(topology)]

@@ -63,7 +63,6 @@ class Planner:
             learns: False to leave out what runs on this machine were observed to need.
             compares_layouts: True to look at every way to share samples.
         """
-        _check_estimable(problem)
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         self._observations = ()
         if learns and is_here and problem.script is not None:
@@ -76,7 +75,8 @@ class Planner:
         try:
             answer = solved(notes, is_fast=self._is_fast)
         except UserError as error:
-            if error.rule not in _NOT_TRACED or not problem.model.num_layers:
+            in_stages = problem.topology.pipeline_parallel_size > 1
+            if error.rule not in _NOT_TRACED or not problem.model.num_layers or in_stages:
                 raise
             why = f"the model can't be traced ({error.found}): its dimensions are gone by, as with --fast"
             answer = solved((*notes, why), is_fast=True)
@@ -98,11 +98,12 @@ class Planner:
                 one, trace=trace, rates=rates, evidence=ObservedRuns(one, self._observations)
             )
 
+        in_stages = problem.topology.pipeline_parallel_size > 1
         closed_forms = estimators(ClosedFormEstimator, self._closed_form)
         return solve(
             problem,
             estimator_of=closed_forms if is_fast else estimators(TrainingEstimator, self._traced),
-            quick_estimator_of=None if is_fast else closed_forms,
+            quick_estimator_of=None if is_fast or in_stages else closed_forms,
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=is_fast,
             notes=notes,
@@ -136,27 +137,11 @@ class Planner:
         key = request, False
         if key not in self._made:
             kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
+            if request.pipeline_parallel_size > 1:
+                kind = f"stage {request.pipeline_stage} of {request.pipeline_parallel_size} {kind}"
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
                 self._made[key] = self._subject.trace(request, on_progress=tell)
         return self._made[key]
-
-
-def _check_estimable(problem: Problem) -> None:
-    """Check that no parallelism is asked for whose memory and time are not estimated.
-
-    Raises:
-        UserError: it is.
-    """
-    request = problem.request
-    if (request.pipeline_parallel_size or 1) == 1:
-        return
-    raise UserError(
-        "pipeline-parallel-not-estimated",
-        "what pipeline parallelism needs is not estimated",
-        found=f"--pipeline-parallel-size {request.pipeline_parallel_size}",
-        why="estimates count whole models on each GPU, and no traffic inside a pipeline-parallel group",
-        fix="plan without it, or train with it by `zerofit launch --no-capture`, which goes by flags alone",
-    )
 
 
 def _with_rows(log: AllocationLog, rows_per_sample: int) -> AllocationLog:

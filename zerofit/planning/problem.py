@@ -140,6 +140,13 @@ class Problem:
         return self.script.capture.other_weight_bytes if self.script is not None else 0
 
     @property
+    def passes_per_step(self) -> int:
+        """Forward passes of the model in an optimizer step of a pipeline, which splits them itself."""
+        if self.script is None or self.script.capture.trainer_accumulates(self.topology.data_parallel_size):
+            return 1
+        return self.script.capture.passes_per_step
+
+    @property
     def rows_per_sample(self) -> int:
         """Rows of the model's batch to a sample."""
         return self.script.capture.rows_per_sample if self.script is not None else 1

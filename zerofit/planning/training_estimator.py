@@ -20,7 +20,7 @@ from zerofit.planning.estimate.device_memory.memory import (
 )
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup, Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.evidence import ObservedRuns
@@ -85,6 +85,10 @@ class TrainingEstimator:
         named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
         self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
         """Bytes; without end where the user names a folder on a disk that is not known."""
+        num_stages = problem.topology.pipeline_parallel_size
+        self._stages = sorted({0, 1, num_stages - 2, num_stages - 1} & {*range(num_stages)})
+        """Those that may be the fullest: the first has most in flight and the embeddings, the second may have
+        a block more, the last but one has as many as any, and the last has the head."""
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], Lines] = {}
         self._devices: dict[Strategy, MemoryEstimate | None] = {}
@@ -172,7 +176,7 @@ class TrainingEstimator:
         host, device = self._host(strategy), self._within(strategy)
         lacks, excess = [], []
         if device is None:
-            device = self._observed[strategy] or self._estimate(self._setup(strategy))
+            device = self._observed[strategy] or self._without_limit(strategy)
             lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
             excess.append(device.peak_bytes / problem.device_bytes)
         elif (beyond := problem.beyond_limits(device)) is not None:
@@ -199,14 +203,14 @@ class TrainingEstimator:
         )
 
     def _num_trained(self, strategy: Strategy) -> int:
+        if self._problem.topology.pipeline_parallel_size > 1:  # each log is of one stage
+            return 0 if strategy.freeze else self._problem.model.num_trainable_parameters
         return sum(one.num_elements for one in self._log(strategy).parameters if one.trains)
 
     def _within(self, strategy: Strategy) -> MemoryEstimate | None:
         """Return the memory of each GPU; None if it is more than a plan may take."""
         if strategy not in self._observed:
-            self._observed[strategy] = self._evidence.device(
-                strategy, lambda one: self._estimate(self._setup(one))
-            )
+            self._observed[strategy] = self._evidence.device(strategy, self._without_limit)
         if (observed := self._observed[strategy]) is not None:
             return observed if observed.peak_bytes <= self._problem.device_bytes else None
         alike = replace(
@@ -214,8 +218,25 @@ class TrainingEstimator:
         )
         if alike not in self._devices:
             fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
-            self._devices[alike] = self._estimate_within(self._setup(strategy)) if fits else None
+            self._devices[alike] = self._of_fullest_stage(strategy, self._estimate_within) if fits else None
         return self._devices[alike]
+
+    def _without_limit(self, strategy: Strategy) -> MemoryEstimate:
+        found = self._of_fullest_stage(strategy, self._estimate)
+        assert found is not None
+        return found
+
+    def _of_fullest_stage(
+        self, strategy: Strategy, estimate: Callable[[Setup], MemoryEstimate | None]
+    ) -> MemoryEstimate | None:
+        """Return the memory of a rank: in a pipeline of the stage that needs most, None if any is None."""
+        found: list[MemoryEstimate] = []
+        for setup in self._setups(strategy):
+            device = estimate(setup)
+            if device is None:
+                return None
+            found.append(_said_of_stage(device, setup))
+        return max(found, key=lambda one: one.peak_bytes)
 
     def _estimate(self, setup: Setup) -> MemoryEstimate:
         return estimate_memory(setup, gpu=self._problem.smallest_gpu)
@@ -242,12 +263,21 @@ class TrainingEstimator:
         return self._evidence.step_time(strategy, self._predicted_step_time)
 
     def _predicted_step_time(self, strategy: Strategy) -> StepTime | None:
-        return estimate_step_time(self._setup(strategy), machine=self._problem.machine, rates=self._rates)
+        """Return the time of an optimizer step, in a pipeline by its slowest stage."""
+        machine, rates = self._problem.machine, self._rates
+        found = [estimate_step_time(one, machine=machine, rates=rates) for one in self._setups(strategy)]
+        known = [one for one in found if one is not None]
+        return max(known, key=lambda one: one.seconds, default=None)
 
-    def _setup(self, strategy: Strategy) -> Setup:
+    def _setups(self, strategy: Strategy) -> list[Setup]:
+        """Return the setup of each stage that may be the fullest or the slowest; without stages the one."""
+        return [self._setup(strategy, number) for number in self._stages]
+
+    def _setup(self, strategy: Strategy, stage: int = -1) -> Setup:
+        """Return the setup of a rank; the stages of a pipeline are numbered as a list is."""
         problem = self._problem
         script = problem.script
-        log, topology = self._log(strategy), problem.topology
+        log, topology = self._log(strategy, stage), problem.topology
         cuts = topology.num_replicas < topology.world_size
         kept = sum(one.num_elements for one in log.parameters) if cuts else 0
         return Setup(
@@ -255,7 +285,7 @@ class TrainingEstimator:
             strategy=strategy,
             topology=topology,
             versions=problem.versions,
-            keeps_outputs=problem.workload.keeps_outputs,
+            keeps_outputs=problem.workload.keeps_outputs and topology.pipeline_parallel_size == 1,
             compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
             gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
             makes_model_first=problem.makes_model_first,
@@ -267,16 +297,46 @@ class TrainingEstimator:
             other_weight_bytes=problem.other_weight_bytes,
             rows_per_sample=problem.rows_per_sample,
             traces_own_model=script is not None,
+            stage=stage_of(problem, stage),
         )
 
-    def _log(self, strategy: Strategy) -> AllocationLog:
+    def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
         request = _request_for(strategy, self._problem)
+        if request.pipeline_parallel_size > 1:
+            request = replace(request, pipeline_stage=stage % request.pipeline_parallel_size)
         if request not in self._traces:
             self._traces[request] = self._trace(request)
         return self._traces[request].log_for(strategy.micro_batch_size or 1)
 
     def _play(self, strategy: Strategy, log: AllocationLog) -> Tape:
         return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
+
+
+def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
+    """Return a rank's memory with the stage that it is of, where there are several."""
+    if setup.stage is None:
+        return device
+    which = f"stage {setup.stage.number} of 0 to {setup.stage.num_stages - 1}"
+    return replace(device, uncertainty_source=f"of {which}, the fullest; {device.uncertainty_source}")
+
+
+def stage_of(problem: Problem, number: int) -> Stage | None:
+    """Return one stage of a problem's pipeline; None without one.
+
+    Args:
+        number: from 0, or from -1 backwards.
+    """
+    num_stages = problem.topology.pipeline_parallel_size
+    if num_stages == 1:
+        return None
+    tokens = problem.workload.sequence_length or _NO_TOKENS
+    width = 4 if problem.weights is Precision.FP32 else 2  # of the residual stream, under autocast too
+    return Stage(
+        number=number % num_stages,
+        num_stages=num_stages,
+        passes=problem.passes_per_step,
+        hidden_bytes_per_sample=problem.rows_per_sample * tokens * problem.model.hidden_size * width,
+    )
 
 
 def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
@@ -359,6 +419,7 @@ def trace_request_for(
     adapts = strategy.lora is not None or has_adapters
     casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
     is_frozen = strategy.lora is not None or bool(strategy.freeze) or has_frozen
+    stages = topology.pipeline_parallel_size if topology else 1
     return TraceRequest(
         sequence_length=workload.sequence_length or _NO_TOKENS,
         target_length=workload.target_length,
@@ -376,10 +437,11 @@ def trace_request_for(
         packing=Packing(
             unpacks_to=loaded_in if strategy.quantization and loaded_in is not precision else None
         ),
-        keeps_outputs=workload.keeps_outputs,
+        keeps_outputs=workload.keeps_outputs and stages == 1,  # a pipeline returns the loss alone
         saves_linear_inputs=is_stage_3 and is_frozen,
         tensor_parallel_size=topology.tensor_parallel_size if topology else 1,
         sequence_parallel_size=topology.sequence_parallel_size if topology else 1,
+        pipeline_parallel_size=stages,
     )
 
 

@@ -51,6 +51,8 @@ class Case:
     """Ranks that share each layer."""
     sequence: int = 1
     """Ranks that share the tokens of a sample, as `zerofit launch` has them do."""
+    pipeline: int = 1
+    """Ranks that hold a stage each, which run by torch's schedule, without DeepSpeed."""
     length: int = 32
     """Tokens of a sample: so many that activations decide, where ranks share them."""
     top: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +60,9 @@ class Case:
 
 
 BATCH = 2
+"""Rows of a micro-batch."""
+PIPELINE_MICRO_BATCHES = 5
+"""Of each pass of a pipeline."""
 
 
 def batch_bytes(case: Case) -> int:
@@ -165,5 +170,15 @@ CASES: tuple[Case, ...] = (
         *_named("sp2", sequence=2, length=512),
         *_named("sp2-checkpointing", sequence=2, length=512, checkpointing=True),
         *_named("sp2-n4", stages=(2, 3), sequence=2, length=512, num_ranks=4),
+        *(
+            Case(key=f"pp{stages}-{name}", stage=None, bf16=False, pipeline=stages, length=512, **values)
+            for stages, name, values in (
+                (2, "fp32", {}),
+                (2, "fp32-x2", {"accumulation": 2}),
+                (2, "fp32-checkpointing", {"checkpointing": True}),
+                (2, "fp32-n4", {"num_ranks": 4}),
+                (4, "fp32-n4", {"num_ranks": 4}),
+            )
+        ),
 )  # fmt: skip
 """Every case, by its key."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import schedules
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ def use_copies() -> None:
     """Put such collectives in the place of torch's; before DeepSpeed's backend is made."""
     for name in _NAMES:
         setattr(dist, name, _on_copies(getattr(dist, name)))
+    schedules._wait_batch_p2p = _wait_and_let_go
+
+
+def _wait_and_let_go(works: list[Any]) -> None:
+    """Wait for what stages of a pipeline send each other; gloo's works hold their tensors even then."""
+    for work in works:
+        work.wait()
+    works.clear()
 
 
 def _on_copies(inside: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,12 @@ _ADAPTER = TypeAdapter(AllocationLog)
 LOGS = Path(__file__).parents[1] / "measured" / "engine_logs.json"
 
 
-def log_key(case: Case) -> str:
-    """Return the name of the log that a case runs: what of it decides the model's own allocations."""
+def log_key(case: Case, stage: int = 0) -> str:
+    """Return the name of the log that a rank of a case runs: what of it decides the model's own allocations.
+
+    Args:
+        stage: of a pipeline, which the rank holds.
+    """
     marks = (
         "bf16" if case.bf16 else "fp32",
         "frozen" * case.frozen,
@@ -37,17 +41,19 @@ def log_key(case: Case) -> str:
         "checkpointing" * case.checkpointing,
         f"tp{case.tensor}" * (case.tensor > 1),
         f"sp{case.sequence}" * (case.sequence > 1),
+        f"pp{case.pipeline}-stage{stage}" * (case.pipeline > 1),
     )
     return "-".join((case.model, *filter(None, marks)))
 
 
-def record_log(case: Case) -> AllocationLog:
+def record_log(case: Case, stage: int = 0) -> AllocationLog:
     """Run one micro-batch of a case's model in its number format, without any engine, and return its log."""
     import torch
 
     from memory.models import make_inputs, make_model
+    from zerofit.models.changes.stages import keep_stage
     from zerofit.models.trace.layer_parts import cut_layers
-    from zerofit.models.trace.parts import Absent, as_first_rank
+    from zerofit.models.trace.parts import Absent, as_one_rank, received_by_stage
     from zerofit.models.trace.raw import Skeleton
     from zerofit.models.trace.recorder import Recorder, watching
     from zerofit.models.trace.run import _backward, hooked
@@ -58,20 +64,30 @@ def record_log(case: Case) -> AllocationLog:
             parameter.data = parameter.data.to(torch.bfloat16 if case.bf16 else torch.float32)
     if case.tensor > 1:
         cut_layers(model, Absent(case.tensor))
+    if case.pipeline > 1:
+        keep_stage(model, stage, case.pipeline)
     skeleton = Skeleton(**_skeleton(model))
     recorder = Recorder(is_padded=True, as_on_cuda=False)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.ignore(tensor)
-    request = TraceRequest(sequence_length=case.length, sequence_parallel_size=case.sequence)
+    request = TraceRequest(
+        sequence_length=case.length,
+        sequence_parallel_size=case.sequence,
+        pipeline_parallel_size=case.pipeline,
+        pipeline_stage=stage,
+    )
     with ExitStack() as stack:
-        stack.enter_context(as_first_rank(model, request))
+        stack.enter_context(as_one_rank(model, request))
         stack.enter_context(hooked(model, skeleton, recorder))
         stack.enter_context(watching(recorder))
         inputs = make_inputs(case, torch.device("cpu"))
-        loss = model(**inputs).loss
+        if case.pipeline > 1:
+            with recorder.ignoring():
+                inputs["received"] = received_by_stage(inputs["input_ids"], model, request)
+        loss = model(**inputs)["loss"]
         recorder.log.note(Event.FORWARD_ENDS, 0)
         recorder.phase = TensorKind.ACTIVATION_GRADIENT
-        _backward(loss)
+        _backward(loss, recorder.ignoring() if case.pipeline > 1 else nullcontext())
         del loss, inputs
         recorder.close()
     return _frozen(recorder.log, skeleton)
@@ -130,9 +146,9 @@ def _frozen(raw: Any, skeleton: Any) -> AllocationLog:
 
 def write_logs(cases: Iterable[Case], path: Path = LOGS) -> None:
     """Record the log of every model among the cases, and write them, one line each."""
-    logs = {log_key(case): case for case in cases}
+    logs = {log_key(case, stage): (case, stage) for case in cases for stage in range(case.pipeline)}
     lines = [
-        f' "{key}": {_ADAPTER.dump_json(record_log(case)).decode()}' for key, case in sorted(logs.items())
+        f' "{key}": {_ADAPTER.dump_json(record_log(*which)).decode()}' for key, which in sorted(logs.items())
     ]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

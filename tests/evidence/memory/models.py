@@ -28,7 +28,7 @@ def make_model(case: Case) -> torch.nn.Module:
         )  # fmt: skip
         model: torch.nn.Module = transformers.LlamaForCausalLM._from_config(
             config,
-            attn_implementation="sdpa" if max(case.tensor, case.sequence) > 1 else "eager",
+            attn_implementation="sdpa" if max(case.tensor, case.sequence, case.pipeline) > 1 else "eager",
             dtype=torch.float32,
         )
     else:
@@ -61,11 +61,11 @@ def _adapted(case: Case, model: torch.nn.Module) -> torch.nn.Module:
     return adapted
 
 
-def make_inputs(case: Case, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return one micro-batch."""
+def make_inputs(case: Case, device: torch.device, *, rows: int = BATCH) -> dict[str, torch.Tensor]:
+    """Return one micro-batch, or a batch of more rows."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(5, 3999, (BATCH, case.length), generator=generator)
-    labels = tokens if case.model == "llama" else torch.zeros(BATCH, dtype=torch.long)
+    tokens = torch.randint(5, 3999, (rows, case.length), generator=generator)
+    labels = tokens if case.model == "llama" else torch.zeros(rows, dtype=torch.long)
     return {
         "input_ids": tokens.to(device),
         "attention_mask": torch.ones_like(tokens).to(device),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memory.cases import CASES, batch_bytes
+from memory.cases import BATCH, CASES, PIPELINE_MICRO_BATCHES, batch_bytes
 from memory.engine_logs import log_key, read_logs, record_log
 from memory.results import load_measured
 from zerofit.core.facts import Versions
@@ -24,15 +24,19 @@ from zerofit.core.strategy import (
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines import engine as engine_module
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.engines.engine import Setup, Stage, play
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
 
 if TYPE_CHECKING:
     from memory.cases import Case
 
+_WIDTH = 256
+"""Of the hidden states of the measured Llama (memory/models.py)."""
 _SMALL = 16_384
 """Bytes of scalars, which no engine counts."""
+_PROBE = 260_000
+"""Bytes of the four tokens on which stages are compared with the whole model."""
 _DEEPSPEED_ELEMENTS = 500_000_000
 """DeepSpeed's own reduce_bucket_size and allgather_bucket_size."""
 _NOT_WRITTEN = {
@@ -67,14 +71,28 @@ def _is_told(case: Case) -> bool:
 TOLD = [case for case in CASES if _is_told(case)]
 
 
-def _setup(case: Case) -> Setup:
+def _stage(case: Case, rank: int) -> Stage | None:
+    if case.pipeline == 1:
+        return None
+    return Stage(
+        number=rank % case.pipeline,
+        num_stages=case.pipeline,
+        passes=case.accumulation,
+        hidden_bytes_per_sample=BATCH * case.length * _WIDTH * 4,
+    )
+
+
+def _setup(case: Case, rank: int = 0) -> Setup:
     sizes = {"reduce_bucket_size": _DEEPSPEED_ELEMENTS, "allgather_bucket_size": _DEEPSPEED_ELEMENTS}
     named = {key: value for key, value in (case.zero or sizes).items() if hasattr(Buckets(), key)}
-    log, params = LOGS[log_key(case)], MEASURED.cases[case.key]["params"]
+    stage = _stage(case, rank)
+    log, params = LOGS[log_key(case, stage.number if stage else 0)], MEASURED.cases[case.key]["params"]
     whole = sum(math.prod(shape) for _, shape, _ in params)
     return Setup(
         log=log,
-        cut_elements=whole - sum(one.num_elements for one in log.parameters) if case.tensor > 1 else 0,
+        cut_elements=whole - sum(one.num_elements for one in log.parameters)
+        if case.tensor * case.pipeline > 1
+        else 0,
         strategy=Strategy(
             engine=Engine.NATIVE if case.stage is None else Engine.DEEPSPEED,
             zero_stage=ZeroStage(case.stage or 0),
@@ -82,7 +100,7 @@ def _setup(case: Case) -> Setup:
             param_offload=OffloadDevice.CPU if case.param_offload else OffloadDevice.NONE,
             precision=Precision.BF16 if case.bf16 else Precision.FP32,
             micro_batch_size=1,
-            gradient_accumulation_steps=case.accumulation,
+            gradient_accumulation_steps=case.accumulation * (PIPELINE_MICRO_BATCHES if stage else 1),
             gradient_clipping=case.clipping,
             optimizer=OptimizerName.ADAMW if case.fused else None,
             buckets=Buckets(**named),
@@ -91,7 +109,9 @@ def _setup(case: Case) -> Setup:
             world_size=case.num_ranks,
             tensor_parallel_size=case.tensor,
             sequence_parallel_size=case.sequence,
+            pipeline_parallel_size=case.pipeline,
         ),
+        stage=stage,
         versions=Versions(python="3.11", zerofit="0", deepspeed="0.19.8"),
         makes_model_first=not case.zero_init,
         loads_weights=False,
@@ -104,7 +124,7 @@ def _device(case: Case, rank: int) -> dict[str, int]:
     With DistributedDataParallel the load is left out: the measured script moves its model afterwards; with
     adapters under zero.Init too, where peft puts them beside the parts on the GPU, 1.1 % of this small model.
     """
-    setup, tape = _setup(case), Tape()
+    setup, tape = _setup(case, rank), Tape()
     if case.stage in (1, 2):
         play(DeepSpeedStage12(setup, tape, rank=rank // case.tensor))
     else:
@@ -145,6 +165,13 @@ def _measured(case: Case, rank: int, memory: str) -> dict[str, int]:
     return found
 
 
+def _of_whole_passes(case: Case, estimated: dict[str, int]) -> dict[str, int]:
+    """Return the estimate with forward and backward as one where a pipeline's pass is measured as one."""
+    if case.pipeline > 1:
+        estimated["backward"] = max(estimated["backward"], estimated.pop("forward"))
+    return estimated
+
+
 def _differences(
     estimated: dict[str, int], measured: dict[str, int], *, small: int = _SMALL
 ) -> dict[str, tuple[int, int]]:
@@ -164,15 +191,18 @@ def _without_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", TOLD, ids=lambda case: case.key)
 def test_the_device_holds_what_was_measured(case: Case) -> None:
     for rank in range(case.num_ranks):
-        assert _differences(_device(case, rank), _measured(case, rank, "device")) == {}
+        estimated = _of_whole_passes(case, _device(case, rank))
+        assert _differences(estimated, _measured(case, rank, "device")) == {}
 
 
 @pytest.mark.parametrize("case", [case for case in TOLD if not case.lora], ids=lambda case: case.key)
 def test_the_host_holds_what_was_measured(case: Case) -> None:
     """Without LoRA, whose measured script makes its base in fp32 and casts it before peft's adapters come."""
+    small = _SMALL + 4 * batch_bytes(case) + (_PROBE if case.pipeline > 1 else 0)
     for rank in range(case.num_ranks):
         measured = _measured(case, rank, "host")
-        assert _differences(_host(case, rank), measured, small=_SMALL + 4 * batch_bytes(case)) == {}
+        estimated = _of_whole_passes(case, _host(case, rank))
+        assert _differences(estimated, measured, small=small) == {}
 
 
 def test_a_planted_error_fails() -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from measuring_ranks import fresh_state
 
-from memory.cases import STEPS, Case, deepspeed_config
+from memory.cases import BATCH, PIPELINE_MICRO_BATCHES, STEPS, Case, deepspeed_config
 from memory.devices import DEVICE, two_memories
 from memory.models import make_inputs, make_model
 from memory.track import Tracker, summary
 from zerofit.core.upstream.deepspeed import sequence_groups
+from zerofit.training.changes import Changes
 from zerofit.training.deepspeed.sequence_shards import Shards
+from zerofit.training.pipeline.make_pipeline import make_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +43,10 @@ def measure(case: Case) -> dict[str, Any]:
         for param in model.parameters():
             if param.requires_grad:  # this hook runs before the engine's, which takes the gradient away
                 param.register_post_accumulate_grad_hook(lambda param: tracker.mark_gradient(param.grad))
-        if accelerator:
+        del param  # a stage drops those of others
+        if case.pipeline > 1:
+            _train_in_stages(case, tracker, model, optimizer)
+        elif accelerator:
             _train_deepspeed(case, tracker, accelerator, model, optimizer)
         else:
             _train_native(case, tracker, model, optimizer)
@@ -113,6 +119,35 @@ def _groups(case: Case) -> Iterator[None]:
         yield
     finally:
         deepspeed.initialize, device_mesh.init_device_mesh = original, mesh
+
+
+def _train_in_stages(
+    case: Case, tracker: Tracker, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Train as in a launch, whose forward pass runs the backward pass too."""
+    tracker.phase("initialise")
+    settings: Any = SimpleNamespace(
+        pipeline_parallel_size=case.pipeline, most_rows=BATCH, plan=SimpleNamespace(generate_limit_s=60)
+    )
+    stages = make_pipeline(model, settings, Changes(announce=False))
+    stages.cut_optimizer(optimizer)
+    pipeline = stages.pipeline
+    model.to(DEVICE)
+    tracker.default_on_device = True
+    pipeline.accelerator = accelerator = SimpleNamespace(sync_gradients=True)
+    for number in range(1, STEPS + 1):
+        for micro in range(1, case.accumulation + 1):
+            accelerator.sync_gradients = micro == case.accumulation
+            tracker.phase(f"backward {number}.{micro}")
+            inputs = make_inputs(case, DEVICE, rows=BATCH * PIPELINE_MICRO_BATCHES)
+            model(**inputs).loss.backward()
+            del inputs
+        tracker.phase(f"step {number}.{micro}")
+        norm = pipeline.norm(model.parameters(), 2.0, error_if_nonfinite=False)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), case.clipping, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    tracker.phase("after")
 
 
 def _train_native(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,6 +66,15 @@ def test_the_samples_of_a_step_stay_unless_others_are_asked_for(
     accumulates: bool, script: tuple[int, int], plan: tuple[int, ...], runs: tuple[int, int]
 ) -> None:
     assert batches(script, *plan, accumulates=accumulates) == runs
+
+
+def test_a_pipeline_gets_the_samples_of_a_step_as_one_batch_which_it_splits_itself() -> None:
+    own = Batches(batch_size=8, gradient_accumulation_steps=2)
+    wanted = settings(micro_batch_size=2, gradient_accumulation_steps=8, trainer_accumulates=True)
+    topology = replace(wanted.plan.topology, world_size=4, pipeline_parallel_size=2)
+    wanted = replace(wanted, plan=replace(wanted.plan, topology=topology))
+    found = batches_under(wanted, own, world_size=2)
+    assert found == Batches(batch_size=16, gradient_accumulation_steps=1)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from zerofit.models.trace.attention import flash_package
 from zerofit.models.trace.cache import key_of, read_trace, write_trace
 from zerofit.models.trace.layer_parts import cut_layers
 from zerofit.models.trace.layers import find_stacks, shortened
-from zerofit.models.trace.parts import Absent, as_first_rank
+from zerofit.models.trace.parts import Absent, as_one_rank
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.raw import Skeleton
 from zerofit.models.trace.replicate import NotPeriodicError, replicate
@@ -134,8 +134,12 @@ def trace_made(
             model = make_model()
             if request.tensor_parallel_size > 1:
                 cut_layers(model, Absent(request.tensor_parallel_size))
+            if request.pipeline_parallel_size > 1:
+                from zerofit.models.changes.stages import keep_stage  # imports torch
+
+                keep_stage(model, request.pipeline_stage, request.pipeline_parallel_size)
             tracing = _Tracing(model, request, on_progress or (lambda _: None), feed, loss)
-            with as_first_rank(model, request):
+            with as_one_rank(model, request):
                 return tracing.trace(all_layers=all_layers)
         except UserError:
             raise

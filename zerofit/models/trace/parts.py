@@ -1,30 +1,76 @@
-"""The part of a forward pass that falls to the first rank of a group, with collectives without peers."""
+"""The part of a forward pass that falls to one rank of a group, with collectives without peers."""
 
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import COLLECTIVES
+from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.changes.sequence_shards import SequenceShards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from zerofit.core.allocation_log import TraceRequest
 
 
-@contextmanager
-def as_first_rank(model: Any, request: TraceRequest) -> Iterator[None]:
-    """Let a model's forward pass be that of the first rank that shares its samples, as the engine cuts them.
+def as_one_rank(model: Any, request: TraceRequest) -> AbstractContextManager[None]:
+    """Let a model's forward pass be that of one rank of those that share its samples.
+
+    It is the first of those that share tokens, as the engine cuts them, or the requested stage of a pipeline,
+    whose blocks alone the model has.
 
     Raises:
         UserError: the model can't be run in parts.
     """
-    if request.sequence_parallel_size == 1:
+    if request.sequence_parallel_size > 1:
+        return _with_first_tokens(model, request)
+    if request.pipeline_parallel_size > 1:
+        return _as_stage(model, request)
+    return nullcontext()
+
+
+@contextmanager
+def _as_stage(model: Any, request: TraceRequest) -> Iterator[None]:
+    """Let the forward pass be that of a stage, which returns hidden states, or on the last stage the loss."""
+    from zerofit.models.changes.stages import run_stage  # imports torch
+
+    stage, num_stages, own = request.pipeline_stage, request.pipeline_parallel_size, model.forward
+
+    @functools.wraps(own)
+    def forward(input_ids: Any, *, received: Any = None, **inputs: Any) -> dict[str, Any]:
+        for name in ("use_cache", "past_key_values", "return_dict"):
+            inputs.pop(name, None)
+        inputs["num_items_in_batch"] = 1.0  # a pipeline counts the labels of all its micro-batches
+        first = input_ids if received is None else received
+        output = run_stage(model, own, stage, num_stages, first, **inputs)
+        return {"loss": output.loss.float() if stage == num_stages - 1 else output}
+
+    model.forward = forward
+    try:
         yield
-        return
+    finally:
+        del model.forward
+
+
+def received_by_stage(input_ids: Any, model: Any, request: TraceRequest) -> Any:
+    """Return the hidden states that a stage receives, in its buffers; None on the first one.
+
+    The residual stream has the weights' format, under autocast too.
+    """
+    import torch
+
+    if request.pipeline_stage == 0:
+        return None
+    shape = (*input_ids.shape, model.config.hidden_size)
+    return torch.empty(*shape, dtype=torch_dtype(request.weights), requires_grad=True)
+
+
+@contextmanager
+def _with_first_tokens(model: Any, request: TraceRequest) -> Iterator[None]:
     shards = SequenceShards(model, Absent(request.sequence_parallel_size))
     own = model.forward
 

@@ -58,6 +58,7 @@ class Recorder:
         self._from_chance: set[int] = set()
         self._sum: tuple[int, int, int, bool] | None = None
         self._views: Any = WeakIdKeyDictionary()
+        self._ignores = False
 
     def enter(self, module: int, *, tells: bool = True) -> None:
         """Record that a module's forward begins."""
@@ -117,6 +118,15 @@ class Recorder:
     def ignore(self, tensor: Any) -> None:
         """Exclude a pre-existing tensor: a parameter or a buffer."""
         self._ignored.add(tensor.untyped_storage()._cdata)
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Exclude the tensors that are made inside, which must live as long as the recorder."""
+        self._ignores = True
+        try:
+            yield
+        finally:
+            self._ignores = False
 
     def index_of(self, tensor: Any) -> int | None:
         """Return the index of a tensor's storage, or None if it was not allocated here."""
@@ -184,6 +194,8 @@ class Recorder:
 
     def _adopt(self, storage: Any, num_bytes: int, operator: int, place: int) -> int | None:
         key = storage._cdata
+        if self._ignores:
+            self._ignored.add(key)
         if key in self._live or key in self._ignored:
             return None
         index = self._bear(num_bytes, self._kind(), operator, place)

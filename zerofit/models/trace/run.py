@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Event, TensorKind
@@ -14,12 +14,14 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.cut_cross_entropy import cut_losses
 from zerofit.models.trace.nested import map_tensors, named_tensors
+from zerofit.models.trace.parts import received_by_stage
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
 from zerofit.models.trace.recorder import Recorder, watching
 from zerofit.models.trace.triton_kernels import silent_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.trace.raw import RawLog, Skeleton
@@ -85,6 +87,10 @@ def forward_and_backward(
     batch = feed(model, samples, request)
     recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
     given = _in_format_of_weights(batch, request)
+    in_stages = request.pipeline_parallel_size > 1
+    if in_stages:
+        with recorder.ignoring():  # the engine counts what stages receive
+            given[1]["received"] = received_by_stage(given[1]["input_ids"], model, request)
     recorder.phase = TensorKind.ACTIVATION
     outputs = None
     if loss is not None:
@@ -92,7 +98,7 @@ def forward_and_backward(
     else:
         with autocast(request):
             outputs = model(*given[0], **given[1])
-        if request.autocast is not None:
+        if request.autocast is not None and not in_stages:
             outputs = upcast(outputs)
         value = _loss(outputs)
         _tag_outputs(outputs, recorder)
@@ -100,7 +106,7 @@ def forward_and_backward(
             outputs = None
     recorder.log.note(Event.FORWARD_ENDS, 0)
     recorder.phase = TensorKind.ACTIVATION_GRADIENT
-    _backward(value)
+    _backward(value, recorder.ignoring() if in_stages else nullcontext())
     if request.keeps_outputs:
         recorder.retag_what_outlives_the_backward_pass()
     del batch, given, outputs, value
@@ -111,12 +117,16 @@ def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
         recorder.retag(tensor, TensorKind.OUTPUT)
 
 
-def _backward(loss: Any) -> None:
-    """Do what loss.backward() does, without leaving the active modes, which recomputation needs."""
+def _backward(loss: Any, making: AbstractContextManager[None]) -> None:
+    """Do what loss.backward() does, without leaving the active modes, which recomputation needs.
+
+    Args:
+        making: around the making of the loss's own gradient, or of hidden states'.
+    """
     import torch
     from torch.autograd.graph import _engine_run_backward
 
-    with torch.no_grad():
+    with torch.no_grad(), making:
         gradient = torch.ones_like(loss)
     _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 

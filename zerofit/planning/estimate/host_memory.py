@@ -349,7 +349,16 @@ class HostRank:
             self.ledger.take(elements * FP32, STATES)
 
     def _save(self) -> None:
-        """The weights come to the host; each rank's states on the GPU pass through it one at a time."""
+        """The weights come to the host; each rank's states on the GPU pass through it one at a time.
+
+        Rank 0 of a pipeline gathers both of all stages (training/pipeline/whole_state.py).
+        """
+        if self._setup.stage is not None and self._rank == 0:
+            whole = sum(self._sizes) + self._setup.cut_elements
+            states = self.ledger.take(2 * whole * FP32, STATES)
+            self.ledger.flash(whole * max(self._bytes, default=FP32), SAVED)
+            self.ledger.drop(states)
+            return
         if self._offload is OffloadDevice.NONE:
             states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
             self.ledger.flash(states * FP32, STATES)
@@ -397,8 +406,8 @@ _EXPLANATIONS = {
     ),
     MASTER: ("4 P / N a rank; 8 P / N while stage 3 makes it", f"{_STAGE12}:565; {_STAGE3}:1159"),
     STATES: (
-        "8 P / N a rank with the optimizer on the host, or the pages of a paged one; else one state on its"
-        " way to the disk",
+        "8 P / N a rank with the optimizer on the host, or the pages of a paged one; 8 P_all on rank 0 of a"
+        " pipeline; else one state on its way to the disk",
         "deepspeed 0.19.8, ops/adam/cpu_adam.py:161; bitsandbytes/optim/optimizer.py, get_state_buffer;"
         " torch.save copies one storage at a time",
     ),

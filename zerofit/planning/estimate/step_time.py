@@ -18,7 +18,7 @@ from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s,
 if TYPE_CHECKING:
     from zerofit.core.facts import Machine
     from zerofit.core.rates import Rates
-    from zerofit.planning.estimate.engines.engine import Setup
+    from zerofit.planning.estimate.engines.engine import Setup, Stage
     from zerofit.planning.estimate.speeds import Speeds
 
 _SCALE_BYTES = 8
@@ -51,7 +51,11 @@ def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm |
     if setup.topology.num_replicas == 1 or not setup.trains:
         return None
     stage, num_bytes = setup.strategy.zero_stage, trained_bytes(setup)
-    if setup.strategy.engine is Engine.NATIVE:
+    if setup.stage is not None:
+        seconds = 2 * _one_way(num_bytes, num_trained(setup), setup, speeds)
+        formula = "all-reduce of the stage's gradients, one by one"
+        source = "zerofit/training/pipeline/pipeline.py, take_gradients"
+    elif setup.strategy.engine is Engine.NATIVE:
         exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
         seconds = _beside(exchange, passes.backward_s)
         formula = "max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides"
@@ -352,6 +356,8 @@ OFFLOAD_UNCERTAINTY_SOURCE = (
     "ASSUMPTION: three published steps with the optimizer on the CPU took 4 to 33 % less than estimated, the "
     "batch and the host's bandwidth unknown"
 )
+STAGES_UNCERTAINTY = 0.5
+STAGES_UNCERTAINTY_SOURCE = "ASSUMPTION: no step of torch's pipeline stages on GPUs was compared"
 _HOPPER = (9, 0)
 LOOPED_UNCERTAINTY = 1.0
 LOOPED_UNCERTAINTY_SOURCE = (
@@ -401,6 +407,8 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
         terms += [exchange] if exchange is not None else []
         terms += [optimizer_term(setup, speeds), *offload_terms(setup, speeds, times)]
     micro_batch_s = sum(one.seconds for one in passes.values())
+    if setup.stage is not None:
+        terms += _pipeline_terms(setup, setup.stage, speeds, micro_batch_s=micro_batch_s)
     uncertainty, source = _uncertainty(setup, machine, is_short=micro_batch_s < _SHORT_S)
     return StepTime(
         terms=tuple(term for term in terms if term.seconds > 0),
@@ -414,12 +422,37 @@ def _uncertainty(setup: Setup, machine: Machine, *, is_short: bool) -> tuple[flo
         (gpu.compute_capability or _HOPPER) < _HOPPER for gpu in machine.gpus
     ):
         return LOOPED_UNCERTAINTY, LOOPED_UNCERTAINTY_SOURCE
+    if setup.stage is not None:
+        return STAGES_UNCERTAINTY, STAGES_UNCERTAINTY_SOURCE
     if setup.trains_adapters:
         return LORA_UNCERTAINTY, LORA_UNCERTAINTY_SOURCE
     offload = {setup.strategy.optimizer_offload, setup.strategy.param_offload}
     if setup.trains and offload != {OffloadDevice.NONE}:
         return OFFLOAD_UNCERTAINTY, OFFLOAD_UNCERTAINTY_SOURCE
     return (SHORT_UNCERTAINTY, SHORT_UNCERTAINTY_SOURCE) if is_short else (UNCERTAINTY, UNCERTAINTY_SOURCE)
+
+
+def _pipeline_terms(
+    setup: Setup, stage: Stage, speeds: Speeds, *, micro_batch_s: float
+) -> tuple[TimeTerm, ...]:
+    """Return what a stage waits for: the others while a pass begins and ends, and what they send."""
+    assert speeds.group_bytes_per_s is not None
+    strategy = setup.strategy
+    num_bytes = stage.hidden_bytes_per_sample * (strategy.micro_batch_size or 1)
+    return (
+        TimeTerm(
+            name="waiting for other stages",
+            seconds=stage.passes * (stage.num_stages - 1) * micro_batch_s,
+            formula="passes x (stages - 1) x a micro-batch of the slowest stage",
+            source="1F1B: https://arxiv.org/abs/2006.09503",
+        ),
+        TimeTerm(
+            name="sent between stages",
+            seconds=2 * num_micro_batches(setup) * (speeds.message_s + num_bytes / speeds.group_bytes_per_s),
+            formula="micro-batches x (hidden states + their gradients) / link; nothing overlaps",
+            source=f"torch/distributed/pipelining/schedules.py, Schedule1F1B (2.13); {speeds.group_source}",
+        ),
+    )
 
 
 class _Pass:

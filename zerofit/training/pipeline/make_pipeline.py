@@ -11,17 +11,17 @@ import torch
 from zerofit.core.errors import UserError
 from zerofit.generation.ranks.meeting import meet
 from zerofit.generation.script_place import script_line
-from zerofit.training.equal_weights import take_values_of_first_rank
-from zerofit.training.pipeline.groups import make_groups
-from zerofit.training.pipeline.pipeline import Pipeline
-from zerofit.training.pipeline.random_states import take_random_state_of_first_stage
-from zerofit.training.pipeline.stages import (
+from zerofit.models.changes.stages import (
     blocks_by_stage,
     check_stages,
     cut,
     refuse_router_loss,
     share_blocks,
 )
+from zerofit.training.equal_weights import take_values_of_first_rank
+from zerofit.training.pipeline.groups import make_groups
+from zerofit.training.pipeline.pipeline import Pipeline
+from zerofit.training.pipeline.random_states import take_random_state_of_first_stage
 from zerofit.training.pipeline.whole_state import WholeStates, name_parameters
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from zerofit.core.errors import UserError
+from zerofit.models.changes.stages import refuse_router_loss, run_stage
 from zerofit.training.pipeline.batches import IGNORED, check_same_batch, micro_batches_of, padded
 from zerofit.training.pipeline.outputs import LossAlone
-from zerofit.training.pipeline.stages import refuse_router_loss, run_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -313,6 +313,10 @@ def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int
     if settings.trainer_accumulates:
         if micro_batch_size * (steps or samples // micro_batch_size) != samples:
             raise _differs(settings, script, world_size)
+        if (
+            settings.pipeline_parallel_size > 1
+        ):  # which splits a batch itself, into as many as fill its stages
+            return Batches(batch_size=samples, gradient_accumulation_steps=1)
         return Batches(batch_size=micro_batch_size, gradient_accumulation_steps=samples // micro_batch_size)
     if samples != script.samples_per_step:
         return _batches_of(samples, script, micro_batch_size)

@@ -16,6 +16,7 @@ from zerofit.core.allocation_log import (
     TensorKind,
     TracedParameter,
 )
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.planning.estimate.closed_form.shape import Shape
 
@@ -289,7 +290,18 @@ def closed_form_log(model: ModelFacts, request: TraceRequest) -> AllocationLog:
 
     Args:
         model: the dimensions; those that are 0 are taken to be as in most models.
+
+    Raises:
+        UserError: the log of one stage of a pipeline is asked for.
     """
+    if request.pipeline_parallel_size > 1:
+        raise UserError(
+            "pipeline-parallel-not-estimated",
+            "--fast does not estimate pipeline parallelism",
+            found=f"--fast with {request.pipeline_parallel_size} pipeline stages",
+            why="closed forms count whole models, and know neither stages nor what is in flight between them",
+            fix="leave out --fast: the stages are then traced",
+        )
     return _Writer(Shape(facts=model, request=request)).write()
 
 

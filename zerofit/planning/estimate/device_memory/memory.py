@@ -11,6 +11,7 @@ from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_t
 from zerofit.planning.estimate.device_memory.replay import Tape, replay
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
 from zerofit.planning.estimate.engines.native import NativeEngine
+from zerofit.planning.estimate.engines.pipeline import PipelineEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
 
@@ -48,6 +49,11 @@ _MANY_RANKS = (
 )
 
 
+_IN_STAGES = (
+    0.2,
+    "ASSUMPTION: as for many ranks, and no run in pipeline stages was measured on a GPU; a stage's live "
+    "tensors equal those of torch's schedule on CPU ranks (docs/pipeline.md)",
+)
 _STAGES: dict[ZeroStage, type[SimulatedEngine]] = {
     ZeroStage.NOTHING: DeepSpeedStage0,
     ZeroStage.OPTIMIZER_STATES: DeepSpeedStage12,
@@ -60,7 +66,7 @@ def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
     """Play a run and return the engine with its tape; a sketch is quicker and less exact (see play)."""
     strategy = setup.strategy
     kind = NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
-    engine = kind(setup, Tape())
+    engine = (kind if setup.stage is None else PipelineEngine)(setup, Tape())
     play(engine, sketch=sketch)
     return engine
 
@@ -112,6 +118,8 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     by_name = QUANTIZED_BY_NAME if setup.strategy.quantization else BY_NAME
     alone = BY_OWN_MODEL if setup.traces_own_model else by_name
     uncertainty, source = _MANY_RANKS if has_nccl else alone
+    if setup.stage is not None:
+        uncertainty, source = _IN_STAGES
     more, why = doubt_about(setup.versions.deepspeed)
     if setup.strategy.engine is Engine.NATIVE or not more:
         return uncertainty, source

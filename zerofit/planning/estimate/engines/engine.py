@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerofit.core.allocation_log import AllocationLog
     from zerofit.core.facts import Versions
@@ -27,6 +28,30 @@ the second one is where memory settles."""
 PLAYED = 3
 """Micro-batches of a step that are played at most: the first, the second, and the last with its boundary.
 Those between do what the second does, so that longer accumulation is alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The stage of a pipeline whose log is played, and the schedule that it runs by."""
+
+    number: int
+    """Counted from 0."""
+    num_stages: int
+    passes: int
+    """Forward passes of the model in an optimizer step, which the script counts."""
+    hidden_bytes_per_sample: int
+    """Of the hidden states between two stages, for a row of a micro-batch."""
+
+    def micro_batches(self, strategy: Strategy) -> int:
+        """Return the micro-batches that a forward pass of the model is cut into."""
+        return max(1, (strategy.gradient_accumulation_steps or 1) // self.passes)
+
+    def in_flight(self, strategy: Strategy) -> int:
+        """Return the micro-batches whose activations a stage holds at once.
+
+        Source: torch/distributed/pipelining/schedules.py, Schedule1F1B (2.13).
+        """
+        return min(self.micro_batches(strategy), self.num_stages - self.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +89,8 @@ class Setup:
     """Rows of the model's input per sample: two for a preference pair."""
     traces_own_model: bool = False
     """True if the log is of the model that runs, as a script makes it, and not of the class for a name."""
+    stage: Stage | None = None
+    """Where a log is that of one stage of a pipeline."""
 
     @property
     def trains_adapters(self) -> bool:
@@ -123,6 +150,12 @@ class SimulatedEngine:
     def gradient_ready(self, parameter: int, block: int) -> None:
         """A parameter's gradient is whole and in this block, which from now on is the engine's to free."""
 
+    def pass_begins(self) -> None:
+        """A pass of a pipeline begins."""
+
+    def micro_batch_ends(self) -> None:
+        """The backward pass of one micro-batch of a pipeline is over."""
+
     def backward_ends(self, *, is_boundary: bool) -> None:
         """The backward pass is over; is_boundary says whether an optimizer step follows."""
 
@@ -136,7 +169,7 @@ class SimulatedEngine:
 def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
 
-    Of a longer accumulation PLAYED micro-batches are played.
+    Of a longer accumulation PLAYED micro-batches are played, or PLAYED passes of a pipeline.
 
     Args:
         sketch: play the activations of the very last micro-batch alone, and two micro-batches at most. What
@@ -148,13 +181,15 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     tape.begin(RunPhase.INITIALISE)
     engine.initialise()
     micro_batches = _MicroBatches(engine)
+    stage = setup.stage
+    play_pass = micro_batches.play_one if stage is None else micro_batches.play_in_stages
     accumulation = (setup.strategy.gradient_accumulation_steps or 1) if setup.trains else 1
-    num_micro_batches = min(accumulation, 2 if sketch else PLAYED)
+    num_passes = min(accumulation if stage is None else stage.passes, 2 if sketch else PLAYED)
     for step in range(NUM_STEPS):
-        for index in range(num_micro_batches):
-            is_boundary = index == num_micro_batches - 1
+        for index in range(num_passes):
+            is_boundary = index == num_passes - 1
             is_last = is_boundary and step == NUM_STEPS - 1
-            micro_batches.play_one(is_boundary=is_boundary, with_activations=is_last or not sketch)
+            play_pass(is_boundary=is_boundary, with_activations=is_last or not sketch)
         if setup.trains:
             tape.begin(RunPhase.STEP)
             engine.step()
@@ -167,14 +202,28 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
 _WORKSPACE = TensorKind.WORKSPACE.value
 _KEEP = 8
 """Stands in for FREE where the script still holds an output; no Event."""
-_Script = tuple[list[str], list[tuple[int, int]], list[tuple[int, int]]]
+_Events = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+"""Codes with their arguments: of the forward pass, and of the backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Script:
+    """What is played of a log: its events without those that do nothing."""
+
+    terms: list[str]
+    """Of each storage."""
+    first: _Events
+    """Of the first micro-batch of a pass."""
+    more: _Events
+    """Of its others, which differ in a pipeline alone."""
+    sketched: _Events
+    """Without activations."""
 
 
 @lru_cache(maxsize=16)
 def _script(
-    log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool, sums_in_place: bool
+    log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool, sums_in_place: bool, in_stages: bool
 ) -> _Script:
-    """Return each storage's term, the events without those that do nothing, and those without activations."""
     terms = terms_of(log)
     gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
     played = {Event.ALLOCATE, Event.FREE, Event.GRADIENT_READY, Event.FORWARD_ENDS, *hooked}
@@ -194,7 +243,40 @@ def _script(
         if code not in (Event.ALLOCATE, Event.FREE, _KEEP)
         or (code == Event.ALLOCATE and argument in gradients)
     ]
-    return terms, events, sketched
+    first = more = _passes(events)
+    if in_stages:
+        first, more = _with_copies_kept(log, terms, first)
+    return _Script(terms=terms, first=first, more=more, sketched=_passes(sketched))
+
+
+def _passes(events: list[tuple[int, int]]) -> _Events:
+    ends = next((index for index, (code, _) in enumerate(events) if code == Event.FORWARD_ENDS), len(events))
+    return tuple(events[:ends]), tuple(events[ends + 1 :])
+
+
+def _with_copies_kept(log: AllocationLog, terms: list[str], events: _Events) -> tuple[_Events, _Events]:
+    """Return the events of a pass's first micro-batch, whose casts of weights stay, and those of the others.
+
+    Two casts in one module with as many bytes are of one weight: in the forward pass, and recomputed.
+    """
+    storages, made, first = log.storages, set[tuple[int, int]](), []
+    copies = {storage for storage, term in enumerate(terms) if term == WEIGHT_COPIES}
+    more = tuple(tuple(one for one in part if not _is_of(one, copies)) for part in events)
+    for part in events:
+        kept = []
+        for code, argument in part:
+            if _is_of((code, argument), copies):
+                weight = storages.modules[argument], storages.fixed_bytes[argument]
+                if code != Event.ALLOCATE or weight in made:
+                    continue
+                made.add(weight)
+            kept.append((code, argument))
+        first.append(tuple(kept))
+    return (first[0], first[1]), (more[0], more[1])
+
+
+def _is_of(event: tuple[int, int], storages: set[int]) -> bool:
+    return event[0] in (Event.ALLOCATE, Event.FREE) and event[1] in storages
 
 
 class _MicroBatches:
@@ -209,35 +291,82 @@ class _MicroBatches:
             for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
         ]
         self._hooks = _hooks(engine)
-        self._terms, self._events, self._sketched = _script(
+        self._script = _script(
             log,
             frozenset(self._hooks),
             keeps_outputs=engine.setup.keeps_outputs,
             sums_in_place=engine.SUMS_IN_PLACE,
+            in_stages=engine.setup.stage is not None,
         )
         self._kept: list[int] = []
         self._has_run_forward = self._has_run_backward = False
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
+        events = self._script.first if with_activations else self._script.sketched
+        blocks: dict[int, int] = {}
+        kept = self._forward(events, blocks)
+        if self._engine.setup.trains:
+            kept += self._backward(events, blocks)
+        self._kept = kept
+        for block in blocks.values():  # without a backward pass all is still there
+            self._engine.tape.free(block)
+        self._engine.backward_ends(is_boundary=is_boundary)
+
+    def play_in_stages(self, *, is_boundary: bool, with_activations: bool) -> None:
+        """Play one pass of a pipeline by 1F1B: the forward passes in flight, then one of each in turn.
+
+        Of more micro-batches those are left out that do what others do. Weights that autocast has cast stay
+        from the first micro-batch to the end of the pass, as all of it runs inside one autocast.
+        """
+        setup, script = self._engine.setup, self._script
+        first, more = (script.first, script.more) if with_activations else (script.sketched, script.sketched)
+        assert setup.stage is not None
+        ahead = setup.stage.in_flight(setup.strategy)
+        number = min(setup.stage.micro_batches(setup.strategy), ahead + 2)
+        self._engine.tape.begin(RunPhase.FORWARD)
+        self._engine.pass_begins()
+        in_flight: deque[tuple[_Events, dict[int, int]]] = deque()
+        copies: list[int] = []
+        for index in range(number + ahead):
+            if index >= ahead:
+                events, blocks = in_flight.popleft()
+                self._backward(events, blocks)
+                copies += blocks.values()
+                self._engine.micro_batch_ends()
+            if index < number:
+                in_flight.append((more if index else first, {}))
+                self._forward(*in_flight[-1])
+        for block in copies:
+            self._engine.tape.free(block)
+        self._engine.backward_ends(is_boundary=is_boundary)
+
+    def _forward(self, events: _Events, blocks: dict[int, int]) -> list[int]:
+        """Play a forward pass: fill blocks, by storage, and return those that the script still holds."""
         engine, tape = self._engine, self._engine.tape
         tape.begin(RunPhase.FORWARD)
         if not self._has_run_forward:
             tape.allocate(cublas_workspace_bytes(engine.setup.compute_capability), _WORKSPACE)
             self._has_run_forward = True
-        blocks = self._play(self._events if with_activations else self._sketched)
-        for block in blocks.values():  # without a backward pass all is still there
-            tape.free(block)
-        engine.backward_ends(is_boundary=is_boundary)
+        kept = self._play(events[0], blocks)
+        self.let_go()  # the script's names now hold the new outputs
+        return kept
 
-    def _play(self, events: list[tuple[int, int]]) -> dict[int, int]:
-        """Play events and return the blocks that are left, by storage."""
-        tape, hooks, sizes, terms = self._engine.tape, self._hooks, self._sizes, self._terms
+    def _backward(self, events: _Events, blocks: dict[int, int]) -> list[int]:
+        """Play the backward pass of what was played forward, and return the blocks that the script holds."""
+        setup, tape = self._engine.setup, self._engine.tape
+        tape.begin(RunPhase.BACKWARD)
+        if not self._has_run_backward:  # autograd's own thread has a cuBLAS handle of its own
+            tape.allocate(cublas_workspace_bytes(setup.compute_capability), _WORKSPACE)
+            self._has_run_backward = True
+        return self._play(events[1], blocks)
+
+    def _play(self, events: Sequence[tuple[int, int]], blocks: dict[int, int]) -> list[int]:
+        tape, hooks, sizes, terms = self._engine.tape, self._hooks, self._sizes, self._script.terms
         # The tape's own methods, written out: this loop is where the time goes.
         note_size, note_term, note_entry = tape.sizes.append, tape.terms.append, tape.entries.append
         tape_sizes = tape.sizes
-        blocks: dict[int, int] = {}
-        keeps: list[int] = []
+        kept: list[int] = []
         born = len(tape_sizes)
         for code, argument in events:
             if code == 0:  # Event.ALLOCATE
@@ -249,14 +378,7 @@ class _MicroBatches:
             elif code == 1:  # Event.FREE
                 note_entry(-blocks.pop(argument) - 1)
             elif code == _KEEP:
-                keeps.append(blocks.pop(argument))
-            elif code == Event.FORWARD_ENDS:
-                self.let_go()  # the script's names now hold the new outputs
-                if not self._engine.setup.trains:
-                    break
-                tape.begin(RunPhase.BACKWARD)
-                self._begin_backward()
-                born = len(tape_sizes)
+                kept.append(blocks.pop(argument))
             elif code == Event.GRADIENT_READY:
                 storage = self._engine.setup.log.gradient_storages[argument]
                 self._engine.gradient_ready(argument, blocks.pop(storage))
@@ -264,14 +386,7 @@ class _MicroBatches:
             else:
                 hooks[code](argument)
                 born = len(tape_sizes)
-        self._kept = keeps
-        return blocks
-
-    def _begin_backward(self) -> None:
-        if not self._has_run_backward:  # autograd's own thread has a cuBLAS handle of its own
-            setup = self._engine.setup
-            self._engine.tape.allocate(cublas_workspace_bytes(setup.compute_capability), _WORKSPACE)
-            self._has_run_backward = True
+        return kept
 
     def let_go(self) -> None:
         """Free the outputs that the script still held."""

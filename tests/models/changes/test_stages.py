@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.training.pipeline.stages import as_stage, blocks_by_stage, check_stages, cut, share_blocks
+from zerofit.models.changes.stages import as_stage, blocks_by_stage, check_stages, cut, share_blocks
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -1,4 +1,8 @@
-"""Stages: the consecutive blocks of a decoder that one rank of a pipeline keeps, with what is at the ends."""
+"""Stages: the consecutive blocks of a decoder that one rank of a pipeline keeps, with what is at the ends.
+
+The ranks of a pipeline run them (training/pipeline), and the tracer runs one by the same code
+(models/trace/parts.py), so that what is estimated is what runs.
+"""
 
 from __future__ import annotations
 
@@ -161,6 +165,19 @@ def as_stage(
 def cut(model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool = False) -> None:
     """Drop the parameters that another stage holds; arguments as of as_stage()."""
     _replace(model, stage, bounds, returns_tuples=returns_tuples)
+
+
+def keep_stage(model: nn.Module, stage: int, num_stages: int) -> None:
+    """Drop all that other stages hold, with no modules in place of their blocks, which the tracer repeats.
+
+    Raises:
+        UserError: there are fewer blocks than stages, or the model is no pipeline.
+    """
+    bounds, parts = share_blocks(model, num_stages), parts_of(model)
+    name = next(name for name, child in parts.base.named_children() if child is parts.blocks)
+    own = list(parts.blocks)[bounds[stage] : bounds[stage + 1]]
+    cut(model, stage, bounds)
+    setattr(parts.base, name, nn.ModuleList(own))
 
 
 def _replace(

@@ -1,0 +1,208 @@
+"""Plans for pipeline stages, from traces of each stage of a small Llama."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from planning_problems import RATES, model, problem
+
+from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
+from zerofit.core.errors import UserError
+from zerofit.core.estimates import RunPhase
+from zerofit.core.plan import Topology
+from zerofit.core.request import Request
+from zerofit.core.strategy import Engine, Precision, Strategy
+from zerofit.planning.candidates import candidates
+from zerofit.planning.estimate.device_memory.memory import play_strategy
+from zerofit.planning.estimate.device_memory.replay import replay_live
+from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Stage
+from zerofit.planning.estimate.engines.pipeline import STAGE_BUFFERS
+from zerofit.planning.layouts import compare_layouts
+from zerofit.planning.solve import best_of, solve
+from zerofit.planning.training_estimator import TrainingEstimator
+
+_HIDDEN, _TOKENS, _VOCABULARY = 64, 128, 512
+_FACTS = model(
+    num_parameters=330_816,
+    num_trainable_parameters=330_816,
+    num_layers=6,
+    hidden_size=_HIDDEN,
+    vocab_size=_VOCABULARY,
+    intermediate_size=176,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=16,
+    num_largest_layer_parameters=50_304,
+    largest_parameter=_VOCABULARY * _HIDDEN,
+)
+
+
+@cache
+def _traced(request: TraceRequest, *, is_tied: bool = False) -> Trace:
+    import transformers
+
+    from zerofit.models.trace.entry import trace_config
+
+    config = transformers.LlamaConfig(
+        vocab_size=_VOCABULARY, hidden_size=_HIDDEN, intermediate_size=176, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=is_tied,
+    )  # fmt: skip
+    return trace_config(config, transformers.AutoModelForCausalLM.from_config, request)
+
+
+def _log(stage: int, *, stages: int = 2, is_tied: bool = False, **fields: Any) -> AllocationLog:
+    request = TraceRequest(
+        sequence_length=_TOKENS,
+        keeps_outputs=False,
+        pipeline_parallel_size=stages,
+        pipeline_stage=stage,
+        **fields,
+    )
+    return _traced(request, is_tied=is_tied).log_for(2)
+
+
+def _flops(log: AllocationLog) -> int:
+    return sum(cost.count * (cost.fixed_flops + 2 * cost.flops_per_sample) for cost in log.costs)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_stages_share_the_operations_and_the_parameters_of_the_whole(checkpoints: bool) -> None:
+    stages = [_log(stage, stages=3, gradient_checkpointing=checkpoints) for stage in range(3)]
+    whole = _traced(
+        TraceRequest(sequence_length=_TOKENS, keeps_outputs=False, gradient_checkpointing=checkpoints)
+    ).log_for(2)
+    assert sum(map(_flops, stages)) == _flops(whole)
+    sizes = [sum(one.num_elements for one in log.parameters) for log in (*stages, whole)]
+    assert sum(sizes[:3]) == sizes[3]
+
+
+def test_tied_embeddings_are_on_both_ends() -> None:
+    held = [[one.name for one in _log(stage, is_tied=True).parameters] for stage in range(2)]
+    assert ["model.embed_tokens.weight" in names for names in held] == [True, True]
+
+
+def _problem(stages: int, *, num_gpus: int = 2, **fields: Any) -> Any:
+    asked = problem(
+        facts=_FACTS,
+        num_gpus=num_gpus,
+        sequence_length=_TOKENS,
+        request=Request(pipeline_parallel_size=stages),
+        **{"global_batch_size": 16, **fields},
+    )
+    return replace(asked, topology=replace(asked.topology, pipeline_parallel_size=stages))
+
+
+def _estimator(asked: Any) -> TrainingEstimator:
+    return TrainingEstimator(asked, trace=_traced, rates=RATES)
+
+
+def _strategy(size: int, steps: int) -> Strategy:
+    return Strategy(precision=Precision.FP32, micro_batch_size=size, gradient_accumulation_steps=steps)
+
+
+def _live(setup: Any) -> dict[RunPhase, dict[str, int]]:
+    return {peak.phase: dict(peak.live) for peak in replay_live(play_strategy(setup).tape).peaks}
+
+
+@pytest.mark.parametrize(("number", "received"), [(0, 4), (1, 8), (2, 4)])
+def test_a_stage_holds_a_buffer_for_each_micro_batch_from_both_its_neighbours(
+    number: int, received: int
+) -> None:
+    estimator = _estimator(_problem(3, num_gpus=3))
+    live = _live(estimator._setup(_strategy(4, 4), number))
+    assert live[RunPhase.STEP][STAGE_BUFFERS] == received * 4 * _TOKENS * _HIDDEN * 4
+
+
+def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    estimator = _estimator(_problem(2))
+    setup = estimator._setup(_strategy(4, 4), 0)
+    assert setup.stage == Stage(
+        number=0, num_stages=2, passes=1, hidden_bytes_per_sample=_TOKENS * _HIDDEN * 4
+    )
+    alone = replace(setup, stage=replace(setup.stage, number=1))
+    held = [_live(one)[RunPhase.BACKWARD]["activations"] for one in (setup, alone)]
+    assert held[0] == pytest.approx(2 * held[1], rel=0.1)
+
+
+def test_casts_of_weights_stay_once_for_all_micro_batches_of_a_pass() -> None:
+    """All of a pass runs inside one autocast, whose cache keeps a cast of each weight."""
+    estimator = _estimator(_problem(2))
+    setup = estimator._setup(replace(_strategy(4, 4), precision=Precision.BF16), 0)
+    matrices = sum(one.num_elements for one in setup.log.parameters if len(one.shape) == 2)
+    cast = matrices - _VOCABULARY * _HIDDEN  # not the embedding
+    live = _live(setup)
+    assert live[RunPhase.FORWARD][WEIGHT_COPIES] == live[RunPhase.BACKWARD][WEIGHT_COPIES] == 2 * cast
+    assert WEIGHT_COPIES not in live[RunPhase.STEP]
+
+
+def test_a_pass_adds_its_gradients_to_those_that_wait() -> None:
+    estimator = _estimator(_problem(2))
+    once, more = (estimator._setup(_strategy(4, steps), 0) for steps in (4, 8))
+    twice = replace(more, stage=replace(more.stage, passes=2))
+    gradients = [_live(one)[RunPhase.BACKWARD]["gradients"] for one in (once, twice)]
+    assert gradients[1] > 1.8 * gradients[0]
+
+
+def test_the_fullest_stage_is_the_estimate_and_says_which_it_is() -> None:
+    estimator = _estimator(_problem(3, num_gpus=3))
+    strategy = _strategy(4, 4)
+    device = estimator.estimate(strategy).estimate.device
+    stages = [estimator._estimate(estimator._setup(strategy, number)).peak_bytes for number in range(3)]
+    assert device.peak_bytes == max(stages)
+    assert device.uncertainty_source.startswith(
+        f"of stage {stages.index(max(stages))} of 0 to 2, the fullest"
+    )
+
+
+def test_more_micro_batches_wait_for_a_smaller_share_of_the_step() -> None:
+    estimator = _estimator(_problem(2, global_batch_size=64))
+    shares = []
+    for steps in (2, 4, 8):
+        time = estimator.estimate(_strategy(64 // steps, steps)).estimate.step_time
+        assert time is not None
+        terms = {one.name: one.seconds for one in time.terms}
+        shares.append(terms["waiting for other stages"] / time.seconds)
+        assert terms["sent between stages"] > 0
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize(("size", "stages", "micro_batches"), [(16, 2, [1, 2, 4, 8]), (16, 4, [1, 2, 4])])
+def test_a_pass_has_a_micro_batch_for_each_stage(size: int, stages: int, micro_batches: list[int]) -> None:
+    space = candidates(_problem(stages, num_gpus=stages, global_batch_size=size))
+    assert {one.engine for one in space.strategies} == {Engine.NATIVE}
+    assert sorted({one.micro_batch_size for one in space.strategies}) == micro_batches
+
+
+def test_a_batch_that_does_not_fill_the_stages_is_refused() -> None:
+    with pytest.raises(UserError) as error:
+        candidates(_problem(4, num_gpus=8, global_batch_size=4))
+    assert str(error.value).splitlines() == [
+        "error[pipeline-batch-too-small]: the global batch is too small for the stages",
+        "  found: a global batch of 4 on 2 pipelines of 4 stages",
+        "  why:   each forward pass needs a micro-batch for each stage, as 1F1B runs them",
+        "  fix:   take a larger batch, smaller micro-batches or fewer stages",
+    ]
+
+
+def test_a_plan_is_made_for_stages_that_are_asked_for() -> None:
+    answer = solve(_problem(2, num_gpus=4), estimator_of=_estimator)
+    assert answer.fits
+    topology = answer.plan.topology
+    assert topology == Topology(world_size=4, pipeline_parallel_size=2)
+    strategy = answer.plan.strategy
+    assert (strategy.micro_batch_size or 0) * (strategy.gradient_accumulation_steps or 0) * 2 == 16
+
+
+def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:
+    asked = problem(facts=_FACTS, num_gpus=4, sequence_length=_TOKENS, global_batch_size=16)
+    layouts = compare_layouts(asked, solve=lambda one: best_of(one, _estimator))
+    in_stages = {
+        one.problem.topology.pipeline_parallel_size: one.best
+        for one in layouts
+        if one.problem.topology.sample_group_size == one.problem.topology.pipeline_parallel_size > 1
+    }
+    assert list(in_stages) == [2, 4]
+    assert all(best is not None and best.fits for best in in_stages.values())
