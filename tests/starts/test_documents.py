@@ -18,6 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
+from runs import run_command
 
 from zerofit.cli.main import main, zerofit
 
@@ -43,6 +44,7 @@ _RULES = "docs/reference/rules.md"
 are parsed here."""
 _BLOCKS = [block for document in documents() for block in blocks(document)]
 _PROGRAMS = [block for block in _BLOCKS if block.language == "python" and block.document != _RULES]
+_NOTEBOOKS = "docs/notebooks.md"
 _COMMANDS = [
     command
     for command in documented()
@@ -174,6 +176,23 @@ def test_a_program_of_a_document_parses_and_its_names_of_zerofit_are_there(block
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("zerofit"):
             module = importlib.import_module(str(node.module))
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "zerofit"
+        ):
+            assert hasattr(importlib.import_module("zerofit"), node.attr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [one for one in _PROGRAMS if one.document == _NOTEBOOKS], ids=_named)
+def test_a_program_for_notebooks_runs_as_it_stands(block: Block, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests/launching/scripts/tiny_loop.py", tmp_path / "train.py")
+    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: DEEPSPEED\n")
+    # There is no GPU here.
+    program = block.text.replace('"3", zero_stage=3)', '"3", zero_stage=3, on_cpu=True)')
+    run_command((sys.executable, "-c", program), tmp_path).check()
 
 
 @pytest.mark.parametrize("document", documents())
