@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.checking.inputs.named_files import named_files
-from zerofit.checking.inputs.situations import situations
+from zerofit.checking.inputs.situations import read_scripts, situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Example
 from zerofit.checking.targets import TargetFile, Targets
@@ -34,11 +34,11 @@ def situations_of_example(example: Example) -> tuple[Situation, ...]:
     versions = replace(_VERSIONS, **example.versions)
     if example.strategy is not None:
         assert example.topology is not None, "a strategy runs on some ranks"
-        return (
-            situation_of_strategy(
-                example.strategy, topology=example.topology, machine=example.machine, versions=versions
-            ),
+        situation = situation_of_strategy(
+            example.strategy, topology=example.topology, machine=example.machine, versions=versions
         )
+        scripts, _ = read_scripts(_targets(example, versions))
+        return (replace(situation, script=scripts[0] if scripts else None),)
     found = situations(_targets(example, versions))
     if example.topology is None:
         return found

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import LANGUAGE
+from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rules.examples import LANGUAGE, ending
+from zerofit.checking.rules.script.hits import OF_ENGINE, unchecked, under
 from zerofit.checking.situation import known, stage_of, text_of
 from zerofit.core.plan import Topology
+from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 _DOCS = "https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
 _PIPELINE = Topology(world_size=2, pipeline_parallel_size=2)
 _WITHOUT = Topology(world_size=2)
+_SAVES = 'accelerator.unwrap_model(model).save_pretrained("out")'
 
 
 def _stages(situation: Situation) -> str | None:
@@ -86,6 +90,31 @@ def _in_fp16(situation: Situation) -> Iterator[Hit]:
         precision = known(situation.settings.precision, "the precision")
         if precision.value is Precision.FP16:
             yield Hit(found=f"{stages} with {precision.text}", place=precision.place)
+
+
+@Rule(
+    id="pipeline-saves-on-all-ranks",
+    severity=Severity.ERROR,
+    summary="a model in pipeline stages can't be saved by a single rank",
+    why="each rank holds the weights of its own stage, and rank 0 waits for those of the others",
+    fix="move it out of the condition, so that every rank calls it; rank 0 alone writes",
+    see=_DOCS,
+    bad=Example(
+        strategy=Strategy(),
+        topology=_PIPELINE,
+        script=ending(LANGUAGE, f"if accelerator.is_main_process:\n    {_SAVES}"),
+    ),
+    good=Example(strategy=Strategy(), topology=_WITHOUT, script=ending(LANGUAGE, _SAVES)),
+    evidence=HANGS,
+)
+def _saves_on_one_rank(situation: Situation) -> Iterator[Hit]:
+    if _stages(situation) is None:
+        return
+    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.GET_STATE_DICT, Action.SAVE_STATE):
+        is_of_model = call.action is not Action.SAVE_PRETRAINED or call.state in OF_ENGINE
+        if call.one_rank is not None and is_of_model and "state_dict" not in call.given:
+            # Certain, since the trained weights would be lost.
+            yield under(call, Confidence.CERTAIN)
 
 
 RULES = declared(vars())

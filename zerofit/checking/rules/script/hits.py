@@ -34,6 +34,13 @@ def hit(
     return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence, fix=fix)
 
 
+def under(call: ScriptCall, confidence: Confidence = Confidence.LIKELY) -> Hit:
+    """Return a finding on a call that only some ranks make, with the condition under which they do."""
+    condition = f"`{call.one_rank.text}`" if call.one_rank else ""
+    behind = f" if {condition} is false" if call.is_otherwise else f" under {condition}"
+    return hit(call.seen, behind, confidence)
+
+
 def says_how_often(share: Sighting) -> str:
     """Return the text for a call that one rank may make more often than another."""
     return f", on each rank as often as `{share.text}` says"

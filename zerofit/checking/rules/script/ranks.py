@@ -13,6 +13,7 @@ from zerofit.checking.rules.script.hits import (
     hit,
     says_how_often,
     unchecked,
+    under,
 )
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -66,7 +67,7 @@ model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False
 )
 def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_WAITS):
-        yield _under(call)
+        yield under(call)
     for call in unchecked(situation, *_WAITS):
         if call.share is not None and call.one_rank is None:
             yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
@@ -74,11 +75,6 @@ def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
 
 def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     return (call for call in unchecked(situation, *actions) if call.one_rank is not None)
-
-
-def _under(call: ScriptCall) -> Hit:
-    condition = f"`{call.one_rank.text}`" if call.one_rank else ""
-    return hit(call.seen, f" if {condition} is false" if call.is_otherwise else f" under {condition}")
 
 
 @Rule(
@@ -95,7 +91,7 @@ def _under(call: ScriptCall) -> Hit:
 @at_stages(*EVERY_STAGE)
 def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_CHECKPOINTS):
-        yield _under(call)
+        yield under(call)
 
 
 @Rule(
@@ -115,7 +111,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
         is_partitioned = call.state in OF_ENGINE or call.action not in _USES_WEIGHTS
         # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
         if is_partitioned and (not call.is_gathered or call.action in _RUNS):
-            yield _under(call)
+            yield under(call)
 
 
 @Rule(
