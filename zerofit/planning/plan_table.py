@@ -241,8 +241,10 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         strategy = label(suggestion.best.strategy, answer.problem.topology)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
         yield f"{line}, closely" if suggestion.is_close else line
-        if suggestion.change.startswith("--") and problem.request.typed[0]:
-            yield f"{_COMMAND}{command_with(suggestion.change, problem.request)}"
+        own = problem.request.typed[0]
+        is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
+        if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):
+            yield f"{_COMMAND}{command_with(suggestion.flags, problem.request)}"
 
 
 def command_with(flags: str, request: Request) -> str:

@@ -32,6 +32,8 @@ class Suggestion:
 
     change: str
     """In words and flags."""
+    flags: str
+    """Flags that plan with it; empty where there are none."""
     best: EstimatedStrategy
     """The strategy that then fits."""
     is_close: bool
@@ -73,10 +75,24 @@ def suggestions(
     helping = list(first_that_help(free, solved)) or list(first_that_help([_free_together(problem)], solved))
     return tuple(
         Suggestion(
-            change=change, best=best, is_close=changed.is_close(best.estimate.device, best.estimate.host)
+            change=change,
+            flags=change if change.startswith("--") else _machine_flags(problem.machine, changed.machine),
+            best=best,
+            is_close=changed.is_close(best.estimate.device, best.estimate.host),
         )
         for change, changed, best in (*helping, *first_that_help(machines, solved))
     )
+
+
+def _machine_flags(present: Machine, changed: Machine) -> str:
+    """Return the flag that plans for a machine with more host memory or disks."""
+    if changed.gpus != present.gpus:
+        return ""
+    if changed.nvme_bytes != present.nvme_bytes:
+        return f"--nvme {(changed.nvme_bytes or 0) // GIB}G"
+    if changed.host_memory_bytes != present.host_memory_bytes:
+        return f"--host-ram {changed.host_memory_bytes // GIB}G"
+    return ""
 
 
 def first_that_help(
