@@ -15,6 +15,7 @@ def test_two_ranks_save_all_weights_together_and_none_alone(tmp_path: Path, buil
     assert json.loads((tmp_path / "out.json").read_text()) == {
         "tied": True,
         "adapted": True,
+        "given": True,
         "alone": [
             "zero3-saves-on-all-ranks",
             "model.save_pretrained() was not called on all ranks",

@@ -55,7 +55,8 @@ def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None
 
         given = signature.bind(self, *args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
-        if given.get("state_dict") is not None or not missing_bytes(self):
+        # accelerator.get_state_dict() returns the weights on rank 0, and None on others.
+        if "state_dict" in given or not missing_bytes(self):
             return original(self, *args, **kwargs)
         line = script_line()
         meet("model.save_pretrained", line=line, limit_s=settings.plan.generate_limit_s, advice=_SAVING)
