@@ -78,19 +78,20 @@ def _weights(model: Any, *, keeps: bool) -> dict[str, Any]:
     Args:
         keeps: False on ranks that only take part.
     """
+    import torch
+
     state = model.state_dict(keep_vars=True)
-    saved = {id(value) for name, value in state.items() if _is_saved(model, name, value)}
-    saved |= {id(one.weight) for one in _embeddings(model)}
+    adapters = getattr(model, "peft_config", None)
+    saved = {
+        id(value)
+        for name, value in state.items()
+        if not adapters
+        or getattr(value, "requires_grad", False)  # an extra state is no tensor
+        or "lm_head" in name
+        or not adapters.keys().isdisjoint(name.split("."))
+    }
+    saved |= {id(one.weight) for one in model.modules() if isinstance(one, torch.nn.Embedding)}
     whole = {
         id(one): one.detach().to("cpu", copy=True) for one in each_whole(model) if keeps and id(one) in saved
     }
     return {name: whole.get(id(value), value) for name, value in state.items()}
-
-
-def _is_saved(model: Any, name: str, value: Any) -> bool:
-    adapters = getattr(model, "peft_config", None)
-    return not adapters or value.requires_grad or not adapters.keys().isdisjoint(name.split("."))
-
-
-def _embeddings(model: Any) -> list[Any]:
-    return [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
