@@ -121,7 +121,7 @@ def test_plan_of_more_ranks_than_gpus_is_refused(run_zerofit: RunZerofit, folder
     line = "--gpus 2xH100 torchrun --nproc_per_node 4 train.py"
     run = run_zerofit("plan", *line.split(), cwd=folder)
     assert run.returncode == 2
-    assert run.stderr.partition("first step ...\n")[2] == (
+    assert run.stderr.partition("\n")[2] == (
         "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
         "  found: 4 ranks on 1 x 2 GPUs\n"
         "  why:   each rank needs a GPU of its own\n"
