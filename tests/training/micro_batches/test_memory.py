@@ -45,6 +45,33 @@ def test_logits_that_nobody_looks_at_are_not_kept() -> None:
         driver.backward(outputs.loss)
 
 
+def test_a_piece_runs_beside_the_logits_of_no_other_piece() -> None:
+    """Those of the last one before may be the script's still, as without splitting."""
+    model, batch = tiny("gpt2")
+    made: list[Any] = []
+    beside: list[int] = []
+    model.transformer.register_forward_pre_hook(
+        lambda *_: beside.append(sum(one() is not None for one in made))
+    )
+    model.lm_head.register_forward_hook(lambda layer, _, output: made.append(weakref.ref(output)))
+    driver = split(model)
+    for _ in range(4):
+        outputs = model(**batch)
+        driver.backward(outputs.loss)
+    assert len(beside) > 4 * 3
+    assert max(beside[-6:]) <= 1
+
+
+@pytest.mark.parametrize("micro_batch_size", [6, 8])
+def test_a_check_runs_no_more_samples_at_once_than_a_micro_batch(micro_batch_size: int) -> None:
+    model, batch = tiny("gpt2")
+    rows: list[int] = []
+    model.lm_head.register_forward_hook(lambda layer, inputs, _: rows.append(len(inputs[0])))
+    split(model, micro_batch_size)
+    model(**{name: value.repeat(2, 1) for name, value in batch.items()})
+    assert max(rows) == micro_batch_size
+
+
 class _Widest(TorchDispatchMode):
     """The most elements of a tensor in a wider dtype than fp32."""
 

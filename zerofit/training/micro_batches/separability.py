@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.pieces import Inputs, taken
-from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of, rows_per_sample
 from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ no dtype overflows."""
 
 _TO_COMPARE = 2
 """Micro-batches after which a model's buffers are compared: buffers filled once by the first are no state."""
+
+_FEW = 3
+"""ASSUMPTION: from so many samples on a tensor with a row for each is told from one with as many rows."""
 
 HeldWeightings = dict["Path", tuple[str, ...]]
 """The weightings that hold for each scalar output, most likely first."""
@@ -63,7 +66,8 @@ def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model
     rows = sorted(range(size), key=lambda row: [weights[row] for weights in counted.values()])
     labelled = [row for row in rows if all(one[row] for name, one in counted.items() if TORCHS_OWN in name)]
     rows = labelled if len(labelled) > 1 else rows  # sums and means of nothing are not conclusive
-    half = min(at_most, len(rows) // 2)
+    # Both together fit where a micro-batch does, unless they are so few that sizes say little.
+    half = min(max(_FEW, at_most // 2), at_most, len(rows) // 2)
     low, high = sorted(rows[:half]), sorted(rows[-half:])
     return Halves(
         whole=taken(inputs, low + high, of=size),
@@ -84,7 +88,7 @@ def check_separable(
 ) -> HeldWeightings | None:
     """Return how the scalar outputs must be weighted.
 
-    Runs four forward passes on every rank; the model must be in evaluation mode, without gradients.
+    Runs four forward passes on every rank, or seven; the model must be in evaluation mode, without gradients.
 
     Args:
         halves: the samples.
@@ -100,10 +104,16 @@ def check_separable(
     first, rest = halves.sizes[0], halves.num_samples - halves.sizes[0]
     with last_layer.watched(model):
         _called(call, halves.first, 0, first)
-    with last_layer.sharpened():
+
+    def outputs() -> tuple[dict[Path, Any], list[dict[Path, Any]]]:
         whole = flat(_called(call, halves.whole, 0, halves.num_samples))
         parts = [flat(_called(call, halves.first, 0, first))]
-        parts.append(flat(_called(call, halves.second, rest and first, rest or first)))
+        return whole, [*parts, flat(_called(call, halves.second, rest and first, rest or first))]
+
+    with last_layer.sharpened():
+        whole, parts = outputs()
+    if agreed([int(not any(float(whole[path]) for path in _scalars(whole)))])[0]:
+        whole, parts = outputs()  # so sharp that a few right tokens have a loss of 0, which tells nothing
     pieces = [(halves.first, halves.sizes[0]), (halves.second, halves.sizes[1])]
     weights = weightings(pieces, model)
     tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE_FP32
@@ -219,17 +229,23 @@ def _complaint(
     for path, leaf in whole.items():
         if not torch.is_tensor(leaf) or leaf.dim() == 0 or any(path not in part for part in parts):
             continue
-        try:
-            joined = joiner.join(path, [part.pop(path) for part in parts])
-        except NotJoinableError:
-            continue  # refused when the script reads it
-        if joined.shape != leaf.shape:
-            shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, {tuple(joined.shape)} from two halves"
+        values = [part.pop(path) for part in parts]
+        if rows_per_sample(values, sizes) is None:
+            try:
+                values = [joiner.join(path, values)]
+            except NotJoinableError:
+                continue  # refused when the script reads it
+        shape = (sum(len(value) for value in values), *values[0].shape[1:])
+        if shape != leaf.shape:
+            shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, {shape} from two halves"
             return f"{name_of(path)} has shape {shapes}"
         if leaf.is_floating_point() and leaf.isfinite().all():
-            wide = torch.promote_types(leaf.dtype, torch.float32)
-            norm = functools.partial(torch.linalg.vector_norm, dtype=wide)
-            distance = float(norm(joined - leaf) / norm(leaf).clamp_min(1e-12))
+            norm = functools.partial(
+                torch.linalg.vector_norm, dtype=torch.promote_types(leaf.dtype, torch.float32)
+            )
+            places = leaf.split([len(value) for value in values])
+            apart = torch.stack([norm(one - place) for one, place in zip(values, places, strict=True)])
+            distance = float(norm(apart) / norm(leaf).clamp_min(1e-12))
             if distance > 10 * tolerance:
                 return f"{name_of(path)} of {sum(sizes)} samples differs by {distance:.1g} from two halves'"
     return None

@@ -238,12 +238,13 @@ class Splitter:
                 outputs.keep(place, result)
                 if buffers is not None:
                     buffers.look()
-                if not goes_backward:
-                    continue
                 if is_last:
-                    live = result
+                    live = result if goes_backward else None
                     continue
                 loss = flat(result)[path]
+                del result  # or its logits would stay beside the next piece's
+                if not goes_backward:
+                    continue
                 # A loss that is NaN on any rank can't be undone, and scripts skip such steps.
                 is_early = not self._model.agreed([int(not torch.isfinite(loss))])[0]
                 if is_early and run is not None:
