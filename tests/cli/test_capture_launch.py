@@ -30,7 +30,7 @@ from zerofit.launching import prepare
 from zerofit.launching.launch import _tell, check_rules, launch_request
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import run_folder
-from zerofit.launching.start import Launch, launch_files
+from zerofit.launching.start import PlannedLaunch, launch_files
 from zerofit.planning.applied_table import applied_rows
 from zerofit.training.settings import check_batch, settings_of
 
@@ -55,7 +55,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
         machine: Machine = _NODE,
         capture: Capture | None = LOOP,
         target: tuple[str, ...] = LOOP.target,
-    ) -> Launch:
+    ) -> PlannedLaunch:
         @contextmanager
         def captured(target: tuple[str, ...], **_: Any) -> Iterator[Any]:
             assert capture is not None, f"{target} was captured"

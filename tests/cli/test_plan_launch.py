@@ -16,7 +16,7 @@ from zerofit.core.units import GIB
 from zerofit.launching import launch as launching
 from zerofit.launching.launch import _tell, launch_request
 from zerofit.launching.prepare import prepare_launch
-from zerofit.launching.start import Launch
+from zerofit.launching.start import PlannedLaunch
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
 _EIGHT = Machine(
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
+def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PlannedLaunch:
     """Return the launch that the flags make on a node with eight GPUs."""
     monkeypatch.setattr(launching, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -23,7 +23,7 @@ from zerofit.core.estimates import (
 from zerofit.core.plan import Plan, Topology
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launching.start import Launch
+from zerofit.launching.start import PlannedLaunch
 from zerofit.launching.trials import TrialEnd, TrialResult, Tried, Tuning, next_to_try
 
 _OUT_OF_MEMORY = TrialResult(end=TrialEnd.OUT_OF_MEMORY, cause="rank 0 ran out of GPU memory")
@@ -108,7 +108,7 @@ def _tuning(*results: tuple[Plan, TrialResult]) -> Tuning:
     return Tuning(
         tried=tuple(
             Tried(
-                launch=Launch(plan=plan, target=("train.py",), rendezvous=rendezvous),
+                launch=PlannedLaunch(plan=plan, target=("train.py",), rendezvous=rendezvous),
                 result=result,
                 is_kept=False,
             )

@@ -41,7 +41,14 @@ from zerofit.launching.recover import (
 )
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import check_run_dir, fill_run_folder, new_run_folder, run_folder
-from zerofit.launching.start import Launch, launch_command, launch_files, predicted_tensors, ranks_of, start
+from zerofit.launching.start import (
+    PlannedLaunch,
+    launch_command,
+    launch_files,
+    predicted_tensors,
+    ranks_of,
+    start,
+)
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
@@ -241,7 +248,7 @@ def _not_started(tuning: Tuning) -> LaunchedRun:
     )
 
 
-def check_launch(to_launch: Launch, observer: Observer) -> None:
+def check_launch(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Check that libraries and rules allow a launch."""
     check_libraries_of(to_launch.plan.strategy)
     check_rules(to_launch, observer)
@@ -359,7 +366,7 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
     return replace(files, left_out=left_out)
 
 
-def check_rules(to_launch: Launch, observer: Observer) -> None:
+def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Check that no compatibility rule forbids a launch."""
     plan, target = to_launch.plan, to_launch.target
     is_module = target[0] == "-m"
@@ -384,7 +391,7 @@ def _tell_finding(observer: Observer, text: str) -> None:
     observer.detail(rest)
 
 
-def _tell(to_launch: Launch, observer: Observer) -> None:
+def _tell(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Report the strategy, and every change to the script's settings."""
     plan = to_launch.plan
     machine, strategy = head_lines(plan)

@@ -14,7 +14,7 @@ from zerofit.core.plan import Origin
 from zerofit.core.secrets import masked
 from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
 from zerofit.launching.nodes import find_rendezvous
-from zerofit.launching.start import Launch
+from zerofit.launching.start import PlannedLaunch
 from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.versions import probe_versions
@@ -42,7 +42,7 @@ _OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
 """Origins of values that came from a plan's script."""
 
 
-def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
+def prepare_launch(launch: LaunchRequest, observer: Observer) -> PlannedLaunch:
     """Return the plan, the script and the rendezvous.
 
     Raises:
@@ -52,7 +52,7 @@ def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
     return prepare_launches(launch, observer)[0]
 
 
-def prepare_launches(launch: LaunchRequest, observer: Observer) -> tuple[Launch, ...]:
+def prepare_launches(launch: LaunchRequest, observer: Observer) -> tuple[PlannedLaunch, ...]:
     """Return the result of `prepare_launch`, followed by the requested number of fastest alternatives.
 
     Raises:
@@ -66,12 +66,12 @@ def prepare_launches(launch: LaunchRequest, observer: Observer) -> tuple[Launch,
     return tuple(_launch(launch, replace(plan, capture=kept)) for plan in plans)
 
 
-def _launch(launch: LaunchRequest, plan: Plan) -> Launch:
+def _launch(launch: LaunchRequest, plan: Plan) -> PlannedLaunch:
     rendezvous = find_rendezvous(launch.nodes, plan.topology)
     if is_on_one_of_many_gpus(plan):
         gpu_id = first_gpu(launch.nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
         rendezvous = replace(rendezvous, gpu_ids=gpu_id)
-    return Launch(plan=plan, target=launch.target, rendezvous=rendezvous)
+    return PlannedLaunch(plan=plan, target=launch.target, rendezvous=rendezvous)
 
 
 def _plans(launch: LaunchRequest, observer: Observer) -> tuple[tuple[Plan, ...], Capture | None]:
@@ -168,7 +168,7 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
 
 def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
     """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
-    from zerofit.planning.machine import machine_of
+    from zerofit.planning.planned_machine import machine_of
 
     specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
     if (indices := nodes.gpu_indices) is None:

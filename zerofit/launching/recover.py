@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
     from zerofit.launching.diagnose import RunEnd
     from zerofit.launching.request import LaunchRequest
-    from zerofit.launching.start import Launch
+    from zerofit.launching.start import PlannedLaunch
 
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _TRAINED = ("optimizer", "lora", "quantization", "freeze")
@@ -107,7 +107,7 @@ class Recovery:
 class Attempt:
     """One start of a run."""
 
-    launch: Launch
+    launch: PlannedLaunch
     folder: RunFolder
     request: LaunchRequest
     """The request that it was planned for."""
@@ -141,7 +141,7 @@ def next_attempt(
     attempt: Attempt,
     end: RunEnd,
     policy: RecoverPolicy,
-    check: Callable[[Launch, Observer], None],
+    check: Callable[[PlannedLaunch, Observer], None],
     observer: Observer,
 ) -> Attempt | None:
     """Return the next attempt after running out of memory; None if there is none, with the reason reported.
@@ -329,7 +329,7 @@ def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
 
 def _replanned(
     request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint | None, observer: Observer
-) -> tuple[Launch, SavedCheckpoint | None]:
+) -> tuple[PlannedLaunch, SavedCheckpoint | None]:
     """Return a launch within the limits, and the checkpoint if it can be loaded under its plan."""
     if checkpoint is not None:
         said = request.request

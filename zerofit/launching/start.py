@@ -43,7 +43,7 @@ RUN_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class PlannedLaunch:
     """A plan, a script, and the ranks' rendezvous."""
 
     plan: Plan
@@ -53,7 +53,7 @@ class Launch:
     """Where the ranks meet."""
 
 
-def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
+def launch_files(launch: PlannedLaunch, folder: RunFolder) -> dict[Path, str]:
     """Return the text of each file of the run folder before the start."""
     plan = launch.plan
     strategy = plan.strategy
@@ -83,7 +83,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
     return files
 
 
-def _command_script(launch: Launch, folder: RunFolder) -> str:
+def _command_script(launch: PlannedLaunch, folder: RunFolder) -> str:
     secrets = secret_variables(launch.target)
     return (
         "#!/bin/sh\n"
@@ -95,12 +95,12 @@ def _command_script(launch: Launch, folder: RunFolder) -> str:
     )
 
 
-def launch_command(launch: Launch, folder: RunFolder) -> str:
+def launch_command(launch: PlannedLaunch, folder: RunFolder) -> str:
     """Return the launch as a line for a shell."""
     return shell_command(_arguments(launch, folder), environment=_environment(launch))
 
 
-def _environment(launch: Launch) -> dict[str, str]:
+def _environment(launch: PlannedLaunch) -> dict[str, str]:
     return launch_environment(launch.plan, inherited=os.environ)
 
 
@@ -129,7 +129,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
-def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
+def _arguments(launch: PlannedLaunch, folder: RunFolder) -> tuple[str, ...]:
     runner = ("-m", "zerofit.training.runner", str(folder.plan))
     return accelerate_launch_arguments(
         launch.plan,
@@ -150,7 +150,7 @@ class OtherNodes(Protocol):
 
 
 def start(
-    launch: Launch,
+    launch: PlannedLaunch,
     folder: RunFolder,
     *,
     hang_limit_s: float | None = None,
@@ -255,7 +255,7 @@ def _failures(report: str) -> dict[int, RankFailure]:
     return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
 
 
-def ranks_of(launch: Launch) -> range:
+def ranks_of(launch: PlannedLaunch) -> range:
     """Return the ranks of this node."""
     ranks_per_node = launch.plan.topology.ranks_per_node
     first = launch.rendezvous.machine_rank * ranks_per_node
@@ -263,7 +263,7 @@ def ranks_of(launch: Launch) -> range:
 
 
 def _run_document(
-    launch: Launch,
+    launch: PlannedLaunch,
     folder: RunFolder,
     started_at: datetime,
     verdict: RunEnd,

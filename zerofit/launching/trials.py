@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
     from zerofit.launching.diagnose import RunEnd
     from zerofit.launching.request import LaunchRequest
-    from zerofit.launching.start import Launch
+    from zerofit.launching.start import PlannedLaunch
 
 _CANDIDATES_A_TRIAL = 4
 """Strategies planned per trial: the results of the first ones decide which of them are tried."""
@@ -101,7 +101,7 @@ class TrialResult:
 class Tried:
     """A strategy with its trial."""
 
-    launch: Launch
+    launch: PlannedLaunch
     result: TrialResult
     is_kept: bool
     """True if an earlier start measured it."""
@@ -134,7 +134,7 @@ class Tuning:
         return min(measured, key=lambda one: one.result.step_time_s or 0.0, default=None)
 
     @property
-    def launch(self) -> Launch | None:
+    def launch(self) -> PlannedLaunch | None:
         """The launch of the fastest, with the measurement as reason in its plan, or None."""
         best = self.best
         if best is None:
@@ -171,7 +171,7 @@ def run_trials(
     run_dir: Path,
     settings: Mapping[str, object],
     hang_limit_s: float | None,
-    check: Callable[[Launch, Observer], None],
+    check: Callable[[PlannedLaunch, Observer], None],
     dry_run: bool,
     observer: Observer,
 ) -> Tuning:
@@ -242,7 +242,7 @@ def run_trials(
     return tuning
 
 
-def _next_of(launches: Sequence[Launch], tuning: Tuning) -> Launch | None:
+def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning) -> PlannedLaunch | None:
     """Return the launch to try next; None if none is left."""
     results = {one.plan.strategy: one.result for one in tuning.tried}
     tried = {
@@ -269,7 +269,7 @@ def _check_can_tune(request: LaunchRequest) -> None:
     )
 
 
-def _folder(run_dir: Path, launch: Launch, policy: TrialPolicy) -> Path:
+def _folder(run_dir: Path, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
     """Return the folder of the trials of one script on one machine, the same at each start."""
     plan = launch.plan
     told = (
@@ -286,7 +286,7 @@ def _folder(run_dir: Path, launch: Launch, policy: TrialPolicy) -> Path:
     return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
 
 
-def _kept(folder: Path, launches: Sequence[Launch]) -> tuple[Tried, ...]:
+def _kept(folder: Path, launches: Sequence[PlannedLaunch]) -> tuple[Tried, ...]:
     """Return earlier starts' measurements of these launches; failures are tried again."""
     of_strategy = {one.plan.strategy: one for one in launches}
     found = {}
@@ -360,7 +360,7 @@ class _Trial:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: PlannedLaunch,
         policy: TrialPolicy,
         folder: Path,
         hang_limit_s: float | None,
@@ -372,7 +372,7 @@ class _Trial:
         number = max((_number(one) for one in folder.glob("trial-*")), default=0) + 1
         self._folder = RunFolder(path=folder / f"trial-{number}")
 
-    def run(self, check: Callable[[Launch, Observer], None]) -> TrialResult | signal.Signals:
+    def run(self, check: Callable[[PlannedLaunch, Observer], None]) -> TrialResult | signal.Signals:
         """Run it to its end and write its result; if a signal stopped it, return the signal."""
         make_folder(self._folder.path)
         try:

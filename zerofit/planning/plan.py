@@ -12,10 +12,10 @@ from zerofit.core.plan import KINDS_OF_GROUPS, Plan
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, check_capture_limit, check_model_flags, settings_of
-from zerofit.planning.machine import machine_of, no_gpus_here
 from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
+from zerofit.planning.planned_machine import machine_of, no_gpus_here
 from zerofit.planning.planner import Planner
 from zerofit.planning.problem import MemoryLimits
 from zerofit.planning.ranks import check_ranks_of

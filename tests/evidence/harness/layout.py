@@ -20,7 +20,7 @@ from zerofit.core.facts import Machine
 from zerofit.core.plan import Plan, Topology
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.launching.run_folder import RunFolder
-from zerofit.launching.start import Launch, launch_files
+from zerofit.launching.start import PlannedLaunch, launch_files
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _zerofit_run(example: Example) -> Run:
     plan = Plan(strategy=example.strategy, topology=topology, machine=machine, versions=probe_versions())
     folder = RunFolder(path=Path("run"))
     rendezvous = Rendezvous(main_process_port=0)
-    launch = Launch(plan=plan, target=(SCRIPT_FILE,), rendezvous=rendezvous)
+    launch = PlannedLaunch(plan=plan, target=(SCRIPT_FILE,), rendezvous=rendezvous)
     files = {str(path): text for path, text in launch_files(launch, folder).items()}
     runner = ("-m", "zerofit.training.runner", str(folder.plan), SCRIPT_FILE)
     command = accelerate_launch_arguments(

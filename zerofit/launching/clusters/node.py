@@ -32,7 +32,7 @@ from zerofit.launching.clusters.preflight import (
 from zerofit.launching.diagnose import EXIT_STOPPED, GOES_ON_AFTER, RunEnd
 from zerofit.launching.nodes import is_host
 from zerofit.launching.run_folder import RunFolder, attempts, fill_run_folder, newest_checkpoint
-from zerofit.launching.start import Launch, launch_files, start
+from zerofit.launching.start import PlannedLaunch, launch_files, start
 from zerofit.machine.port import free_port
 from zerofit.scripts.resume import resume_way
 
@@ -135,7 +135,7 @@ def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
     number, checkpoint = _attempt(run_folder, meeting)
     plan, target = _resumed(plan, job, checkpoint)
     folder = RunFolder(path=run_folder if number == 0 else run_folder / f"requeue-{number}", node=place.node)
-    launch = Launch(plan=plan, target=target, rendezvous=rendezvous)
+    launch = PlannedLaunch(plan=plan, target=target, rendezvous=rendezvous)
     fill_run_folder(folder, launch_files(launch, folder))
     if place.node == 0 and number:
         how = f"resumes from {checkpoint}" if checkpoint else "starts from scratch, since nothing was saved"

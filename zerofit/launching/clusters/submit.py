@@ -46,7 +46,7 @@ from zerofit.launching.run_folder import (
     run_folder,
     write_file,
 )
-from zerofit.launching.start import Launch
+from zerofit.launching.start import PlannedLaunch
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries
 from zerofit.planning.inputs import (
@@ -164,7 +164,7 @@ def submit(
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
     way = resume_way(plan.capture)
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
-    to_launch = Launch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
+    to_launch = PlannedLaunch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)
     if flags.max_requeues and (why_once := _why_once(engine, flags, script, can_resume=way.is_known)):
         observer.say(f"{why_once} is not restarted")

@@ -15,7 +15,7 @@ from zerofit.core.strategy import Engine
 from zerofit.generation.generation_job import GenerationJob, job_to_json
 from zerofit.generation.results.parts import check_claim, kept_lines, not_writable, parts_folder
 from zerofit.launching.generate.output import STDOUT, drawn_batch_size
-from zerofit.launching.start import Launch, launch_files
+from zerofit.launching.start import PlannedLaunch, launch_files
 
 if TYPE_CHECKING:
     from zerofit.configs.write.command import Rendezvous
@@ -97,10 +97,10 @@ class GenerationRun:
             files[folder.deepspeed] = json.dumps(self._deepspeed_config(), indent=2) + "\n"
         return files
 
-    def launch(self, folder: RunFolder) -> Launch:
+    def launch(self, folder: RunFolder) -> PlannedLaunch:
         """Return the launch of the ranks."""
         target = ("-m", _PROGRAM, str(_job_file(folder)))
-        return Launch(plan=self.plan.as_plan(), target=target, rendezvous=self.rendezvous)
+        return PlannedLaunch(plan=self.plan.as_plan(), target=target, rendezvous=self.rendezvous)
 
     def job(self, folder: RunFolder) -> GenerationJob:
         """Return the job file's content."""
