@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from zerofit.scripts.capture.child.confinement import kernel_version
 from zerofit.scripts.capture.journal import read_entries, read_paths
 from zerofit.scripts.capture.restore_files import Undone
 from zerofit.scripts.capture.restore_files import undo as undo_until
@@ -225,6 +226,33 @@ def test_a_program_that_is_not_known_to_be_harmless_is_not_started(place: Place)
     assert (place.work / "log.txt").exists()
 
 
+@pytest.mark.skipif(not kernel_version(), reason="the kernel has no Landlock")
+@pytest.mark.parametrize(
+    "start",
+    [
+        "os.system(shlex.join(command))",
+        "subprocess.run(command)",
+        "subprocess.run(command, close_fds=False)",
+        "os.waitpid(os.posix_spawn(sys.executable, command, os.environ), 0)",
+    ],
+)
+def test_a_program_that_is_allowed_unexamined_loses_no_file(place: Place, start: str) -> None:
+    (place.work / "log.txt").write_text("log")
+    done = place.run(
+        f"""
+        import os, shlex, subprocess, sys
+        command = [sys.executable, "-c", "open('cache/a', 'w'), __import__('os').remove('log.txt')"]
+        {start}
+        open("own.txt", "w").close()
+        os.remove("own.txt")
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "PermissionError: [Errno 13] Permission denied: 'log.txt'" in done.stderr
+    assert {path.name for path in place.work.iterdir()} == {"cache", "log.txt"}
+    assert (place.cache / "a").exists()
+
+
 def test_a_file_that_the_script_did_not_make_is_not_taken_for_its_own(place: Place) -> None:
     done = place.run(
         """
@@ -305,13 +333,16 @@ def test_what_native_code_writes_is_put_back_too(place: Place) -> None:
 
 
 _H5PY = """
-import subprocess, sys
+import ctypes, os
 class File:
     def __init__(self, name, mode="r"):
         if mode == "w":
-            subprocess.run([sys.executable, "-c", f"open({name!r}, 'w').write('new')"], check=True)
+            libc = ctypes.CDLL(None)
+            file = libc.open(name.encode(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            assert libc.write(file, b"new", 3) == 3
+            libc.close(file)
 """
-"""A package that is not there in tests; what writes is a program, unseen."""
+"""A package that is not there in tests; what writes is compiled code, unseen."""
 
 
 def test_what_a_package_writes_that_is_not_here_is_put_back_too(place: Place) -> None:

@@ -3,7 +3,7 @@
 Python raises audit events when a file is about to be opened, removed, renamed or created
 (https://docs.python.org/3/library/audit_events.html), also in processes forked by the script. Writes of C++
 and Rust code are reported if native_files.py knows them. Other programs are not observed: processes.py only
-allows harmless ones.
+allows harmless ones, and confinement.py holds them to their harmlessness where the kernel has Landlock.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.scripts.capture.child.confinement import Confinement
 from zerofit.scripts.capture.child.native_files import tell_of_native_files
 from zerofit.scripts.capture.child.outcome import place_in_script
 from zerofit.scripts.capture.child.processes import guard_processes
@@ -72,9 +73,10 @@ def guard(folder: Path) -> None:
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     (folder / COPIES).mkdir(exist_ok=True)
     watch = _Watch(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
+    confinement = Confinement(watch.roots, watch.caches)
     sys.addaudithook(watch.hear)
     tell_of_native_files()
-    guard_processes(watch.refuse)
+    guard_processes(watch.refuse, confinement)
 
 
 class _Watch:
@@ -82,8 +84,8 @@ class _Watch:
 
     def __init__(self, folder: Path, *, roots: list[str], caches: list[str]) -> None:
         self._folder = folder
-        self._roots = [os.path.realpath(path) for path in roots]
-        self._caches = [os.path.realpath(path) for path in caches] + [str(folder)]
+        self.roots = [os.path.realpath(path) for path in roots]
+        self.caches = [os.path.realpath(path) for path in caches] + [str(folder)]
         self._installed = (*_installed_folders(), *_SYSTEM)
         self._made: set[str] = set()
         self._links: dict[str, str] = {}
@@ -266,8 +268,8 @@ class _Watch:
             return False
         if any(fnmatch.fnmatch(name, pattern) for pattern in _CACHES_ANYWHERE):
             return False
-        cache = _innermost(path, self._caches)
-        return cache == 0 or _innermost(path, self._roots) > cache
+        cache = _innermost(path, self.caches)
+        return cache == 0 or _innermost(path, self.roots) > cache
 
     def _note_read(self, path: str, *, is_of_hub: bool) -> None:
         """Record a file that may affect what the script trains, except installed ones."""
@@ -275,7 +277,7 @@ class _Watch:
         if is_code:
             path = _source_of(path)
         installed = _innermost(path, self._installed)
-        if installed and installed >= _innermost(path, self._roots):
+        if installed and installed >= _innermost(path, self.roots):
             return
         if os.path.isfile(path) and (is_code or is_of_hub or self._is_guarded(path)):
             self._num_read += 1

@@ -1,16 +1,18 @@
 """Guards processes that a captured script starts, which could train, delete files or upload unobserved.
 
 A short list of programs known to be harmless is allowed, and any other one is refused. `python -c` is allowed
-unexamined.
+unexamined, and like most others confined by the kernel, if it can.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing.process
 import os
 import re
 import shlex
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +22,21 @@ from zerofit.scripts.on_import import around, when_imported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zerofit.scripts.capture.child.confinement import Confinement
+
 _HARMLESS = """
     [ : arp cat cd date df dpkg du echo egrep false file free grep head hostname id ifconfig ip ldconfig ldd
-    ls lsb_release lscpu lspci mkdir netstat nproc objdump printf ps pwd readelf sleep stty tail test touch
+    ls lsb_release lscpu lspci mkdir netstat nproc objdump printf ps pwd readelf sleep stty tail test
     tput true uname wc whereis which whoami
     amd-smi cuobjdump hl-smi npu-smi nvdisasm nvidia-smi rocm-smi rocminfo xpu-smi
-    ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas
 """
-"""Programs that only read, create an empty file or folder, or compile for torch, Triton and DeepSpeed.
+"""Programs that only read, or create an empty folder.
 
 ASSUMPTION: what scripts and libraries start before training, found by reading torch 2.13, DeepSpeed 0.19,
 accelerate 1.15, datasets 5 and the standard library.
 """
+_MAKERS = "ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas touch"
+"""Programs that write files where they are told to: compilers for torch, Triton and DeepSpeed, and touch."""
 _HARMLESS_OF_GIT = {
     *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
     *("rev-parse", "show", "status", "symbolic-ref", "version"),
@@ -55,13 +60,14 @@ _TORCH_SPAWN = "torch.multiprocessing.spawn"
 """Module of the function that torch.multiprocessing.spawn and start_processes run."""
 
 
-def guard_processes(refuse: Callable[[str, str], Any]) -> None:
+def guard_processes(refuse: Callable[[str, str], Any], confinement: Confinement) -> None:
     """Refuse from now on any subprocess that could train, lose files or upload.
 
     Worker processes of installed packages are allowed.
 
     Args:
         refuse: ends this process; its arguments are the kind of failure and the reason in one line.
+        confinement: holds the programs that are started by subprocess, os.system and os.posix_spawn.
     """
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -82,8 +88,27 @@ def guard_processes(refuse: Callable[[str, str], Any]) -> None:
         return start(process)
 
     sys.addaudithook(hear)
+    _confine(confinement)
     when_imported("torch.distributed.launcher.api", lambda module: _guard_elastic(module, refuse))
     when_imported("accelerate.accelerator", lambda module: _guard_forks(module.Accelerator, refuse))
+
+
+def _confine(confinement: Confinement) -> None:
+    @around(subprocess, "_fork_exec")
+    def fork_exec(original: Any, arguments: Any, *others: Any) -> Any:
+        words = [os.fsdecode(word) for word in arguments]
+        start = original if _makes_files(words) else functools.partial(confinement.call, original)
+        return start(arguments, *others)
+
+    for name in ("system", "posix_spawn", "posix_spawnp"):
+
+        @around(os, name)
+        def spawn(original: Any, *args: Any, **kwargs: Any) -> Any:
+            event = "os.system" if original.__name__ == "system" else "os.posix_spawn"
+            given = args or tuple(kwargs.values())
+            sys.audit(event, *given)  # in this thread, where the script's line is found
+            start = functools.partial(original, *args, **kwargs)
+            return start() if _makes_files(_command_line(event, given)) else confinement.call(start)
 
 
 def _guard_elastic(module: Any, refuse: Callable[[str, str], Any]) -> None:
@@ -132,8 +157,16 @@ def is_harmless(words: list[str]) -> bool:
         return len(words) == 1
     if name in _HARMLESS_FIRST:
         return len(words) > 1 and words[1] in _HARMLESS_FIRST[name]
+    return name in _HARMLESS.split() or _makes_files(words) or words[1:] == ["--version"]
+
+
+def _makes_files(words: list[str]) -> bool:
+    """Return True if a harmless command line writes files that it is told to."""
+    if _is_shell_text(words):
+        return any(_makes_files(command) for command in _commands(words[2]) if command)
+    name = os.path.basename(words[0])
     plain = _COMPILER.fullmatch(name)
-    return (plain[1] if plain else name) in _HARMLESS.split() or words[1:] == ["--version"]
+    return (plain[1] if plain else name) in _MAKERS.split()
 
 
 def _is_shell_text(words: list[str]) -> bool:
@@ -146,10 +179,13 @@ def _is_harmless_text(text: str) -> bool:
     if re.search(r"[<>`]|\$\(", plain):
         return False
     try:
-        commands = [shlex.split(part) for part in re.split(r"[;&|\n]+", plain)]
+        return all(is_harmless(words) for words in _commands(plain) if words)
     except ValueError:  # a quote around one of these
         return False
-    return all(is_harmless(words) for words in commands if words)
+
+
+def _commands(text: str) -> list[list[str]]:
+    return [shlex.split(part) for part in re.split(r"[;&|\n]+", text)]
 
 
 def _is_harmless_python(words: list[str]) -> bool:
