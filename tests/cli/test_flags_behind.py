@@ -39,16 +39,34 @@ def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
         check_flags_behind((str(script), "--dry-run"), before=(), flags=_FLAGS)
 
 
-def test_script_that_ignores_its_arguments_does_not_train(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "flags", "corrected"),
+    [
+        (
+            "launch train.py --epochs 3 --cpu --dry-run --zero_stage 3 x",
+            "--cpu, --dry-run, --zero_stage",
+            "launch --cpu --dry-run --zero_stage 3 train.py --epochs 3 x",
+        ),
+        (
+            "submit --on slurm train.py --gpus 8xH100 --dry-run",
+            "--gpus, --dry-run",
+            "submit --on slurm --gpus 8xH100 --dry-run train.py",
+        ),
+        ("tune train.py --dry-run", "--dry-run", "tune --dry-run train.py"),
+        ("plan --gpus 1xT4 train.py --why", "--why", "plan --gpus 1xT4 --why train.py"),
+    ],
+    ids=["launch", "submit", "tune", "plan"],
+)
+def test_script_that_ignores_its_arguments_does_not_train(
+    run_zerofit: RunZerofit, tmp_path: Path, line: str, flags: str, corrected: str
+) -> None:
     (tmp_path / "train.py").write_text("from accelerate import Accelerator\nopen('trained', 'w')\n")
-    line = "train.py --epochs 3 --cpu --dry-run --zero_stage 3 x"
-    run = run_zerofit("launch", *line.split(), cwd=tmp_path)
+    run = run_zerofit(*line.split(), cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr == (
         "error[flag-behind-script]: a zerofit flag follows train.py, which does not know it\n"
-        "  found: train.py ... --cpu, --dry-run, --zero_stage\n"
-        "  why:   arguments after the script belong to it, but its source has no "
-        "--cpu, --dry-run, --zero_stage\n"
-        "  fix:   zerofit launch --cpu --dry-run --zero_stage 3 train.py --epochs 3 x\n"
+        f"  found: train.py ... {flags}\n"
+        f"  why:   arguments after the script belong to it, but its source has no {flags}\n"
+        f"  fix:   zerofit {corrected}\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

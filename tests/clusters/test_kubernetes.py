@@ -132,7 +132,12 @@ def test_pods_need_an_image(tmp_path: Path) -> None:
     without = tuple(word for word in _SUBMIT if word not in ("--image", "i:1"))
     done = run_command((*without, *_NODES, "loop.py", "4", "0"), tmp_path)
     assert done.exit_code == 2
-    assert "error[image-missing]: pods need an image" in done.stderr
+    assert done.stderr == (
+        "error[image-missing]: pods need an image\n"
+        "  found: --on kubernetes without --image\n"
+        "  why:   the container must have zerofit, the script and its imports\n"
+        "  fix:   name it: --image registry.example/train:1\n"
+    )
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from zerofit.cli.launch_lines import (
 )
 from zerofit.cli.options import (
     capture_limit_option,
+    check_script_flags,
     gpu_ids_option,
     rendezvous_options,
     script_options,
@@ -24,11 +25,10 @@ from zerofit.cli.options import (
 )
 from zerofit.cli.output.console import Console, for_terminal, show_files
 from zerofit.cli.output.explanation import short_lines
-from zerofit.cli.parameters import CONTEXT, Number, Word, number_option, typed_words
+from zerofit.cli.parameters import CONTEXT, Number, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.launching.explain_run import explain_run
-from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.launching.launch import launch as launch_script
 from zerofit.launching.recover import RecoverMode
 
@@ -118,7 +118,7 @@ def launch(
         console.say(sentence)
     if recover is RecoverMode.ASK and not console.can_ask:
         console.say("--recover ask has no terminal to ask on: the run ends if memory runs out")
-    check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
+    check_script_flags(script, script_args)
     run = launch_script(
         script,
         *script_args,
@@ -145,17 +145,6 @@ def launch(
             known = short_lines(explain_run(run.folder))
             click.echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
     return run.exit_code
-
-
-def _long_flags() -> dict[str, bool]:
-    """Return all long flags of `zerofit launch`; True for those with a value."""
-    options = [one for one in launch.params if isinstance(one, click.Option)]
-    return {
-        name: not one.is_flag
-        for one in options
-        for name in (*one.opts, *one.secondary_opts)
-        if name.startswith("--")
-    }
 
 
 def asked_of(flags: dict[str, Any]) -> dict[str, Any]:

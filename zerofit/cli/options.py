@@ -15,6 +15,7 @@ from zerofit.cli.parameters import Number, Word, number_option, typed_words
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.planning.inputs import CAPTURE_LIMIT_S
 
 if TYPE_CHECKING:
@@ -257,3 +258,15 @@ def _checkpoints(said: bool | None) -> bool:
         why="--checkpoint-every selects the blocks that recompute their activations",
         fix="leave one of the two out",
     )
+
+
+def check_script_flags(script: str, script_args: tuple[str, ...]) -> None:
+    """Check that no flag of the running verb follows a script that does not know it."""
+    options = [one for one in click.get_current_context().command.params if isinstance(one, click.Option)]
+    flags = {
+        name: not one.is_flag
+        for one in options
+        for name in (*one.opts, *one.secondary_opts)
+        if name.startswith("--")
+    }
+    check_flags_behind((script, *script_args), before=typed_words()[0], flags=flags)

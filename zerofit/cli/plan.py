@@ -13,6 +13,7 @@ from zerofit.cli.completion import complete_file, complete_gpus, complete_script
 from zerofit.cli.launch_lines import launch_line_options, line_sentences, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
+    check_script_flags,
     field_options,
     module_option,
     num_processes_option,
@@ -131,6 +132,8 @@ def plan(
     console = Console()
     for sentence in line_sentences():
         console.say(sentence)
+    if script is not None:
+        check_script_flags(script, script_args)
     ranks_per_node = resolve_line_flags(flags)
     model_flags, machine_flags, request = settings_of(settings_from(flags))
     _check_together(compare, machine_flags, output, plot)

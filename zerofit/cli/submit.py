@@ -12,6 +12,7 @@ import click
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import (
     capture_limit_option,
+    check_script_flags,
     field_options,
     json_option,
     script_options,
@@ -136,6 +137,7 @@ def submit(
     Nodes, GPUs, cores, memory and time are requested as the plan needs them. Flags before SCRIPT are
     zerofit's, all after it the script's.
     """
+    check_script_flags(script, script_args)
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
     run = submit_script(
         script,

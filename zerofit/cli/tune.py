@@ -11,6 +11,7 @@ import click
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import (
     capture_limit_option,
+    check_script_flags,
     gpu_ids_option,
     one_node_options,
     script_options,
@@ -118,6 +119,7 @@ def tune(
     sends nothing to trackers or the hub, and leaves your files as they were. The same command resumes an
     interrupted search. Exits 1 if nothing fits, or no trial was measured.
     """
+    check_script_flags(script, script_args)
     if out is not None and out.exists() and not force:
         raise file_exists(str(out), flag="--out FILE")
     tuning = tune_script(

@@ -1,4 +1,4 @@
-"""Finds flags of `zerofit launch` after the script that the script itself does not know."""
+"""Finds zerofit's flags after the script that the script itself does not know."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
 def check_flags_behind(
     target: tuple[str, ...], *, before: tuple[str, ...], flags: Mapping[str, bool]
 ) -> None:
-    """Check that no flag of `zerofit launch` follows a script whose source does not contain it.
+    """Check that no flag of the verb follows a script whose source does not contain it.
 
     A script that ignores its arguments would train despite a --dry-run after it. Only the source is searched:
     the script's, and that of local modules that it imports.
@@ -33,7 +33,7 @@ def check_flags_behind(
     Args:
         target: the script and its arguments.
         before: the words of the command line before the script.
-        flags: long names of the flags of `zerofit launch`, with hyphens, and True for those with a value.
+        flags: long names of the verb's flags, with hyphens, and True for those with a value.
 
     Raises:
         UserError: there is such a flag; the fix is the whole command.

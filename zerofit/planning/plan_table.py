@@ -190,7 +190,7 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool
         verdict = judged.shortage
     return [
         mark,
-        label(judged.strategy, problem.topology),
+        label(judged.strategy, problem.topology, beside=answer.head.strategy),
         batch(judged.strategy),
         bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
         memory(estimate.device),
@@ -302,8 +302,9 @@ def decision_lines(answer: Answer) -> list[str]:
 
 
 def _runs_with(chosen: EstimatedStrategy, answer: Answer) -> str:
-    runs = f"{label(chosen.strategy, answer.problem.topology)}, batch {batch(chosen.strategy)}"
-    return f"runs with {runs}: {_in_gib(chosen.estimate.device)}"
+    own = None if answer.as_it_is is None else answer.as_it_is.strategy
+    strategy = label(chosen.strategy, answer.problem.topology, beside=own)
+    return f"runs with {strategy}, batch {batch(chosen.strategy)}: {_in_gib(chosen.estimate.device)}"
 
 
 def _in_gib(estimate: MemoryEstimate) -> str:

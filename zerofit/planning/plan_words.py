@@ -34,8 +34,8 @@ _LEAST_SHOWN = 2**27
 """Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
 
 
-def label(strategy: Strategy, topology: Topology) -> str:
-    """Return a strategy in a few words: "ZeRO-2, checkpointing"."""
+def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = None) -> str:
+    """Return a strategy in a few words: "ZeRO-2, checkpointing"; with a precision that `beside` has not."""
     if strategy.engine is Engine.NATIVE:
         schedule = "1F1B" if topology.pipeline_parallel_size > 1 else "DDP"
         words = [schedule if topology.world_size > 1 else "one GPU"]
@@ -65,6 +65,8 @@ def label(strategy: Strategy, topology: Topology) -> str:
         words.append("Liger")
     if strategy.compile:
         words.append("compiled")
+    if beside is not None and strategy.precision not in (None, beside.precision):
+        words.append(strategy.precision.value)
     return ", ".join(words)
 
 

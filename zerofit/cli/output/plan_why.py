@@ -43,7 +43,7 @@ def _losers(answer: Answer, width: int | None) -> Iterator[str]:
     yield "why others were rejected"
     topology = answer.problem.topology
     rows = [
-        ("", label(strategy, topology), batch(strategy), why)
+        ("", label(strategy, topology, beside=answer.head.strategy), batch(strategy), why)
         for strategy, why in why_others_lose(answer.found, answer.problem)
     ]
     for dropped in answer.dropped:

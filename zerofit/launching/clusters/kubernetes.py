@@ -57,14 +57,6 @@ def run_folder(folder: Path, flags: ClusterFlags) -> str:
 
 def render(to_submit: ToSubmit) -> Rendered:
     """Return the manifests, and the command that creates their objects."""
-    if to_submit.flags.image is None:
-        raise UserError(
-            "image-missing",
-            "pods need an image",
-            found="--on kubernetes without --image",
-            why="the container must have zerofit, the script and its imports",
-            fix="name it: --image registry.example/train:1",
-        )
     name = _name(to_submit.job.run)
     make = _train_job if to_submit.flags.has_trainer else _job_set
     path, config_map = to_submit.folder / "job.yaml", to_submit.folder / "job.config-map.json"

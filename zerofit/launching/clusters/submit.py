@@ -341,7 +341,7 @@ _FLAG_OF = {"has_trainer": "--job-set"}
 
 
 def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
-    """Check that no flag is given that the scheduler would ignore."""
+    """Check that no flag is given that the scheduler would ignore, and none is missing."""
     nothing = ClusterFlags()
     for name, engines in _SCHEDULERS_OF.items():
         if engine.value not in engines and getattr(flags, name) != getattr(nothing, name):
@@ -353,6 +353,14 @@ def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
                 why=f"it is for {' and '.join(engines)}",
                 fix=f"leave out {flag}, or submit to {engines[0]}",
             )
+    if engine is ClusterEngine.KUBERNETES and flags.image is None:
+        raise UserError(
+            "image-missing",
+            "pods need an image",
+            found="--on kubernetes without --image",
+            why="the container must have zerofit, the script and its imports",
+            fix="name it: --image registry.example/train:1",
+        )
 
 
 def _check_save_time(engine: ClusterEngine, save_time_s: int, wall_time_s: int | None) -> None:
