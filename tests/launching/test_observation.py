@@ -49,6 +49,12 @@ def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
         assert last.host_bytes > 2**20
 
 
+def test_a_resumed_engine_counts_from_its_checkpoint(launch: Launch) -> None:
+    flags = ("--engine", "deepspeed", "--num-processes", "1", _PHASES)
+    launch(*flags).check()
+    assert _seen(launch(*flags, "resume"), 0)["forward"] == ["forward 2", "forward 3"]
+
+
 def test_a_trainer(launch: Launch) -> None:
     run = launch("--engine", "native", "--num-processes", "1", _PHASES, "trainer").check()
     seen = _seen(run, 0)

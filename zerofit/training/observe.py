@@ -350,7 +350,14 @@ def install_in_engine(module: Any, rank: Observed) -> None:
         rank.finish_checkpoint(save_dir)
         return result
 
+    def load_checkpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        rank.engine = self
+        rank.resume()
+        return result
+
     _hook(engine_class, "__init__", rank, Phase.PREPARING)
     _hook(engine_class, "backward", rank, Phase.BACKWARD)
     wrap(engine_class, "step", step)
+    wrap(engine_class, "load_checkpoint", load_checkpoint)
     wrap(engine_class, "save_checkpoint", save_checkpoint)

@@ -1,4 +1,7 @@
-"""Trains with accelerate (or with `trainer`, by Trainer), and tells what its live file says at each place."""
+"""Trains with accelerate (or with `trainer`, by Trainer), and tells what its live file says at each place.
+
+With `resume`, it loads first what it saved before.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 from zerofit.core.rank_observation import read_observation
 
 RANK = int(os.environ.get("RANK", "0"))
-(RUN,) = Path("zerofit-runs").glob("2*")
+RUN = max(Path("zerofit-runs").glob("2*"))
 seen: dict[str, list[str]] = {}
 
 
@@ -76,6 +79,8 @@ else:
     loaders = [torch.utils.data.DataLoader(Data(), batch_size=2) for _ in range(2)]
     model, optimizer, train, test = accelerator.prepare(model, optimizer_of(model), *loaders)
     accelerator.register_save_state_pre_hook(lambda *_: note("saving"))
+    if sys.argv[1:] == ["resume"]:
+        accelerator.load_state("saved")
     for batch, _ in zip(train, range(2), strict=False):
         accelerator.backward(model(**batch)["loss"])
         optimizer.step()
