@@ -297,7 +297,7 @@ class TrainingEstimator:
             other_weight_bytes=problem.other_weight_bytes,
             rows_per_sample=problem.rows_per_sample,
             traces_own_model=script is not None,
-            stage=stage_of(problem, stage),
+            stage=_stage_of(problem, stage),
         )
 
     def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
@@ -320,7 +320,7 @@ def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
     return replace(device, uncertainty_source=f"of {which}, the fullest; {device.uncertainty_source}")
 
 
-def stage_of(problem: Problem, number: int) -> Stage | None:
+def _stage_of(problem: Problem, number: int) -> Stage | None:
     """Return one stage of a problem's pipeline; None without one.
 
     Args:
