@@ -9,8 +9,9 @@ from captured_scripts import capture, captured_problem
 from captures import TRAINER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import A100, LARGE, closed_forms, problem, solved
+from planning_problems import A100, LARGE, RATES, closed_forms, problem, solved
 
+from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Origin, plan_from_json, plan_to_json
 from zerofit.core.request import Request
@@ -25,11 +26,13 @@ from zerofit.core.strategy import (
 )
 from zerofit.core.units import GIB
 from zerofit.planning.candidates import candidates
-from zerofit.planning.plan_table import as_it_is_lines, plan_table
+from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.plan_table import as_it_is_lines, as_it_is_words, plan_table
 from zerofit.planning.problem import Allow, Problem
-from zerofit.planning.search import SAME_TIME, simplicity, tier
-from zerofit.planning.solve import best_of, script_as_it_is, wins
+from zerofit.planning.search import SAME_TIME, EstimatedStrategy, simplicity, tier
+from zerofit.planning.solve import best_of, script_as_it_is, solve, wins
 from zerofit.planning.suggestions import with_more_host_memory
+from zerofit.planning.training_estimator import TrainingEstimator
 
 
 def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
@@ -115,6 +118,43 @@ def test_each_suggestion_fits_by_itself() -> None:
     assert all(suggestion.best.fits for suggestion in answer.suggestions)
     smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
     assert not solved(smaller).fits  # the 48 GiB are the smallest of these that do
+
+
+@pytest.mark.parametrize("maker", ["AMD Instinct", "NVIDIA"])
+def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
+    asked = problem(num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, facts=LARGE)
+    unknown = replace(A100, name=f"{maker} of 16", memory_bytes=16 * GIB, compute_capability=None)
+    asked = replace(asked, machine=replace(asked.machine, gpus=(unknown,)))
+    amd = replace(unknown, name="AMD Instinct of 96", memory_bytes=96 * GIB)
+    nvidia = replace(A100, name="NVIDIA of 128", memory_bytes=128 * GIB)
+    change = solved(asked, gpus=(amd, nvidia)).suggestions[-1].change
+    size = {"AMD Instinct": "96 (96.0", "NVIDIA": "128 (128.0"}[maker]
+    assert change == f"1 x {maker} of {size} GiB) on each node"
+
+
+def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() -> None:
+    asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2)
+    told: list[tuple[str, int]] = []
+    traced: list[TraceRequest] = []
+
+    def estimator_of(one: Problem) -> TrainingEstimator:
+        def trace(request: TraceRequest) -> Trace:
+            traced.append(request)
+            return Trace(request=request, logs=(closed_form_log(one.model, request),))
+
+        return TrainingEstimator(one, trace=trace, rates=RATES)
+
+    def tell(problem_: Problem, own: EstimatedStrategy | None) -> None:
+        assert own is not None
+        told.append((as_it_is_words(own, problem_), len(traced)))
+
+    answer = solve(asked, estimator_of=estimator_of, quick_estimator_of=closed_forms, on_nothing_fits=tell)
+    assert not answer.fits
+    assert any(one.change == "--allow lora" for one in answer.suggestions)
+    ((said, num_before),) = told
+    assert said == as_it_is_lines(answer)[0]
+    with_lora = {one.autocast for one in traced[num_before:] if one.lora is not None}
+    assert len(with_lora) == 1
 
 
 @pytest.mark.parametrize("global_batch_size", [6, 12, 40])
@@ -278,6 +318,11 @@ def test_the_fastest_is_taken_in_16_bits() -> None:
         (Request(), "nothing is changed"),
         (Request(precision=Precision.FP32), "nothing is changed"),
         (Request(precision=Precision.BF16), "changed as --mixed-precision says: about 6.3 x faster"),
+        (
+            Request(micro_batch_size=4, gradient_checkpointing=True, zero_stage=ZeroStage.GRADIENTS),
+            "changed as --zero-stage, --micro-batch-size and --gradient-checkpointing say: "
+            "about 1.2 x slower",
+        ),
     ],
 )
 def test_the_first_line_names_the_flags_that_change_a_script(request_: Request, ending: str) -> None:

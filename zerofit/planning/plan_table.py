@@ -271,16 +271,7 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
     if own is None:
         return []
     device, chosen = own.estimate.device, answer.found.chosen
-    where = " on each GPU" if problem.topology.world_size > 1 else ""
-    said = f"your script as it is: {_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
-    if device.peak_bytes > problem.card_bytes:
-        said += "does not fit"
-    elif not own.fits:
-        free = format_bytes(problem.card_bytes - problem.device_bytes)
-        is_device = device.peak_bytes > problem.device_bytes
-        said += f"does not fit beside the {free} to be kept free" if is_device else own.shortage
-    else:
-        said += fit_words(own.estimate, problem)
+    said = as_it_is_words(own, problem)
     if chosen is not None and chosen.strategy == own.strategy:
         said += "; nothing is changed"
     elif chosen is not None and own.fits:
@@ -291,6 +282,22 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
     if answer.in_16_bits is not None and chosen is not None:
         lines += _hint(answer.in_16_bits, chosen)
     return lines
+
+
+def as_it_is_words(own: EstimatedStrategy, problem: Problem) -> str:
+    """Return the verdict on the script as it is."""
+    device = own.estimate.device
+    where = " on each GPU" if problem.topology.world_size > 1 else ""
+    said = f"your script as it is: {_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
+    if device.peak_bytes > problem.card_bytes:
+        said += "does not fit"
+    elif not own.fits:
+        free = format_bytes(problem.card_bytes - problem.device_bytes)
+        is_device = device.peak_bytes > problem.device_bytes
+        said += f"does not fit beside the {free} to be kept free" if is_device else own.shortage
+    else:
+        said += fit_words(own.estimate, problem)
+    return said
 
 
 def decision_lines(answer: Answer) -> list[str]:
@@ -326,8 +333,8 @@ def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem
     if ratio is not None and not 1 / 1.05 < ratio < 1.05:
         speed = f"about {ratio:.1f} x faster" if ratio > 1 else f"about {1 / ratio:.1f} x slower"
     if flags:
-        say = "say" if len(flags) > 1 else "says"
-        return f"changed as {' and '.join(flags)} {say}" + (f": {speed}" if speed else "")
+        listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
+        return f"changed as {listed} {'say' if len(flags) > 1 else 'says'}" + (f": {speed}" if speed else "")
     is_safer = problem.is_close(own.estimate.device, own.estimate.host) and not problem.is_close(
         chosen.estimate.device, chosen.estimate.host
     )

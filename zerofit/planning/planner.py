@@ -14,6 +14,7 @@ from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import check_libraries_of_traces
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.evidence import ObservedRuns
+from zerofit.planning.plan_table import as_it_is_words
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from zerofit.core.rates import Rates
     from zerofit.machine.observations import Observation
     from zerofit.planning.problem import Problem
+    from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer, EstimatorOf
     from zerofit.planning.subject import Subject
 
@@ -109,7 +111,15 @@ class Planner:
             notes=notes,
             num_fastest=num_fastest,
             compares_layouts=compares_layouts,
+            on_nothing_fits=self._say_nothing_fits,
         )
+
+    def _say_nothing_fits(self, problem: Problem, own: EstimatedStrategy | None) -> None:
+        if not self._is_fast:
+            known = f"{as_it_is_words(own, problem)}; " if own is not None else ""
+            self._observer.say(
+                f"{known}nothing fits: looking for the smallest changes with which it does ..."
+            )
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
         """Return what of the request names parts of the model, which closed forms do not know."""

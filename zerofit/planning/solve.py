@@ -12,7 +12,7 @@ from zerofit.planning.layouts import best_layout, compare_layouts, is_open, want
 from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import search, tier
+from zerofit.planning.search import kind_of, search, tier
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def solve(
     notes: tuple[str, ...] = (),
     num_fastest: int = 0,
     compares_layouts: bool = False,
+    on_nothing_fits: Callable[[Problem, EstimatedStrategy | None], None] = lambda _, __: None,
 ) -> Answer:
     """Return the plan of a problem with all that was compared.
 
@@ -83,6 +84,7 @@ def solve(
         quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
             estimated by the other. None where estimator_of is as quick.
         compares_layouts: True to look at every layout, and not at those alone that may come before.
+        on_nothing_fits: called with the script as it is, before the search for changes, which takes a while.
 
     Raises:
         UserError: the global batch can't be made.
@@ -115,6 +117,7 @@ def solve(
                 is_fast=is_fast,
                 notes=notes,
                 num_fastest=num_fastest,
+                on_nothing_fits=on_nothing_fits,
             )
             return replace(answer, layouts=layouts)
     may_cut = found.chosen is None and Allow.LENGTH in problem.allow
@@ -130,19 +133,21 @@ def solve(
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
         notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path")
+    own = script_as_it_is(problem)
+    as_it_is = None if own is None else estimator_of(problem).estimate(own)
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None:
+        on_nothing_fits(problem, as_it_is)
         helps = suggestions(
             problem,
-            solve=lambda changed: best_of(changed, estimator_of),
+            solve=lambda changed, quick: best_of(changed, estimator_of, alike=quick),
             presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
             gpus=gpus,
         )
-    own = script_as_it_is(problem)
     return Answer(
         problem=problem,
         found=found,
-        as_it_is=None if own is None else estimator_of(problem).estimate(own),
+        as_it_is=as_it_is,
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
         is_fast=is_fast,
@@ -171,9 +176,25 @@ def _in_16_bits(
     return best_of(replace(problem, request=request), estimator_of)
 
 
-def best_of(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
-    """Return the strategy that would be chosen; None where nothing fits."""
-    return _search(problem, candidates(problem).strategies, estimator_of, compares=False).chosen
+def best_of(
+    problem: Problem, estimator_of: EstimatorOf, *, alike: EstimatedStrategy | None = None
+) -> EstimatedStrategy | None:
+    """Return the strategy that would be chosen; None where nothing fits.
+
+    Args:
+        alike: the choice by closed forms. Those of its kind and precision come first, and the others, each of
+            whose precisions is another trace, only where none of them fits.
+    """
+    strategies = candidates(problem).strategies
+    if alike is not None:
+        likely = [one for one in strategies if _traced_alike(one) == _traced_alike(alike.strategy)]
+        if best := _search(problem, likely, estimator_of, compares=False).chosen:
+            return best
+    return _search(problem, strategies, estimator_of, compares=False).chosen
+
+
+def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
+    return kind_of(strategy), strategy.precision, strategy.lora, strategy.quantization, strategy.freeze
 
 
 def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:

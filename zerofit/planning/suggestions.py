@@ -43,14 +43,14 @@ class Suggestion:
 def suggestions(
     problem: Problem,
     *,
-    solve: Callable[[Problem], EstimatedStrategy | None],
+    solve: Callable[[Problem, EstimatedStrategy | None], EstimatedStrategy | None],
     presolve: Callable[[Problem], EstimatedStrategy | None] | None,
     gpus: Sequence[GpuSpec],
 ) -> tuple[Suggestion, ...]:
     """Return the smallest change of each sort that makes something fit: those that cost nothing first.
 
     Args:
-        solve: the best strategy that fits, by a trace; None where none does.
+        solve: the best strategy that fits, by a trace, beside presolve's; None where none does.
         presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
     """
     free = (
@@ -68,7 +68,8 @@ def suggestions(
 
     def solved(changed: Problem) -> EstimatedStrategy | None:
         try:
-            return solve(changed) if presolve is None or presolve(changed) else None
+            quick = presolve(changed) if presolve is not None else None
+            return solve(changed, quick) if presolve is None or quick else None
         except UserError:
             return None  # the global batch does not divide over these ranks
 
@@ -148,8 +149,8 @@ def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[st
     for gpu in sorted(gpus, key=lambda gpu: gpu.memory_bytes):
         if gpu.memory_bytes <= present.memory_bytes or gpu.memory_bytes in seen:
             continue
-        if (gpu.compute_capability is None) != (present.compute_capability is None):
-            continue  # AMD's: another machine, and no zerofit launch
+        if gpu.name.startswith("AMD ") != present.name.startswith("AMD "):
+            continue  # AMD's only where the user named one: another machine, and no zerofit launch
         seen.add(gpu.memory_bytes)
         machine = replace(problem.machine, gpus=(gpu,) * len(problem.machine.gpus))
         size = format_bytes(gpu.memory_bytes)

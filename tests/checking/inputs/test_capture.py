@@ -14,6 +14,7 @@ from zerofit.checking.engine import check
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.strategy import situation_of_launch, situation_of_strategy
+from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.situation import Situation
 from zerofit.checking.targets import TargetFile, Targets
@@ -215,20 +216,28 @@ from accelerate import Accelerator
 from transformers import AutoModel
 accelerator = Accelerator()
 model = accelerator.prepare(AutoModel.from_pretrained("bert"))
-{}accelerator.unwrap_model(model).save_pretrained("out")
+{}accelerator.unwrap_model(model).{}
 """
+_UNGATHERED = "zero3-save-needs-gathered-weights"
 
 
 @pytest.mark.parametrize(
-    ("condition", "is_warned"), [("", False), ("if accelerator.is_main_process: ", True)]
+    ("condition", "saves", "severity"),
+    [
+        ("", "save_pretrained('out')", None),
+        ("if accelerator.is_main_process: ", "save_pretrained('out')", Severity.ERROR),
+        ("if accelerator.is_main_process: ", "state_dict()", Severity.ERROR),
+        ("", "state_dict()", Severity.WARNING),
+    ],
 )
-def test_a_launch_warns_of_saving_under_zero3_only_on_one_rank(condition: str, is_warned: bool) -> None:
-    script = TargetFile(name="train.py", kind=FileKind.SCRIPT, source=_SAVES.format(condition))
+def test_a_launch_refuses_to_save_under_zero3_on_one_rank(
+    condition: str, saves: str, severity: Severity | None
+) -> None:
+    script = TargetFile(name="train.py", kind=FileKind.SCRIPT, source=_SAVES.format(condition, saves))
     strategy = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
     targets = Targets(files=(script,), schemas=load_schemas())
     situation = situation_of_launch(replace(PLAN, strategy=strategy), machine=None, targets=targets)
-    assert ("zero3-save-needs-gathered-weights" in _rules(situation)) == is_warned
+    found = [one for one in check(situation, rules=ALL_RULES).findings if one.rule == _UNGATHERED]
+    assert [one.severity for one in found] == ([] if severity is None else [severity])
     # Without hooks, as accelerate launches it, all ranks save placeholders.
-    assert "zero3-save-needs-gathered-weights" in _rules(
-        _situation(_SAVES.format(""), {"zero_optimization": {"stage": 3}})
-    )
+    assert _UNGATHERED in _rules(_situation(_SAVES.format("", saves), {"zero_optimization": {"stage": 3}}))

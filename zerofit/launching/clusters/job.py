@@ -212,7 +212,7 @@ def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
         signal: the scheduler's: "USR1", "TERM".
     """
     return [
-        "# The nodes are wanted back: the launchers look for the file, and all ranks save together.",
+        "# Before the nodes are taken away, the launchers see this file, and all ranks save a checkpoint.",
         f"trap 'touch {shlex.quote(stop_file)}' {signal}",
         f"{command} &",
         "launchers=$!",

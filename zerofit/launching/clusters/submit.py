@@ -215,7 +215,8 @@ def _why_once(engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_re
     if not can_resume:
         return f"{script} shows no way to resume from a checkpoint, so its run"
     if engine is not ClusterEngine.SLURM and flags.volume is None:
-        return "no --volume keeps checkpoints after a pod ends, so the run"
+        ended = "a pod" if engine is ClusterEngine.KUBERNETES else "the machine"
+        return f"no --volume keeps checkpoints after {ended} ends, so the run"
     return None
 
 

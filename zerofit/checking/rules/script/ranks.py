@@ -130,7 +130,9 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
     for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
         has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
         if call.state in OF_ENGINE and not has_weights:
-            yield hit(call.seen, _WITHOUT[call.action])
+            # Certain on one rank: on all ranks, zerofit's hooks gather the weights of save_pretrained().
+            certainty = Confidence.CERTAIN if call.one_rank else Confidence.LIKELY
+            yield hit(call.seen, _WITHOUT[call.action], certainty)
 
 
 @Rule(
