@@ -27,6 +27,7 @@ from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candid
 from zerofit.planning.plan_words import label
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import kind_of, simplicity, tier
+from zerofit.scripts.source.read_script import read_script
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 
@@ -248,3 +249,21 @@ def test_labels_tell_candidates_apart() -> None:
 
 def _without_batch(strategy: Strategy) -> Strategy:
     return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
+
+
+@pytest.mark.parametrize("condition", ["", "if accelerator.is_main_process: "])
+def test_a_script_that_saves_on_one_rank_gets_no_zero3(condition: str) -> None:
+    source = read_script(
+        "from accelerate import Accelerator\n"
+        "from transformers import AutoModel\n"
+        "accelerator = Accelerator()\n"
+        "model = accelerator.prepare(AutoModel.from_pretrained('bert'))\n"
+        f"{condition}accelerator.unwrap_model(model).save_pretrained('out')\n",
+        name="train.py",
+    )
+    found = candidates(problem(num_gpus=4, source=source))
+    stages = {one.zero_stage for one in found.strategies}
+    rules = {finding.rule for dropped in found.dropped for finding in dropped.findings}
+    assert (ZeroStage.PARAMETERS in stages) == (not condition)
+    assert ("zero3-save-needs-gathered-weights" in rules) == bool(condition)
+    assert ZeroStage.GRADIENTS in stages

@@ -10,6 +10,7 @@ from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules.script.ranks import RULES as RULES_OF_RANKS
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FREEZES
@@ -329,8 +330,12 @@ def _errors(strategy: Strategy, problem: Problem) -> tuple[Finding, ...]:
         versions=problem.versions,
         own_optimizer=_own_optimizer(problem),
         typed=[name for name in FLAGS if getattr(problem.request, name) is not None],
+        script=problem.source,
     )
-    return check(situation, rules=ALL_RULES).of(Severity.ERROR)
+    # Of the rules on the source those on what each rank runs; the others depend on no strategy.
+    on_strategy = check(replace(situation, script=None), rules=ALL_RULES).of(Severity.ERROR)
+    on_ranks = check(situation, rules=RULES_OF_RANKS).of(Severity.ERROR)
+    return tuple(dict.fromkeys((*on_strategy, *on_ranks)))
 
 
 def _own_optimizer(problem: Problem) -> Said[str | None] | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.request import Request
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
+    from zerofit.scripts.facts import ScriptFacts
 
 DEFAULT_RESERVE = 0.05
 """ASSUMPTION: share of the GPU that stays free, for what a longer run adds and an estimate misses."""
@@ -110,6 +111,8 @@ class Problem:
     """The script that will run, where one was captured; None for a model that was named."""
     loaded_in: Precision = Precision.FP32
     """Format in which a model that was named is loaded."""
+    source: ScriptFacts | None = None
+    """What the source of the script shows, for the rules on what each rank runs; None if unknown."""
     why_shared: str = ""
     """Why ranks share samples, where the search chose so."""
     limits: MemoryLimits = MemoryLimits()

@@ -140,6 +140,7 @@ class NamedModel(Subject):
             request=request,
             allow=flags.allow,
             reserve=flags.reserve,
+            source=self.script,
             makes_model_first=makes_model_first(self.script),
             expandable_segments=flags.expandable_segments,
             loaded_in=loaded_in,
@@ -191,7 +192,8 @@ class CapturedRun(Subject):
     ) -> Problem:
         from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
 
-        return problem_from_capture(
+        target = self.capture.target
+        problem = problem_from_capture(
             self.capture,
             self.flags,
             request=request,
@@ -199,6 +201,7 @@ class CapturedRun(Subject):
             versions=versions,
             topology=topology,
         )
+        return replace(problem, source=None if target[0] == "-m" else _facts_of(target[0]))
 
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
         """Return what its micro-batch allocates and computes: of the very model that the script made."""

@@ -49,6 +49,7 @@ def situation_of_strategy(
     launcher: Launcher = Launcher.ZEROFIT,
     own_optimizer: Said[str | None] | None = None,
     typed: Collection[str] | None = None,
+    script: ScriptFacts | None = None,
 ) -> Situation:
     """Return the situation of a strategy from flags, a plan or a script.
 
@@ -60,6 +61,7 @@ def situation_of_strategy(
         launcher: starts the ranks.
         own_optimizer: the script's, by id, which is used if the strategy names none; None if unknown.
         typed: fields that the user set by flags, which findings name as flags; None: all of them.
+        script: what the source of the script shows; None if unknown.
     """
 
     def text(field: str) -> str:
@@ -88,6 +90,7 @@ def situation_of_strategy(
         topology=topology,
         machine=machine,
         versions=versions,
+        script=None if script is None else _as_launched(script),
     )
 
 
