@@ -300,3 +300,27 @@ def test_fast_says_that_names_were_not_looked_up(run_zerofit: RunZerofit, tmp_pa
     finished = run_zerofit(*line.split(), *flags, cwd=tmp_path)
     said = "--freeze *nomatch* and --lora-targets foo is in the model: --fast does not look"
     assert said in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (("--global-batch-size", "7"), "--global-batch-size 7 with 2 ranks"),
+        (
+            (
+                *("--global-batch-size", "16", "--micro-batch-size", "3"),
+                *("--gradient-accumulation-steps", "2"),
+            ),
+            "--global-batch-size 16 with 2 ranks x micro-batch 3 x accumulation 2 = 12",
+        ),
+    ],
+)
+def test_a_batch_that_ranks_do_not_make_is_refused_before_the_script_runs(
+    run_zerofit: RunZerofit, tmp_path: Path, flags: tuple[str, ...], found: str
+) -> None:
+    (tmp_path / "never.py").write_text("raise SystemExit('it ran')\n")
+    run = run_zerofit("plan", "--gpus", "2xA100-80G", *flags, "never.py", cwd=tmp_path)
+    assert run.stderr.splitlines()[:2] == [
+        "error[global-batch-not-divisible]: the global batch can't be made from these parts",
+        f"  found: {found}",
+    ]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import KINDS_OF_GROUPS, Plan
@@ -306,7 +307,8 @@ def ranks_to_plan(
         is_named: True for a machine that --gpus names.
 
     Raises:
-        UserError: they do not divide over the nodes or into groups, or there are fewer GPUs.
+        UserError: they do not divide over the nodes or into groups, there are fewer GPUs, or they do not make
+            the global batch that the request names.
     """
     sizes = {f"{kind}_parallel_size": getattr(request, f"{kind}_parallel_size") for kind in KINDS_OF_GROUPS}
     ranks = Request(
@@ -318,7 +320,17 @@ def ranks_to_plan(
     )
     if is_named:
         check_ranks_of(ranks, machine)
-    return topology_of(machine, ranks)
+    topology = topology_of(machine, ranks)
+    if request.global_batch_size is not None:
+        # Steps of a file, or without a micro-batch, may be those that the script makes itself.
+        is_product = request.micro_batch_size and "gradient_accumulation_steps" not in request.said_by
+        split_global_batch(
+            global_batch_size=request.global_batch_size,
+            micro_batch_size=request.micro_batch_size,
+            gradient_accumulation_steps=request.gradient_accumulation_steps if is_product else None,
+            data_parallel_size=topology.data_parallel_size,
+        )
+    return topology
 
 
 def _used_by(topology: Topology, machine: Machine) -> Machine:
