@@ -24,7 +24,7 @@ from zerofit.core.plan import Origin, Topology
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.planning.estimate.device_memory.optimizers import STATES, OneState, Stepper
+from zerofit.planning.estimate.device_memory.optimizers import STATES, ScriptOptimizer, Stepper
 from zerofit.planning.from_capture import own_stepper, problem_from_capture
 from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.problem import Allow, Problem
@@ -380,8 +380,17 @@ _BNB, _ON_HOST = "bitsandbytes.optim", "are counted on the host, where the drive
             "AdamW is counted without the third state that amsgrad keeps",
         ),
         ("torch.optim.sgd.SGD", {"momentum": 0}, OptimizerName.SGD, ""),
-        ("torch.optim.sgd.SGD", {"momentum": 0.9}, OneState.FULL, ""),
-        ("torch.optim.adagrad.Adagrad", {}, OneState.FULL, ""),
+        ("torch.optim.sgd.SGD", {"momentum": 0.9}, ScriptOptimizer.MOMENTUM, ""),
+        (
+            "torch.optim.sgd.SGD",
+            {"momentum": 0.9, "weight_decay": 0.1},
+            ScriptOptimizer.ONE_STATE,
+            "",
+        ),
+        ("torch.optim.sgd.SGD", {"weight_decay": 0.1}, ScriptOptimizer.DECAYED_SGD, ""),
+        ("torch.optim.sgd.SGD", {"weight_decay": 0.1, "foreach": False}, OptimizerName.SGD, ""),
+        ("torch.optim.sgd.SGD", {"weight_decay": 0.1, "fused": True}, OptimizerName.SGD, ""),
+        ("torch.optim.adagrad.Adagrad", {}, ScriptOptimizer.ONE_STATE, ""),
         ("torch.optim._adafactor.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
         ("transformers.optimization.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
         (f"{_BNB}.adamw.AdamW", {}, OptimizerName.ADAMW, ""),
@@ -406,8 +415,8 @@ _BNB, _ON_HOST = "bitsandbytes.optim", "are counted on the host, where the drive
         ),
         (f"{_BNB}.lion.Lion8bit", {}, OptimizerName.LION_8BIT, ""),
         (f"{_BNB}.lion.Lion", {}, OptimizerName.LION, ""),
-        (f"{_BNB}.rmsprop.RMSprop", {}, OneState.FULL, ""),
-        (f"{_BNB}.rmsprop.RMSprop8bit", {}, OneState.EIGHT_BIT, ""),
+        (f"{_BNB}.rmsprop.RMSprop", {}, ScriptOptimizer.ONE_STATE, ""),
+        (f"{_BNB}.rmsprop.RMSprop8bit", {}, ScriptOptimizer.ONE_STATE_8BIT, ""),
         ("deepspeed.ops.adam.fused_adam.FusedAdam", {}, OptimizerName.ADAMW, ""),
         ("mine.Sophia", {}, None, "Sophia is counted as AdamW: what it keeps is not known"),
         (

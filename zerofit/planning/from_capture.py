@@ -13,12 +13,13 @@ from zerofit.core.facts import Workload
 from zerofit.core.strategy import DTYPES, OptimizerName, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
-from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
+from zerofit.planning.estimate.device_memory.optimizers import ScriptOptimizer, Stepper
 from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.problem import Allow, Problem, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from zerofit.core.capture import Capture, CapturedBatch, CapturedOptimizer, CapturedTensor
     from zerofit.core.facts import Machine, Versions
@@ -327,10 +328,10 @@ def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
         kind = _BITSANDBYTES[family][has_8_bit, is_paged]
     elif family in _TWO_STATES:
         kind = OptimizerName.ADAMW if settings.get("fused") is True else None
-    elif family == "SGD" and not settings.get("momentum"):
-        kind = OptimizerName.SGD
+    elif family == "SGD" and library == "torch":
+        kind = _sgd(settings)
     else:
-        kind = OneState.EIGHT_BIT if has_8_bit else OneState.FULL
+        kind = ScriptOptimizer.ONE_STATE_8BIT if has_8_bit else ScriptOptimizer.ONE_STATE
     if settings.get("amsgrad"):
         return kind, f"{name} is counted without the third state that amsgrad keeps"
     if is_paged and kind is OptimizerName.LION:
@@ -341,3 +342,12 @@ def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
             f"the pages of Paged{name} are counted on the host, where the driver may move them",
         )
     return kind, ""
+
+
+def _sgd(settings: Mapping[str, Any]) -> Stepper:
+    """Return torch's SGD by the tensors that its step makes: weight decay copies the gradients."""
+    decays = bool(settings.get("weight_decay"))
+    if settings.get("momentum"):
+        return ScriptOptimizer.ONE_STATE if decays else ScriptOptimizer.MOMENTUM
+    is_foreach = settings.get("foreach") is not False and settings.get("fused") is not True
+    return ScriptOptimizer.DECAYED_SGD if decays and is_foreach else OptimizerName.SGD

@@ -14,6 +14,7 @@ from zerofit.checking.rule import Severity
 from zerofit.checking.rules.optimizer.rules import RULES as OPTIMIZER_RULES
 from zerofit.core.errors import UserError
 from zerofit.core.setting import Said
+from zerofit.core.strategy import OptimizerName
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.training.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.training.schedulers import lead_schedulers, live_objects
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zerofit.core.plan import Plan
-    from zerofit.core.strategy import OptimizerName
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
 
@@ -44,10 +44,26 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
         if self._zerofit_by_script:
             objects = _with_swapped(self, objects, name, changes)
+        if name is OptimizerName.SGD:
+            _step_one_by_one(objects)
         return original(self, *objects, **kwargs)
 
     wrap(accelerator_class, "prepare", prepare)
     wrap(accelerator_class, "prepare_optimizer", prepare)
+
+
+def _step_one_by_one(objects: Iterable[Any]) -> None:
+    """Let SGD, Trainer's too, step one parameter after the other.
+
+    Where weights decay, foreach copies all gradients at once (torch/optim/sgd.py, _multi_tensor_sgd), which
+    takes more memory than the step of the AdamW that SGD was chosen over.
+    """
+    import torch
+
+    for optimizer in objects:
+        if isinstance(optimizer, torch.optim.SGD):
+            for group in optimizer.param_groups:
+                group["foreach"] = False
 
 
 def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:

@@ -99,7 +99,7 @@ def test_the_fused_optimizer_makes_no_temporaries_and_keeps_its_step_on_the_gpu(
 
 
 def test_clipping_costs_one_norm_a_tensor_and_its_partial_sums() -> None:
-    strategy = Strategy(optimizer=OptimizerName.SGD, gradient_clipping=1.0)
+    strategy = Strategy(optimizer=OptimizerName.ADAMW, gradient_clipping=1.0)
     # 4 tensors of at most 1 Mi elements, 16 chunks of 64 Ki each.
     assert _of(_peaks(strategy)[RunPhase.STEP], "optimizer temporaries") == 4 * 16 * 4 + 4 * 4
 

@@ -18,8 +18,8 @@ from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.planning.estimate.device_memory.optimizers import (
     STATES,
     TEMPORARIES,
-    OneState,
     Optimizer,
+    ScriptOptimizer,
     Stepped,
     Stepper,
     make_optimizer,
@@ -118,10 +118,22 @@ def _adafactor(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         ),
         pytest.param(OptimizerName.ADAFACTOR, _adafactor, id="adafactor"),
         pytest.param(
-            OptimizerName.SGD, lambda parameters: torch.optim.SGD(parameters, foreach=True), id="sgd"
+            OptimizerName.SGD,
+            lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=False),
+            id="sgd",
         ),
         pytest.param(
-            OneState.FULL,
+            ScriptOptimizer.DECAYED_SGD,
+            lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=True),
+            id="decayed sgd",
+        ),
+        pytest.param(
+            ScriptOptimizer.MOMENTUM,
+            lambda parameters: torch.optim.SGD(parameters, momentum=0.9, foreach=True),
+            id="undecayed momentum",
+        ),
+        pytest.param(
+            ScriptOptimizer.ONE_STATE,
             lambda parameters: torch.optim.SGD(parameters, momentum=0.9, weight_decay=0.1, foreach=True),
             id="momentum",
         ),
@@ -142,7 +154,7 @@ _CLASSES = {
     OptimizerName.LION: "Lion",
     OptimizerName.LION_8BIT: "Lion8bit",
     OptimizerName.PAGED_LION_8BIT: "PagedLion8bit",
-    OneState.EIGHT_BIT: "RMSprop8bit",
+    ScriptOptimizer.ONE_STATE_8BIT: "RMSprop8bit",
 }
 
 
@@ -224,9 +236,11 @@ def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: Stepper, 
         (OptimizerName.LION_8BIT, [4000, 10_000, 160, 1024], []),
         (OptimizerName.PAGED_LION_8BIT, [4000, 10_000, 160, 1024], []),
         (OptimizerName.ADAFACTOR, [4000, 4, 40_000, 4], [4000] * 4 + [40_000] * 4),
-        (OptimizerName.SGD, [], []),
-        (OneState.FULL, [4000, 40_000], [4000, 40_000]),
-        (OneState.EIGHT_BIT, [4000, 10_000, 160, 1024], []),
+        (OptimizerName.SGD, [], [4000, 40_000]),
+        (ScriptOptimizer.DECAYED_SGD, [], [4000, 40_000]),
+        (ScriptOptimizer.MOMENTUM, [4000, 40_000], []),
+        (ScriptOptimizer.ONE_STATE, [4000, 40_000], [4000, 40_000]),
+        (ScriptOptimizer.ONE_STATE_8BIT, [4000, 10_000, 160, 1024], []),
     ],
 )
 def test_flat_tensors(optimizer: Stepper, states: list[int], temporaries: list[int]) -> None:
@@ -237,4 +251,4 @@ def test_flat_tensors(optimizer: Stepper, states: list[int], temporaries: list[i
 
 def test_a_strategys_optimizer_takes_the_place_of_the_scripts_own() -> None:
     strategy = Strategy(optimizer=OptimizerName.ADAMW_8BIT)
-    assert make_optimizer(strategy, own=OneState.FULL) == Optimizer(name=OptimizerName.ADAMW_8BIT)
+    assert make_optimizer(strategy, own=ScriptOptimizer.ONE_STATE) == Optimizer(name=OptimizerName.ADAMW_8BIT)

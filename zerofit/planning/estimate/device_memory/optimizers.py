@@ -32,16 +32,20 @@ _LEAST_PAGED = 100_000
 get_state_buffer)."""
 
 
-class OneState(StrEnum):
-    """Optimizers of a script's own that keep one state beside each parameter."""
+class ScriptOptimizer(StrEnum):
+    """Optimizers of a script's own that a plan has no name for."""
 
-    FULL = "one state"
-    """As wide as the parameter: SGD with momentum, RMSprop, Adagrad."""
-    EIGHT_BIT = "one state in 8 bit"
+    ONE_STATE = "one state"
+    """As wide as the parameter: RMSprop, Adagrad, SGD with momentum and weight decay."""
+    MOMENTUM = "momentum"
+    """SGD with momentum, without weight decay: stepped in place."""
+    DECAYED_SGD = "SGD with weight decay"
+    """Without momentum, by foreach, as torch runs it on CUDA unless told otherwise."""
+    ONE_STATE_8BIT = "one state in 8 bit"
     """Those of bitsandbytes."""
 
 
-Stepper = OptimizerName | OneState | None
+Stepper = OptimizerName | ScriptOptimizer | None
 """An optimizer by its costs, zerofit's or the script's own; None for torch's foreach AdamW."""
 
 
@@ -110,13 +114,22 @@ COSTS: dict[Stepper, OptimizerCosts] = {
         least_bytes=0,
         step_bytes=12,
     ),
-    OneState.FULL: OptimizerCosts(
+    ScriptOptimizer.ONE_STATE: OptimizerCosts(
         formula="b P",
         source="torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much",
         least_bytes=4,
         step_bytes=36,
     ),
-    OneState.EIGHT_BIT: OptimizerCosts(
+    ScriptOptimizer.MOMENTUM: OptimizerCosts(
+        formula="b P",
+        source="torch/optim/sgd.py: momentum_buffer like each parameter",
+        least_bytes=4,
+        step_bytes=32,
+    ),
+    ScriptOptimizer.DECAYED_SGD: OptimizerCosts(
+        formula="0", source="torch/optim/sgd.py: no momentum", least_bytes=0, step_bytes=24
+    ),
+    ScriptOptimizer.ONE_STATE_8BIT: OptimizerCosts(
         formula="P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
         source=_ONE_STATE,
         least_bytes=1,
@@ -136,8 +149,8 @@ _IN_32_BIT = replace(COSTS[OptimizerName.ADAMW_8BIT], step_bytes=28, has_8_bit=F
 COSTS |= {
     OptimizerName.PAGED_ADAMW: _paged(_IN_32_BIT, "8 P"),
     OptimizerName.PAGED_ADAMW_8BIT: _paged(COSTS[OptimizerName.ADAMW_8BIT], "as 8-bit AdamW"),
-    OptimizerName.LION_8BIT: COSTS[OneState.EIGHT_BIT],
-    OptimizerName.PAGED_LION_8BIT: _paged(COSTS[OneState.EIGHT_BIT], "as 8-bit Lion"),
+    OptimizerName.LION_8BIT: COSTS[ScriptOptimizer.ONE_STATE_8BIT],
+    OptimizerName.PAGED_LION_8BIT: _paged(COSTS[ScriptOptimizer.ONE_STATE_8BIT], "as 8-bit Lion"),
 }
 
 
@@ -188,7 +201,7 @@ class Optimizer:
             return 4, tensor.num_bytes, tensor.num_bytes
         if self.name is OptimizerName.ADAFACTOR:
             return *_second_moments(tensor), 4
-        if self.name is OneState.FULL:
+        if self.name in (ScriptOptimizer.ONE_STATE, ScriptOptimizer.MOMENTUM):
             return (tensor.num_bytes,)
         if not self.costs.num_states:
             return ()
@@ -233,9 +246,13 @@ class Optimizer:
         pages = max((self.pages_of(tensor) for tensor in tensors), default=0)
         if pages:
             tape.free(tape.allocate(pages, TEMPORARIES))
+        if self.name is OptimizerName.SGD:
+            # torch/optim/sgd.py, _single_tensor_sgd: one gradient with the weight's decay at a time.
+            for tensor in tensors:
+                tape.free(tape.allocate(tensor.num_bytes, TEMPORARIES))
         # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once; sgd.py, _multi_tensor_sgd:
         # the gradients with the weights' decay, and rmsprop.py and adagrad.py roots as well.
-        if self.name in (None, OneState.FULL):
+        if self.name in (None, ScriptOptimizer.ONE_STATE, ScriptOptimizer.DECAYED_SGD):
             roots = [tape.allocate(tensor.num_bytes, TEMPORARIES) for tensor in tensors]
             for block in roots:
                 tape.free(block)
