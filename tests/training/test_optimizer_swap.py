@@ -156,6 +156,17 @@ def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None
     assert changes.lines == ("the optimizer is transformers's Adafactor; the script says torch's AdamW",)
 
 
+@pytest.mark.parametrize("by_script", [True, False])
+@pytest.mark.parametrize("own", [torch.optim.AdamW, torch.optim.SGD])
+def test_sgd_steps_one_by_one_trainers_too(own: Any, by_script: bool) -> None:
+    accelerator_class, _ = hooked(optimizer=OptimizerName.SGD)
+    accelerator_class._zerofit_by_script = by_script
+    optimizer = accelerator_class().prepare(own(model().parameters(), lr=0.01, weight_decay=0.1))
+    is_sgd = type(optimizer.optimizer) is torch.optim.SGD
+    assert is_sgd is (by_script or own is torch.optim.SGD)
+    assert [group["foreach"] for group in optimizer.param_groups] == [False if is_sgd else None]
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
     accelerator_class, changes = hooked(optimizer=OptimizerName.SGD)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from zerofit.core.estimates import RunPhase
 from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.planning.estimate.device_memory.optimizers import (
+    COSTS,
     STATES,
     TEMPORARIES,
     Optimizer,
@@ -108,43 +109,75 @@ def _adafactor(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return Adafactor(parameters, lr=1e-3, scale_parameter=False, relative_step=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        pytest.param(None, lambda parameters: torch.optim.AdamW(parameters, foreach=True), id="foreach"),
-        pytest.param(
-            OptimizerName.ADAMW, lambda parameters: torch.optim.AdamW(parameters, fused=True), id="fused"
-        ),
-        pytest.param(OptimizerName.ADAFACTOR, _adafactor, id="adafactor"),
-        pytest.param(
-            OptimizerName.SGD,
-            lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=False),
-            id="sgd",
-        ),
-        pytest.param(
-            ScriptOptimizer.DECAYED_SGD,
-            lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=True),
-            id="decayed sgd",
-        ),
-        pytest.param(
-            ScriptOptimizer.MOMENTUM,
-            lambda parameters: torch.optim.SGD(parameters, momentum=0.9, foreach=True),
-            id="undecayed momentum",
-        ),
-        pytest.param(
-            ScriptOptimizer.ONE_STATE,
-            lambda parameters: torch.optim.SGD(parameters, momentum=0.9, weight_decay=0.1, foreach=True),
-            id="momentum",
-        ),
-    ],
+_FUSED = pytest.param(
+    OptimizerName.ADAMW, lambda parameters: torch.optim.AdamW(parameters, fused=True), id="fused"
 )
+_BY_OPERATORS = (
+    pytest.param(None, lambda parameters: torch.optim.AdamW(parameters, foreach=True), id="foreach"),
+    pytest.param(OptimizerName.ADAFACTOR, _adafactor, id="adafactor"),
+    pytest.param(
+        OptimizerName.SGD,
+        lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=False),
+        id="sgd",
+    ),
+    pytest.param(
+        ScriptOptimizer.DECAYED_SGD,
+        lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=True),
+        id="decayed sgd",
+    ),
+    pytest.param(
+        ScriptOptimizer.MOMENTUM,
+        lambda parameters: torch.optim.SGD(parameters, momentum=0.9, foreach=True),
+        id="undecayed momentum",
+    ),
+    pytest.param(
+        ScriptOptimizer.ONE_STATE,
+        lambda parameters: torch.optim.SGD(parameters, momentum=0.9, weight_decay=0.1, foreach=True),
+        id="momentum",
+    ),
+)
+"""Steps made of torch's own operators; a fused one is a kernel."""
+_FORMATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+
+
+@_FORMATS
+@pytest.mark.parametrize(("name", "make"), [_FUSED, *_BY_OPERATORS])
 def test_states_and_the_steps_largest_moment_are_those_of_the_real_class(
     name: Stepper,
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype,
 ) -> None:
     assert _told(name, dtype.itemsize) == _measure(make, dtype)
+
+
+class _Traffic(TorchDispatchMode):
+    """Adds the bytes that operators read and write, without those that only make a view."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and not func.is_view and "empty" not in func.__name__:
+            written = args[0] if result is None else result  # a foreach in place returns nothing
+            leaves = tree_leaves((args, kwargs, written))
+            self.num_bytes += sum(one.nbytes for one in leaves if isinstance(one, torch.Tensor))
+        return result
+
+
+@_FORMATS
+@pytest.mark.parametrize(("name", "make"), _BY_OPERATORS)
+def test_a_step_moves_the_bytes_of_the_real_operators(
+    name: Stepper, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    parameter = torch.nn.Parameter(torch.randn(512, 512).to(dtype))
+    optimizer = make([parameter])
+    for _ in range(2):  # the first one makes the states
+        parameter.grad = torch.randn_like(parameter)
+        with _Traffic() as traffic:
+            optimizer.step()
+    costs = COSTS[name]
+    expected = costs.step_bytes if dtype is torch.float32 else costs.step_bytes_16bit
+    assert traffic.num_bytes / parameter.numel() == pytest.approx(expected, rel=0.01)
 
 
 _CLASSES = {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_steps import closed_form_of, machine_of, time_of
 
-from zerofit.core.allocation_log import AllocationLog, CostKind, OperatorCost, Pass, TraceRequest
+from zerofit.core.allocation_log import AllocationLog, CostKind, Event, OperatorCost, Pass, TraceRequest
 from zerofit.core.estimates import StepTime
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
@@ -18,7 +18,7 @@ from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precisio
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.speeds import speeds_of
-from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.estimate.step_time import estimate_step_time, optimizer_term
 
 _GPUS = ("V100-16G", "RTX4090", "A100-80G", "H100-80G")
 _STRATEGIES = st.builds(
@@ -223,6 +223,12 @@ def _setup(log: AllocationLog, strategy: Strategy, *, trains: bool = True) -> Se
     return Setup(log=log, strategy=strategy, topology=Topology(), versions=versions, trains=trains)
 
 
+def _log_of(*costs: OperatorCost, codes: bytes = bytes([Event.FORWARD_ENDS])) -> AllocationLog:
+    """Return a log of GPT-2's parameters with these costs and events, by default no module's call."""
+    log = closed_form_of("gpt2", TraceRequest(sequence_length=8))
+    return replace(log, costs=costs, codes=codes, arguments=(0,) * len(codes))
+
+
 def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1) -> OperatorCost:
     return OperatorCost(
         operator="one",
@@ -252,8 +258,7 @@ def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1)
     ],
 )
 def test_the_roofline_of_one_operator(cost: OperatorCost, name: str, seconds: float) -> None:
-    log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(cost,))
-    setup = _setup(log, Strategy(micro_batch_size=2, gradient_accumulation_steps=1), trains=False)
+    setup = _setup(_log_of(cost), Strategy(micro_batch_size=2, gradient_accumulation_steps=1), trains=False)
     found = estimate_step_time(setup, machine=machine_of("A100-80G"), rates=catalog_rates())
     assert found is not None
     assert [(term.name, pytest.approx(term.seconds)) for term in found.terms] == [(name, seconds)]
@@ -273,7 +278,7 @@ def test_python_starts_a_hook_of_each_gradient_where_stages_1_and_2_reduce_it(
 ) -> None:
     forward = _cost(CostKind.MEMORY, count=1000)
     backward = replace(forward, during=Pass.BACKWARD, fixed_bytes=backward_bytes)
-    log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(forward, backward))
+    log = _log_of(forward, backward)
     strategy = Strategy(micro_batch_size=1, gradient_accumulation_steps=4)
     setup = _setup(log, replace(strategy, engine=Engine.DEEPSPEED, zero_stage=ZeroStage(stage)))
     machine, rates = machine_of("A100-80G"), catalog_rates()
@@ -285,6 +290,39 @@ def test_python_starts_a_hook_of_each_gradient_where_stages_1_and_2_reduce_it(
     one_way = 4 * 1000 * speeds.dispatch_s
     started = 0 if hooks is None else one_way + hooks * len(log.parameters) * speeds.gradient_hook_s
     assert waits == pytest.approx(one_way + started)
+
+
+@pytest.mark.parametrize(("compiles", "calls"), [(False, 4 + 3), (True, 0)])
+def test_python_calls_modules_forward_and_where_layers_are_recomputed(compiles: bool, calls: int) -> None:
+    forward = _cost(CostKind.MEMORY, count=1000)
+    again = replace(forward, during=Pass.RECOMPUTATION)
+    enters = bytes([Event.FORWARD_ENTER])
+    log = _log_of(forward, again, codes=4 * enters + bytes([Event.FORWARD_ENDS]) + 3 * enters)
+    strategy = Strategy(micro_batch_size=1, compile=compiles, gradient_checkpointing=True)
+    machine, rates = machine_of("A100-80G"), catalog_rates()
+    speeds = speeds_of(machine, Topology(), rates)
+    assert speeds
+    found = estimate_step_time(_setup(log, strategy, trains=True), machine=machine, rates=rates)
+    assert found is not None
+    terms = {term.name: term.seconds for term in found.terms}
+    operators = 2000 * (speeds.compiled if compiles else 1)
+    waits = (operators + 2 * calls) * speeds.dispatch_s
+    assert terms["launch overhead"] + terms["recomputation"] == pytest.approx(waits)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dispatches"),
+    [(None, 0.5), (OptimizerName.ADAMW_8BIT, 4), (OptimizerName.ADAFACTOR, 10)],
+)
+def test_python_steps_each_parameter(optimizer: OptimizerName | None, dispatches: float) -> None:
+    log = _log_of(_cost(CostKind.MATMUL, flops=1))
+    small = tuple(replace(one, num_elements=1, shape=(1,)) for one in log.parameters)
+    setup = _setup(replace(log, parameters=small), Strategy(micro_batch_size=1, optimizer=optimizer))
+    machine, rates = machine_of("A100-80G"), catalog_rates()
+    speeds = speeds_of(machine, Topology(), rates)
+    assert speeds
+    expected = dispatches * len(log.parameters) * speeds.dispatch_s
+    assert optimizer_term(setup, speeds).seconds == pytest.approx(expected)
 
 
 def test_what_is_not_known_has_no_time() -> None:

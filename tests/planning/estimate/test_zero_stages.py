@@ -128,7 +128,7 @@ def test_reducing_copies_the_bucket_where_it_must(stage: int, ranks: int, bucket
 
 @pytest.mark.parametrize(
     ("optimizer", "temporaries", "states"),
-    [(None, 4, 8), (OptimizerName.ADAMW, 0, 8), (OptimizerName.SGD, 0, 0)],
+    [(None, 4, 8), (OptimizerName.ADAMW, 0, 8), (OptimizerName.SGD, 4, 0)],
 )
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_optimizer_decides_states_and_temporaries(

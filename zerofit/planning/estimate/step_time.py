@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.allocation_log import CostKind, OperatorCost, Pass
+from zerofit.core.allocation_log import CostKind, Event, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.core.supported import release_of
@@ -18,6 +18,7 @@ from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s,
 if TYPE_CHECKING:
     from zerofit.core.facts import Machine
     from zerofit.core.rates import Rates
+    from zerofit.planning.estimate.device_memory.optimizers import OptimizerCosts
     from zerofit.planning.estimate.engines.engine import Setup, Stage
     from zerofit.planning.estimate.speeds import Speeds
 
@@ -26,6 +27,11 @@ _SCALE_BYTES = 8
 to be done, at stage 3 always. Source: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py,
 unscale_and_clip_grads (0.19.8). Measured on one core: 0.27 of CPU Adam's time; 8 of 28 bytes are 0.29."""
 
+
+_MODULE_DISPATCHES = 2
+"""CPU time of a module's call beside its operators, in dispatches of one: Python, and operators that only
+make a view. Chosen with `dispatches` of COSTS by the steps of benchmarks/measured/nvidia-h200.json: any half
+of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
 
 _DISTURBANCE = 0.1
 """Slowdown of computation that overlaps with communication, as a share of the communication's time.
@@ -189,24 +195,36 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
     strategy = setup.strategy
     elements = _stepped_elements(setup)
-    per_element = COSTS[stepper_of(strategy, setup.own_optimizer)].step_bytes
-    if strategy.engine is Engine.DEEPSPEED and trained_bytes(setup) < 4 * trained_elements(setup):
-        per_element += _DEEPSPEED_16BIT_BYTES
+    costs = COSTS[stepper_of(strategy, setup.own_optimizer)]
+    is_16bit = trained_bytes(setup) < 4 * trained_elements(setup)
+    per_element = costs.step_bytes
+    if strategy.engine is Engine.DEEPSPEED:
+        per_element += _DEEPSPEED_16BIT_BYTES if is_16bit else 0
+    elif is_16bit:
+        per_element = costs.step_bytes_16bit
     if strategy.clips_gradients:
         per_element += _CLIP_BYTES
     steps_here = strategy.optimizer_offload is OffloadDevice.NONE
     seconds = elements * per_element / speeds.memory_bytes_per_s if steps_here else 0.0
     formula = f"{per_element} bytes x elements{_shared(setup)} / bandwidth"
-    if steps_here and strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
-        python = num_trained(setup) * speeds.partition_step_s
-        if python > seconds:
-            seconds, formula = python, "parameters x Python of the step, behind which the GPU's part hides"
+    python = num_trained(setup) * _python_of_a_step(setup, costs, speeds)
+    if steps_here and python > seconds:
+        seconds, formula = python, "parameters x Python of the step, behind which the GPU's part hides"
     return TimeTerm(
         name="optimizer step",
         seconds=seconds,
         formula=formula,
         source="bytes that the optimizer reads and writes",
     )
+
+
+def _python_of_a_step(setup: Setup, costs: OptimizerCosts, speeds: Speeds) -> float:
+    """Return the CPU seconds that the step takes of each parameter; 0 where they are stepped as one."""
+    strategy = setup.strategy
+    if strategy.engine is Engine.NATIVE:
+        return costs.dispatches * speeds.dispatch_s
+    is_partitioned = strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
+    return speeds.partition_step_s if is_partitioned else 0.0
 
 
 def offload_terms(setup: Setup, speeds: Speeds, passes: PassTimes) -> list[TimeTerm]:
@@ -336,20 +354,21 @@ def _copy_bytes_per_s(setup: Setup, speeds: Speeds) -> float:
 
 UNCERTAINTY = 0.3
 UNCERTAINTY_SOURCE = (
-    "20 published steps of BERT-large, Llama 3.1 8B and Qwen took -12 to 38 % longer than estimated over "
-    "closed-form logs, 12 % either way in the median; partly in-sample: some rates were chosen by these steps"
+    "20 published steps of BERT-large, Llama 3.1 8B and Qwen took -17 to 32 % longer than estimated over "
+    "closed-form logs, 7 % either way in the median, and 20 on an H200 -15 to 26 %; partly in-sample: some "
+    "rates were chosen by these steps"
 )
-SHORT_UNCERTAINTY = 1.0
+SHORT_UNCERTAINTY = 0.5
 SHORT_UNCERTAINTY_SOURCE = (
-    "17 steps of BERT-large, GPT-2 and ViT of 19 to 123 ms on an H200 that chose no rate took 2 to 101 % "
-    "longer than estimated: small kernels do not reach the rates of large ones, and Python starts them slowly"
+    "30 steps of BERT-large, GPT-2, ViT, T5 and Llama on an H200 took 29 % less to 45 % longer than "
+    "estimated, 9 % either way in the median; in-sample: they chose what a module's call costs Python"
 )
 _SHORT_S = 0.1
-"""Estimated computation of a micro-batch, in seconds, below which a step is short: all of those were."""
-LORA_UNCERTAINTY = 0.85
+"""Estimated computation of a micro-batch, in seconds, below which Python bounds a step, or may."""
+LORA_UNCERTAINTY = 0.4
 LORA_UNCERTAINTY_SOURCE = (
-    "nine published LoRA steps of Qwen took 8 to 106 % longer than estimated over closed-form logs, the "
-    "short ones most, where Python bounds the time; partly in-sample"
+    "nine published LoRA steps of Qwen took 1 to 32 % longer than estimated over closed-form logs, six on an "
+    "H200 29 % less to 24 % longer over traces; partly in-sample"
 )
 OFFLOAD_UNCERTAINTY = 0.5
 OFFLOAD_UNCERTAINTY_SOURCE = (
@@ -468,11 +487,22 @@ class _Pass:
             share = memory_share if cost.kind is CostKind.MEMORY else 1.0
             self.by_kind[cost.kind] += share * _gpu_seconds(cost, setup, speeds)
         dispatch = dispatch_share * speeds.dispatch_s * sum(cost.count for cost in costs)
+        if costs and not strategy.compile:
+            dispatch += _MODULE_DISPATCHES * speeds.dispatch_s * _module_calls(setup, which)
         if costs and strategy.engine is Engine.DEEPSPEED:
             dispatch += _hooks_s(setup, speeds, which)
         # The CPU runs ahead of the GPU: operators that start slower than they run leave the GPU waiting.
         self.waits_s = max(0.0, dispatch - sum(self.by_kind.values()))
         self.seconds = sum(self.by_kind.values()) + self.waits_s
+
+
+def _module_calls(setup: Setup, which: Pass) -> int:
+    """Return how many modules' forward() runs in one pass."""
+    codes = setup.log.codes
+    ends = codes.find(Event.FORWARD_ENDS)
+    if which is Pass.FORWARD:
+        return codes.count(Event.FORWARD_ENTER, 0, ends)
+    return codes.count(Event.FORWARD_ENTER, ends) if which is Pass.RECOMPUTATION else 0
 
 
 def _hooks_s(setup: Setup, speeds: Speeds, which: Pass) -> float:

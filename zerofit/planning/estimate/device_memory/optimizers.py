@@ -60,11 +60,16 @@ class OptimizerCosts:
     """Bytes of states that an element has at least: two moments in fp32 or in 8 bit. Adafactor keeps sums
     over rows and columns, SGD may have no momentum, and pages may leave the GPU: of them nothing is sure."""
     step_bytes: int
-    """Bytes read and written for each element stepped, fp32 weights and gradients. Fused AdamW reads weight,
-    gradient and two moments and writes three; foreach AdamW makes eight passes (torch/optim/adamw.py,
-    _multi_tensor_adam); 8-bit moments take one byte each way each; Lion has one moment. ASSUMPTION for
-    Adafactor: five passes, for foreach with one state three, and that pages stay on the GPU from step to
-    step: each that the driver has moved takes longer, by how much was not measured."""
+    """Bytes read and written for each element stepped, fp32 weights and gradients. Those of torch and
+    transformers are counted over the operators of a real step (tests/planning/estimate/test_optimizers.py),
+    but for fused AdamW, which reads weight, gradient and two moments and writes three; 8-bit moments take one
+    byte each way each; Lion has one moment. ASSUMPTION: pages stay on the GPU from step to step; each that
+    the driver has moved takes longer, by how much was not measured."""
+    step_bytes_16bit: int
+    """The same of weights and gradients in 16 bit, which Adafactor steps in fp32 copies."""
+    dispatches: float
+    """CPU time of stepping one parameter, in dispatches of an operator; chosen as _MODULE_DISPATCHES of
+    step_time.py was."""
     num_states: int = 0
     """Of a class of bitsandbytes; 0 for another one."""
     has_8_bit: bool = False
@@ -83,57 +88,84 @@ COSTS: dict[Stepper, OptimizerCosts] = {
         formula="2 b P",
         source="torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter",
         least_bytes=8,
-        step_bytes=80,
+        step_bytes=84,
+        step_bytes_16bit=42,
+        dispatches=0.5,
     ),
     OptimizerName.ADAMW: OptimizerCosts(
         formula="2 b P + 4 B a parameter",
         source="torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq; fused keeps the step on the GPU",
         least_bytes=8,
         step_bytes=28,
+        step_bytes_16bit=14,
+        dispatches=0.5,
     ),
     OptimizerName.ADAMW_8BIT: OptimizerCosts(
         formula="2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
         source="bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
         least_bytes=2,
         step_bytes=16,
+        step_bytes_16bit=10,
+        dispatches=4,
         num_states=2,
         has_8_bit=True,
     ),
     OptimizerName.LION: OptimizerCosts(
-        formula="4 P", source=_ONE_STATE, least_bytes=4, step_bytes=20, num_states=1
+        formula="4 P",
+        source=_ONE_STATE,
+        least_bytes=4,
+        step_bytes=20,
+        step_bytes_16bit=14,
+        dispatches=4,
+        num_states=1,
     ),
     OptimizerName.ADAFACTOR: OptimizerCosts(
         formula="4 (rows + columns) a matrix, 4 P of a vector",
         source="transformers/optimization.py, Adafactor.step",
         least_bytes=0,
-        step_bytes=60,
+        step_bytes=84,
+        step_bytes_16bit=104,
+        dispatches=10,
     ),
     OptimizerName.SGD: OptimizerCosts(
         formula="0",
         source="torch/optim/sgd.py: without momentum, as Trainer runs it",
         least_bytes=0,
-        step_bytes=12,
+        step_bytes=24,
+        step_bytes_16bit=12,
+        dispatches=0.5,
     ),
     ScriptOptimizer.ONE_STATE: OptimizerCosts(
         formula="b P",
         source="torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much",
         least_bytes=4,
-        step_bytes=36,
+        step_bytes=44,
+        step_bytes_16bit=22,
+        dispatches=0.5,
     ),
     ScriptOptimizer.MOMENTUM: OptimizerCosts(
         formula="b P",
         source="torch/optim/sgd.py: momentum_buffer like each parameter",
         least_bytes=4,
         step_bytes=32,
+        step_bytes_16bit=16,
+        dispatches=0.5,
     ),
     ScriptOptimizer.DECAYED_SGD: OptimizerCosts(
-        formula="0", source="torch/optim/sgd.py: no momentum", least_bytes=0, step_bytes=24
+        formula="0",
+        source="torch/optim/sgd.py: no momentum",
+        least_bytes=0,
+        step_bytes=24,
+        step_bytes_16bit=12,
+        dispatches=0.5,
     ),
     ScriptOptimizer.ONE_STATE_8BIT: OptimizerCosts(
         formula="P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
         source=_ONE_STATE,
         least_bytes=1,
         step_bytes=14,
+        step_bytes_16bit=8,
+        dispatches=4,
         num_states=1,
         has_8_bit=True,
     ),
@@ -145,7 +177,7 @@ def _paged(costs: OptimizerCosts, formula: str) -> OptimizerCosts:
     return replace(costs, formula=f"{formula}{_PAGES}", source=_PAGED, least_bytes=0, is_paged=True)
 
 
-_IN_32_BIT = replace(COSTS[OptimizerName.ADAMW_8BIT], step_bytes=28, has_8_bit=False)
+_IN_32_BIT = replace(COSTS[OptimizerName.ADAMW_8BIT], step_bytes=28, step_bytes_16bit=22, has_8_bit=False)
 COSTS |= {
     OptimizerName.PAGED_ADAMW: _paged(_IN_32_BIT, "8 P"),
     OptimizerName.PAGED_ADAMW_8BIT: _paged(COSTS[OptimizerName.ADAMW_8BIT], "as 8-bit AdamW"),
