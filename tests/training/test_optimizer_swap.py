@@ -160,8 +160,9 @@ def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None
 @pytest.mark.parametrize("own", [torch.optim.AdamW, torch.optim.SGD])
 def test_sgd_steps_one_by_one_trainers_too(own: Any, by_script: bool) -> None:
     accelerator_class, _ = hooked(optimizer=OptimizerName.SGD)
-    accelerator_class._zerofit_by_script = by_script
-    optimizer = accelerator_class().prepare(own(model().parameters(), lr=0.01, weight_decay=0.1))
+    accelerator = accelerator_class()
+    accelerator._zerofit_by_script = by_script
+    optimizer = accelerator.prepare(own(model().parameters(), lr=0.01, weight_decay=0.1))
     is_sgd = type(optimizer.optimizer) is torch.optim.SGD
     assert is_sgd is (by_script or own is torch.optim.SGD)
     assert [group["foreach"] for group in optimizer.param_groups] == [False if is_sgd else None]
