@@ -1,7 +1,8 @@
 """Measures what `zerofit launch` adds to plain `accelerate launch` of the same script.
 
-Both run examples/train_accelerate.py in one process on the CPU, by turns: the speed of a machine drifts. A
-pair gives one ratio of wall times; the result is the median of the ratios. With --observation it is what the
+Both run examples/train_accelerate.py in one process on the CPU, by turns, and every second pair in the other
+order: the speed of a machine drifts. A pair gives one ratio of wall times; the result is the median of the
+ratios. With --observation it is what the
 live files of the ranks add to a `zerofit launch` without them.
 """
 
@@ -103,9 +104,10 @@ def measure(*, baseline: str, num_pairs: int, max_train_steps: int) -> list[dict
 
         for launcher in (baseline, ZEROFIT):  # tokenizes the text and fills the disk cache; not counted
             timed(launcher, max_train_steps=1)
-        for _ in range(num_pairs):
-            baseline_s = timed(baseline, max_train_steps=max_train_steps)
-            zerofit_s = timed(ZEROFIT, max_train_steps=max_train_steps)
+        for number in range(num_pairs):
+            order = (baseline, ZEROFIT) if number % 2 == 0 else (ZEROFIT, baseline)
+            times = {launcher: timed(launcher, max_train_steps=max_train_steps) for launcher in order}
+            baseline_s, zerofit_s = times[baseline], times[ZEROFIT]
             pairs.append({"baseline_s": baseline_s, "zerofit_s": zerofit_s, "ratio": zerofit_s / baseline_s})
     return pairs
 

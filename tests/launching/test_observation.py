@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from runs import SCRIPTS, Launch, Run, run_command
 
+from zerofit.core.checkpoints import inspect_checkpoint
 from zerofit.core.rank_observation import Phase, read_observation
 
 _PHASES = str(SCRIPTS / "phases.py")
@@ -49,10 +50,15 @@ def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
         assert last.host_bytes > 2**20
 
 
-def test_a_resumed_engine_counts_from_its_checkpoint(launch: Launch) -> None:
-    flags = ("--engine", "deepspeed", "--num-processes", "1", _PHASES)
+@pytest.mark.parametrize("engine", ["native", "deepspeed"])
+def test_a_resumed_run_counts_from_its_checkpoint(engine: str, launch: Launch) -> None:
+    flags = ("--engine", engine, "--num-processes", "1", _PHASES)
     launch(*flags).check()
-    assert _seen(launch(*flags, "resume"), 0)["forward"] == ["forward 2", "forward 3"]
+    resumed = launch(*flags, "resume")
+    assert _seen(resumed, 0)["forward"] == ["forward 2", "forward 3"]
+    manifest = inspect_checkpoint(resumed.folder / "saved").manifest
+    assert manifest is not None
+    assert manifest.step == 4
 
 
 def test_a_trainer(launch: Launch) -> None:

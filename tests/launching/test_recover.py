@@ -18,6 +18,7 @@ from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy, Zero
 from zerofit.core.units import GIB
 from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.recover import (
+    RecoverPolicy,
     Recovery,
     gets_on,
     keep_the_groups,
@@ -25,6 +26,7 @@ from zerofit.launching.recover import (
     limits_after,
     lost_steps,
     record_recoveries,
+    why_not_again,
 )
 from zerofit.launching.run_folder import RunFolder
 from zerofit.planning.problem import MemoryLimits
@@ -151,6 +153,21 @@ def test_an_attempt_gets_on_by_steps_phases_or_less_memory(
     before: RunEnd, end: RunEnd, *, expected: bool
 ) -> None:
     assert gets_on(before, end) is expected
+
+
+@pytest.mark.parametrize(
+    ("number", "num_stalled", "reason"),
+    [
+        (0, 0, None),
+        (1, 1, None),
+        (2, 2, "2 plans, each of which needs less, got no further and used no less memory"),
+        (3, 0, "--max-recoveries 3 is reached"),
+    ],
+)
+def test_a_run_is_given_up_after_the_second_plan_that_gets_no_further(
+    number: int, num_stalled: int, reason: str | None
+) -> None:
+    assert why_not_again(RecoverPolicy(), number=number, num_stalled=num_stalled) == reason
 
 
 def _checkpoint(step: int | None) -> SavedCheckpoint:

@@ -51,6 +51,7 @@ _LEAST_LESS = 0.95
 not be the last of its phase."""
 _HOST_LESS = 0.95
 """The same for host memory, where the missing amount is unknown. ASSUMPTION."""
+_MOST_STALLED = 2
 _FREED_WITHIN_S = 60.0
 _FREED_TO = 0.98
 """How long to wait until the GPUs have as much free memory as before the run, and the tolerance."""
@@ -120,6 +121,8 @@ class Attempt:
     recoveries: tuple[Recovery, ...] = ()
     ended: RunEnd | None = None
     """How the previous start ended; None for the first."""
+    num_stalled: int = 0
+    """Starts in a row before this one that got no further than the one before them."""
 
 
 def may_recover(request: LaunchRequest, plan: Plan, policy: RecoverPolicy) -> bool:
@@ -158,10 +161,9 @@ def next_attempt(
     if end.kind not in _OUT_OF_MEMORY or policy.mode is RecoverMode.OFF:
         return None
     why_not = _why_not(attempt.request, attempt.launch.plan)
-    if attempt.number >= policy.max_recoveries:
-        why_not = f"--max-recoveries {policy.max_recoveries} is reached"
-    elif attempt.ended is not None and not gets_on(attempt.ended, end):
-        why_not = "the plan that needs less got no further and used no less memory"
+    stalls = attempt.ended is not None and not gets_on(attempt.ended, end)
+    num_stalled = attempt.num_stalled + 1 if stalls else 0
+    why_not = why_not_again(policy, number=attempt.number, num_stalled=num_stalled) or why_not
     if why_not is None:
         wait_for_free_gpus(attempt.free_gpu_bytes, observer)
         try:
@@ -173,6 +175,7 @@ def next_attempt(
                     check(following.launch, observer)
                     make_folder(following.folder.path)
                     undo.pop_all()
+                    following = replace(following, num_stalled=num_stalled)
                 return following
         except UserError as error:
             why_not = f"{error.summary}: {error.found}"
@@ -200,6 +203,22 @@ def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
         return "with --no-capture there is nothing to plan for"
     if request.on_cpu and request.gpus is None:
         return "plans are for GPUs, but its ranks run on the CPU"
+    return None
+
+
+def why_not_again(policy: RecoverPolicy, *, number: int, num_stalled: int) -> str | None:
+    """Return why a run is not restarted once more; None if it may be.
+
+    Args:
+        policy: when to restart.
+        number: restarts so far.
+        num_stalled: the last attempts in a row that got no further than the one before. One may be by chance:
+            a peak is the memory that there was, not what the plan needs.
+    """
+    if number >= policy.max_recoveries:
+        return f"--max-recoveries {policy.max_recoveries} is reached"
+    if num_stalled >= _MOST_STALLED:
+        return f"{num_stalled} plans, each of which needs less, got no further and used no less memory"
     return None
 
 

@@ -194,8 +194,8 @@ class Problem:
             needed = device.most_tensors if found is None else found.held_by(Holder.TENSORS)
             if needed > num_bytes:
                 where = "" if found is None else f" in phase {phase}"
-                there = f"{format_bytes(num_bytes)} is what the run had"
-                return f"its tensors need {format_bytes(needed)}{where}, and {there}"
+                more = f"{format_bytes(needed - num_bytes)} more than the run before had room for"
+                return f"its tensors need {format_bytes(needed)}{where}, {more}"
         return None
 
     def is_close(self, device: MemoryEstimate, host: MemoryEstimate) -> bool:

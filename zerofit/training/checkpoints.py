@@ -37,7 +37,7 @@ from zerofit.core.upstream.accelerate import (
     prepared_schedulers,
 )
 from zerofit.models.changes.adapted_saving import adapted_of
-from zerofit.training.told_to_stop import steps_done
+from zerofit.training import observe
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
                 write,
                 layout=layout_of(settings, optimizers[0] if optimizers else None),
                 run_folder=settings.run_folder,
-                step=steps_done(),
+                step=observe.steps_done(),
             )
         finally:
             project.automatic_checkpoint_naming, project.total_limit = is_named, limit
@@ -236,6 +236,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         _check_expected(self, folder, settings)
         found = original(self, str(folder), *args, **kwargs)
         _take_step_of_other_ranks(self, folder, changes)
+        manifest = inspect_checkpoint(folder).manifest
+        observe.resume(None if manifest is None else manifest.step)
         return found
 
     wrap(accelerator_class, "save_state", save_state)

@@ -72,7 +72,7 @@ ACCELERATOR_HOOKS = (
     Hook("step before saving", deepspeed_window.install, "on other methods than prepare()"),
     Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
     Hook("order of samples", sample_order.install, "on the constructor: a part of each checkpoint"),
-    Hook("stop on a signal", told_to_stop.install, "on prepare() and load_state(), which it only sees"),
+    Hook("stop on a signal", told_to_stop.install, "on prepare(), which it only sees"),
     Hook("memory in trackers", tracked_memory.install, "on log() alone"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),

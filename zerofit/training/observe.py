@@ -112,10 +112,16 @@ class Observed:
         """Count a step of an optimizer; a DeepSpeed engine counts its own."""
         self.step += 1
 
-    def resume(self) -> None:
-        """Reset the steps since the last checkpoint."""
+    def resume(self, step: int | None = None) -> None:
+        """Count from a loaded checkpoint.
+
+        Args:
+            step: at which it was saved; None if it does not say. A DeepSpeed engine restores its own count.
+        """
         if self.engine is not None:
             self.step = self.engine.global_steps
+        elif step is not None:
+            self.step = step
         self._checkpoint_step = self.step
 
     def finish_checkpoint(self, path: Any) -> None:
@@ -172,8 +178,14 @@ def call_after_steps(function: Callable[[], None]) -> None:
 
 
 def steps_done() -> int | None:
-    """Return the optimizer steps done by this rank; None if it is not observed."""
+    """Return the optimizer steps of the whole training; None if this rank is not observed."""
     return None if _observed is None else _observed.step
+
+
+def resume(step: int | None) -> None:
+    """Count this rank's steps from a loaded checkpoint; None if it does not say at which it was saved."""
+    if _observed is not None:
+        _observed.resume(step)
 
 
 def end() -> None:
@@ -284,7 +296,7 @@ def install_data(module: Any, rank: Observed) -> None:
 
 @_of_observed
 def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
-    """Record prepare(), saving and loading."""
+    """Record prepare() and saving."""
 
     def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         folder = rank.during(Phase.SAVING, original, self, *args, **kwargs)
@@ -292,15 +304,9 @@ def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
             rank.finish_checkpoint(folder)
         return folder
 
-    def load_state(original: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = original(*args, **kwargs)
-        rank.resume()
-        return loaded
-
     _hook(accelerator_class, "prepare", rank, Phase.PREPARING)
     _hook(accelerator_class, "save_model", rank, Phase.SAVING)
     wrap(accelerator_class, "save_state", save_state)
-    wrap(accelerator_class, "load_state", load_state)
 
 
 @_of_observed

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zerofit.core.checkpoints import inspect_checkpoint
 from zerofit.training import observe
 from zerofit.training.wrapping import wrap
 
@@ -34,11 +33,9 @@ class _Stop:
         self.is_agreed = False
         """True once all ranks know."""
         self.next_step = 1
-        """The step of this process after which the ranks synchronize again."""
+        """The step after which the ranks synchronize again."""
         self.asked_step: int | None = None
         self.asked_at = time.monotonic()
-        self.first_step = 0
-        """Steps done before this process began."""
         self.loader: Any = None
         """The DataLoader of the last batch."""
         self.accelerator: Any = None
@@ -53,7 +50,7 @@ class _Stop:
         """Return True if any rank received the signal; all ranks call it after the same steps.
 
         Args:
-            step: optimizer steps done by this process.
+            step: optimizer steps done.
         """
         if step < self.next_step:
             return False
@@ -105,14 +102,14 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
         return
 
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
-        stop.first_step, stop.has_trainer = state.global_step, True
+        stop.has_trainer = True
         return original(self, args, state, *rest, **kwargs)
 
     def on_step_end(
         original: Any, self: Any, args: Any, state: Any, control: Any, *rest: Any, **kwargs: Any
     ) -> Any:
         control = original(self, args, state, control, *rest, **kwargs)
-        if stop.agrees(state.global_step - stop.first_step):
+        if stop.agrees(state.global_step):
             control.should_save = True
             control.should_evaluate = False  # there is no time
         return control
@@ -157,7 +154,7 @@ def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Record the Accelerator that saves, and the step at which it resumed."""
+    """Record the Accelerator that saves."""
     if (stop := _stop) is None:
         return
 
@@ -165,21 +162,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         stop.accelerator = stop.accelerator or self
         return original(self, *args, **kwargs)
 
-    def load_state(original: Any, self: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
-        loaded = original(self, input_dir, *args, **kwargs)
-        manifest = inspect_checkpoint(Path(input_dir)).manifest if input_dir else None
-        if manifest is not None and manifest.step is not None and not settings.uses_deepspeed:
-            stop.first_step = manifest.step  # DeepSpeed's engine continues its count
-        return loaded
-
     wrap(accelerator_class, "prepare", prepare)
-    wrap(accelerator_class, "load_state", load_state)
-
-
-def steps_done() -> int | None:
-    """Return the optimizer steps of the whole training; None if they are not counted."""
-    done = observe.steps_done()
-    return None if done is None or _stop is None else _stop.first_step + done
 
 
 def _save_if_told(stop: _Stop) -> None:
@@ -189,6 +172,6 @@ def _save_if_told(stop: _Stop) -> None:
     if accelerator.project_configuration.automatic_checkpoint_naming:
         stop.leave(Path(accelerator.save_state()).absolute())
     # accelerate's examples parse the step to resume from this name
-    folder = stop.run_folder / "checkpoints" / f"step_{steps_done()}"
+    folder = stop.run_folder / "checkpoints" / f"step_{step}"
     accelerator.save_state(str(folder))
     stop.leave(folder)

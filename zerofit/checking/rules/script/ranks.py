@@ -119,7 +119,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
     severity=Severity.ERROR,
     summary="under ZeRO-3 a model itself has no weights to save",
     why="between steps each weight is an empty placeholder, which state_dict() returns",
-    fix="pass state_dict=accelerator.get_state_dict(model) to save_pretrained(), called on every rank",
+    fix="save accelerator.get_state_dict(model), which every rank calls; it is save_pretrained()'s state_dict",
     see=f"{_DOCS}/usage_guides/deepspeed#saving-and-loading",
     bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
     good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
@@ -130,8 +130,9 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
     for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
         has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
         if call.state in OF_ENGINE and not has_weights:
-            # Certain on one rank: on all ranks, zerofit's hooks gather the weights of save_pretrained().
-            certainty = Confidence.CERTAIN if call.one_rank else Confidence.LIKELY
+            # zerofit's hooks gather the weights of save_pretrained(), where every rank calls it.
+            is_mended = call.action is Action.SAVE_PRETRAINED and not call.one_rank
+            certainty = Confidence.LIKELY if is_mended else Confidence.CERTAIN
             yield hit(call.seen, _WITHOUT[call.action], certainty)
 
 
