@@ -49,7 +49,8 @@ def _untyped(situation: Situation, rules: tuple[Rule, ...], *, typed: tuple[str,
 @pytest.mark.parametrize("rule", _OF_STRATEGIES, ids=lambda rule: rule.id)
 def test_a_finding_on_a_planned_strategy_names_no_flag_of_it(rule: Rule) -> None:
     (situation,) = situations_of_example(rule.bad)
-    planned = replace(situation_of(situation), script=situation.script, route=situation.route)
+    of_script = {name: getattr(situation, name) for name in ("script", "route", "trainer")}
+    planned = replace(situation_of(situation), **of_script)
     kind = rule.id.partition("-")[0]
     # What only a flag switches on was typed: neither a planner nor a preset chooses it.
     typed = {"tf32": "--tf32", "liger": "--liger"}.get(kind, f"--{kind}-parallel-size")

@@ -11,6 +11,7 @@ from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCR
 from zerofit.checking.inputs.named_files import named_files
 from zerofit.checking.inputs.situations import read_scripts, situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.rule import Example
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
@@ -37,8 +38,11 @@ def situations_of_example(example: Example) -> tuple[Situation, ...]:
         situation = situation_of_strategy(
             example.strategy, topology=example.topology, machine=example.machine, versions=versions
         )
-        scripts, _ = read_scripts(_targets(example, versions))
-        return (replace(situation, script=scripts[0] if scripts else None),)
+        targets = _targets(example, versions)
+        scripts, _ = read_scripts(targets)
+        script = scripts[0] if scripts else None
+        trainer = trainer_of(script, script.route if script else None, targets)
+        return (replace(situation, script=script, trainer=trainer),)
     found = situations(_targets(example, versions))
     if example.topology is None:
         return found

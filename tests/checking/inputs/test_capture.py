@@ -227,10 +227,10 @@ _UNGATHERED = "zero3-save-needs-gathered-weights"
         ("", "save_pretrained('out')", None),
         ("if accelerator.is_main_process: ", "save_pretrained('out')", Severity.ERROR),
         ("if accelerator.is_main_process: ", "state_dict()", Severity.ERROR),
-        ("", "state_dict()", Severity.WARNING),
+        ("", "state_dict()", Severity.ERROR),
     ],
 )
-def test_a_launch_refuses_to_save_under_zero3_on_one_rank(
+def test_a_launch_refuses_what_saves_no_weights_under_zero3(
     condition: str, saves: str, severity: Severity | None
 ) -> None:
     script = TargetFile(name="train.py", kind=FileKind.SCRIPT, source=_SAVES.format(condition, saves))

@@ -119,7 +119,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
     severity=Severity.ERROR,
     summary="under ZeRO-3 a model itself has no weights to save",
     why="between steps each weight is an empty placeholder, which state_dict() returns",
-    fix="save accelerator.get_state_dict(model), which every rank calls; it is save_pretrained()'s state_dict",
+    fix="save accelerator.get_state_dict(model), which every rank calls; save_pretrained() takes it",
     see=f"{_DOCS}/usage_guides/deepspeed#saving-and-loading",
     bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
     good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
