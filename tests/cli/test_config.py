@@ -255,3 +255,17 @@ def test_files_of_accelerate_and_deepspeed_are_imported(run_zerofit: RunZerofit,
         assert written["zero_optimization"]["stage"] == stage
         assert "num_processes: 4" in (tmp_path / source[:3] / "accelerate.yaml").read_text()
     assert run.stderr.startswith("zerofit: ds.json sets engine deepspeed, zero_stage 1, precision bf16")
+
+
+def test_a_file_that_names_no_precision_means_fp32_as_for_accelerate(
+    run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    run = _config(run_zerofit, tmp_path, "--from", "acc.yaml", "--output-dir", "out")
+    assert run.returncode == 0, run.stderr
+    assert "--mixed_precision no " in (tmp_path / "out" / "launch.sh").read_text()
+    assert "fp32: acc.yaml, which names no precision, says so" in " ".join(run.stderr.split())
+    run = _config(
+        run_zerofit, tmp_path, "--from", "acc.yaml", "--mixed-precision", "bf16", "--output-dir", "own"
+    )
+    assert "--mixed_precision bf16 " in (tmp_path / "own" / "launch.sh").read_text()

@@ -32,7 +32,7 @@ from zerofit.configs.write.write_files import write_files
 from zerofit.core.command import Launcher
 from zerofit.core.plan import plan_lines
 from zerofit.core.request import FLAGS
-from zerofit.core.strategy import Engine
+from zerofit.core.strategy import Engine, Precision
 from zerofit.launching.config_files import read_config_files, with_config_files
 from zerofit.launching.nodes import Nodes
 from zerofit.machine.machine_spec import SpecifiedMachine
@@ -140,6 +140,9 @@ def _imported(source: str, request: Request, *, is_planned: bool, console: Conso
     console.say(files.line)
     nodes = Nodes(num_nodes=request.num_nodes, num_processes=request.num_processes)
     request, nodes = with_config_files(files, request, nodes, is_planned=is_planned)
+    if request.precision is None:  # as accelerate and DeepSpeed take such a file
+        said_by = {**request.said_by, "precision": f"{source}, which names no precision,"}
+        request = replace(request, precision=Precision.FP32, said_by=said_by)
     return replace(request, num_nodes=nodes.num_nodes, num_processes=nodes.num_processes)
 
 
