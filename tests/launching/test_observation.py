@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from runs import SCRIPTS, Launch, Run, run_command
 
-from zerofit.core.checkpoints import inspect_checkpoint
+from zerofit.core.checkpoints import MANIFEST_NAME, inspect_checkpoint
 from zerofit.core.rank_observation import Phase, read_observation
 
 _PHASES = str(SCRIPTS / "phases.py")
@@ -50,10 +50,14 @@ def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
         assert last.host_bytes > 2**20
 
 
-@pytest.mark.parametrize("engine", ["native", "deepspeed"])
-def test_a_resumed_run_counts_from_its_checkpoint(engine: str, launch: Launch) -> None:
+@pytest.mark.parametrize(
+    ("engine", "has_manifest"), [("native", True), ("native", False), ("deepspeed", True)]
+)
+def test_a_resumed_run_counts_from_its_checkpoint(engine: str, launch: Launch, *, has_manifest: bool) -> None:
     flags = ("--engine", engine, "--num-processes", "1", _PHASES)
-    launch(*flags).check()
+    saved = launch(*flags).check().folder / "saved"
+    if not has_manifest:  # as saved without zerofit
+        (saved / MANIFEST_NAME).unlink()
     resumed = launch(*flags, "resume")
     assert _seen(resumed, 0)["forward"] == ["forward 2", "forward 3"]
     manifest = inspect_checkpoint(resumed.folder / "saved").manifest

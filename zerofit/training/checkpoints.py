@@ -236,8 +236,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         _check_expected(self, folder, settings)
         found = original(self, str(folder), *args, **kwargs)
         _take_step_of_other_ranks(self, folder, changes)
-        manifest = inspect_checkpoint(folder).manifest
-        observe.resume(None if manifest is None else manifest.step)
+        observe.resume(_saved_step(self, folder))
         return found
 
     wrap(accelerator_class, "save_state", save_state)
@@ -283,6 +282,19 @@ def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) 
     saved = torch.load(folder / "random_states_0.pkl", weights_only=False)
     accelerator.step = saved.get("step", accelerator.step)
     changes.add(f"ranks that {folder.name} has no random states of go on with their own")
+
+
+def _saved_step(accelerator: Any, folder: Path) -> int | None:
+    """Return the optimizer steps of a loaded checkpoint, the same on all ranks; None if they are unknown.
+
+    A checkpoint that was saved without zerofit has them in the optimizer's states alone.
+    """
+    manifest = inspect_checkpoint(folder).manifest
+    step = None if manifest is None else manifest.step
+    if step is None and (optimizers := prepared_optimizers(accelerator)):
+        counts = (state.get("step") for state in optimizers[0].state.values())
+        step = max((int(count) for count in counts if count is not None), default=None)
+    return next((one for one in gather(step) if one is not None), None)
 
 
 def _describe_model(model: Any, folder: Path) -> None:

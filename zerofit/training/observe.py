@@ -119,9 +119,9 @@ class Observed:
             step: at which it was saved; None if it does not say. A DeepSpeed engine restores its own count.
         """
         if self.engine is not None:
-            self.step = self.engine.global_steps
-        elif step is not None:
-            self.step = step
+            step = self.engine.global_steps
+        if step is not None:
+            self.step = self._step_before = step
         self._checkpoint_step = self.step
 
     def finish_checkpoint(self, path: Any) -> None:
@@ -326,8 +326,8 @@ def install_in_callbacks(module: Any, rank: Observed) -> None:
     """
 
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
-        rank.step, rank.num_steps = state.global_step, state.max_steps
-        rank.resume()
+        rank.num_steps = state.max_steps
+        rank.resume(state.global_step)
         return original(self, args, state, *rest, **kwargs)
 
     def on_save(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
