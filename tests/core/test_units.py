@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.core.units import GIB, KIB, MIB, TIB, format_bytes, parse_bytes, parse_bytes_per_s
+from zerofit.core.units import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    format_apart,
+    format_bytes,
+    parse_bytes,
+    parse_bytes_per_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +36,20 @@ from zerofit.core.units import GIB, KIB, MIB, TIB, format_bytes, parse_bytes, pa
 )
 def test_bytes_to_text(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (3 * GIB, 2 * GIB, ("3.0 GiB", "2.0 GiB")),
+        (int(16.84 * GIB), int(16.81 * GIB), ("16.84 GiB", "16.81 GiB")),
+        (80 * GIB + 1, 80 * GIB, ("80.000000001 GiB", "80.000000000 GiB")),
+        (GIB, GIB, ("1.0 GiB", "1.0 GiB")),
+        (GIB, GIB - 1, ("1.0 GiB", "1024.0 MiB")),
+    ],
+)
+def test_sizes_that_differ_are_told_apart(one: int, other: int, texts: tuple[str, str]) -> None:
+    assert format_apart(one, other) == texts
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,18 @@ from fractions import Fraction
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 
-def format_bytes(num_bytes: int) -> str:
+def format_bytes(num_bytes: int, *, digits: int = 1) -> str:
     """Return the size in the largest binary unit that keeps it at 1 or above, such as "79.2 GiB"."""
     for name, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(num_bytes) >= factor:
-            return f"{num_bytes / factor:.1f} {name}"
+            return f"{num_bytes / factor:.{digits}f} {name}"
     return f"{num_bytes} B"
+
+
+def format_apart(one: int, other: int) -> tuple[str, str]:
+    """Return two sizes with as many digits as it takes to tell them apart, if they differ."""
+    texts = (("", ""), *((format_bytes(one, digits=n), format_bytes(other, digits=n)) for n in range(1, 13)))
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[1])
 
 
 _NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"

@@ -124,6 +124,7 @@ def _captured(
         launch.target,
         limit_s=launch.capture_limit_s,
         gpus=machine.gpus,
+        made_folders=launch.made_folders,
         instead=instead,
         observer=observer,
     )

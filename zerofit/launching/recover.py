@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from zerofit.core.allocation_log import TensorKind
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
@@ -51,7 +52,6 @@ _LEAST_LESS = 0.95
 not be the last of its phase."""
 _HOST_LESS = 0.95
 """The same for host memory, where the missing amount is unknown. ASSUMPTION."""
-_MOST_STALLED = 2
 _FREED_WITHIN_S = 60.0
 _FREED_TO = 0.98
 """How long to wait until the GPUs have as much free memory as before the run, and the tolerance."""
@@ -119,10 +119,6 @@ class Attempt:
     number: int = 0
     """Number of earlier restarts."""
     recoveries: tuple[Recovery, ...] = ()
-    ended: RunEnd | None = None
-    """How the previous start ended; None for the first."""
-    num_stalled: int = 0
-    """Starts in a row before this one that got no further than the one before them."""
 
 
 def may_recover(request: LaunchRequest, plan: Plan, policy: RecoverPolicy) -> bool:
@@ -161,9 +157,8 @@ def next_attempt(
     if end.kind not in _OUT_OF_MEMORY or policy.mode is RecoverMode.OFF:
         return None
     why_not = _why_not(attempt.request, attempt.launch.plan)
-    stalls = attempt.ended is not None and not gets_on(attempt.ended, end)
-    num_stalled = attempt.num_stalled + 1 if stalls else 0
-    why_not = why_not_again(policy, number=attempt.number, num_stalled=num_stalled) or why_not
+    if attempt.number >= policy.max_recoveries:
+        why_not = f"--max-recoveries {policy.max_recoveries} is reached"
     if why_not is None:
         wait_for_free_gpus(attempt.free_gpu_bytes, observer)
         try:
@@ -175,7 +170,6 @@ def next_attempt(
                     check(following.launch, observer)
                     make_folder(following.folder.path)
                     undo.pop_all()
-                    following = replace(following, num_stalled=num_stalled)
                 return following
         except UserError as error:
             why_not = f"{error.summary}: {error.found}"
@@ -206,38 +200,6 @@ def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
     return None
 
 
-def why_not_again(policy: RecoverPolicy, *, number: int, num_stalled: int) -> str | None:
-    """Return why a run is not restarted once more; None if it may be.
-
-    Args:
-        policy: when to restart.
-        number: restarts so far.
-        num_stalled: the last attempts in a row that got no further than the one before. One may be by chance:
-            a peak is the memory that there was, not what the plan needs.
-    """
-    if number >= policy.max_recoveries:
-        return f"--max-recoveries {policy.max_recoveries} is reached"
-    if num_stalled >= _MOST_STALLED:
-        return f"{num_stalled} plans, each of which needs less, got no further and used no less memory"
-    return None
-
-
-def gets_on(before: RunEnd, end: RunEnd) -> bool:
-    """Return True if a run got further than the previous attempt, or needed less memory there."""
-    if before.kind is not end.kind:  # one lacked GPU memory, the other host memory
-        return True
-    if end.kind is EndKind.HOST_OUT_OF_MEMORY:  # the peak at a kill is the limit, whatever the plan needs
-        return True
-    if before.peak_bytes is None or end.peak_bytes is None or end.peak_bytes < before.peak_bytes:
-        return True
-    phases = list(Phase)
-    was, now = (
-        (one.observed.step if one.observed else 0, phases.index(one.phase) if one.phase else 0)
-        for one in (before, end)
-    )
-    return now > was
-
-
 def _planned(
     attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer, moved: dict[Path, Path]
 ) -> Attempt | None:
@@ -254,6 +216,7 @@ def _planned(
     request = replace(attempt.request, request=said)
     if not request.on_cpu:
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
+    request = replace(request, made_folders=attempt.new_folders)
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
     request = replace(request, limits=limits_after(request.limits, estimate, end, on_cpu=request.on_cpu))
     first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
@@ -308,7 +271,6 @@ def _planned(
         new_folders=attempt.new_folders,
         number=number,
         recoveries=(*attempt.recoveries, recovery),
-        ended=end,
     )
 
 
@@ -388,7 +350,7 @@ def limits_after(
         estimate: of the plan that was out of memory.
         end: where it was, and what it lacked.
         on_cpu: True if the ranks ran on the CPU: the host's memory is then what the plan takes for a GPU's,
-            and ranks without a GPU's workspaces are compared by the ratio alone.
+            and ranks have no workspaces of a GPU's kernels, which the ratio leaves as they are.
     """
     if estimate is None:
         return limits
@@ -396,16 +358,19 @@ def limits_after(
         return replace(limits, host_bytes=int(_HOST_LESS * estimate.host.peak_bytes))
     phase = None if end.phase is None else _PHASES.get(end.phase)
     found = None if phase is None else estimate.device.of(phase)
-    tensors = estimate.device.most_tensors if found is None else found.held_by(Holder.TENSORS)
+    fullest = found or max(estimate.device.phases, key=lambda one: one.held_by(Holder.TENSORS))
+    tensors, workspaces = fullest.held_by(Holder.TENSORS), 0
+    if on_cpu:
+        workspaces = sum(one.num_bytes for one in fullest.terms if one.name == TensorKind.WORKSPACE.value)
     share = 1.0
     if end.peak_bytes and end.missing_bytes is not None:
         share = 1 - end.missing_bytes / end.peak_bytes
     has_passed_all = end.observed is not None and end.observed.step > 0
-    room = int(share * tensors)
+    room = workspaces + int(share * (tensors - workspaces))
     if end.room_bytes is not None and not on_cpu:
         room = min(room, end.room_bytes)
     there = estimate.device.most_tensors if has_passed_all else room
-    least = (phase if found is not None else None, int(_LEAST_LESS * room))
+    least = None if found is None else phase, workspaces + int(_LEAST_LESS * (room - workspaces))
     return replace(limits, phases=(*limits.phases, least, (None, there)))
 
 

@@ -45,6 +45,8 @@ class LaunchRequest:
     """True to start nothing."""
     limits: MemoryLimits = _NO_LIMITS
     """Memory limits from earlier attempts of the run."""
+    made_folders: tuple[Path, ...] = ()
+    """Folders that earlier attempts made: a cached capture holds whatever is in them."""
     num_fastest: int = 0
     """Number of fastest alternative strategies to plan, for trials."""
     config_files: ConfigFiles | None = None

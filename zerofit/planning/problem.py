@@ -194,7 +194,7 @@ class Problem:
             needed = device.most_tensors if found is None else found.held_by(Holder.TENSORS)
             if needed > num_bytes:
                 where = "" if found is None else f" in phase {phase}"
-                more = f"{format_bytes(needed - num_bytes)} more than the run before had room for"
+                more = f"{format_bytes(needed - num_bytes)} more than allowed after running out of memory"
                 return f"its tensors need {format_bytes(needed)}{where}, {more}"
         return None
 

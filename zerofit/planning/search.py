@@ -23,7 +23,7 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.core.units import format_bytes
+from zerofit.core.units import format_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -125,7 +125,8 @@ class Candidate:
 
 def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
     """Return a need beside its limit: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
-    return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
+    needed, there = format_apart(estimate.peak_bytes, limit)
+    return f"needs {needed} of {there} {where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

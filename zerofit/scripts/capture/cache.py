@@ -74,8 +74,13 @@ class Before:
     """Start time, as time.time_ns()."""
 
 
-def load(cache_folder: Path, run: ScriptRun) -> tuple[Capture, str] | None:
+def load(
+    cache_folder: Path, run: ScriptRun, made_folders: tuple[Path, ...] = ()
+) -> tuple[Capture, str] | None:
     """Return the cached capture of a run, and the digest of its inputs.
+
+    Args:
+        made_folders: what is in them is no input, but was written by the run since.
 
     Returns:
         None if there is none, or an input has changed.
@@ -83,8 +88,10 @@ def load(cache_folder: Path, run: ScriptRun) -> tuple[Capture, str] | None:
     try:
         document = json.loads(_file(cache_folder, run).read_text(encoding="utf-8"))
         stamps = document["stamps"]
-        if {path: _stamp(Path(path)) for path in stamps} != stamps:
-            return None
+        for path, stamp in stamps.items():
+            is_made = any(Path(path).is_relative_to(folder) for folder in made_folders)
+            if not is_made and _stamp(Path(path)) != stamp:
+                return None
         if document["environment"] != _environment_stamp(run.environment, stamps):
             return None
         capture = capture_from_json(document["capture"], name="cache")

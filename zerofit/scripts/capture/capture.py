@@ -43,6 +43,7 @@ def capture_script(
     cache_folder: Path | None,
     observer: Observer = SILENT,
     gpus: tuple[GpuSpec, ...] = (),
+    made_folders: tuple[Path, ...] = (),
     instead: str = INSTEAD,
     command: Sequence[str] = _COMMAND,
 ) -> CapturedScript:
@@ -62,6 +63,7 @@ def capture_script(
         cache_folder: zerofit's (see cache_folder.cache_folder); None disables the cache.
         observer: is told that the script runs, and its last line of output.
         gpus: of the planned node; the script's own code sees them.
+        made_folders: a cached capture holds whatever is in them: outputs of the run itself.
         instead: alternatives to a capture, for error messages.
         command: the program that captures; its arguments are a folder and the target.
 
@@ -78,7 +80,7 @@ def capture_script(
         command=command,
     )
     captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
-    stored = None if cache_folder is None else load(cache_folder, captured.run)
+    stored = None if cache_folder is None else load(cache_folder, captured.run, made_folders)
     if stored is not None:
         captured.capture, captured.key, captured.is_kept = *stored, True
     else:

@@ -26,6 +26,7 @@ def captured(
     instead: str,
     observer: Observer,
     gpus: tuple[GpuSpec, ...] = (),
+    made_folders: tuple[Path, ...] = (),
 ) -> Iterator[CapturedScript]:
     """Run a script up to where its training would begin, and keep its model for the duration of the context.
 
@@ -35,6 +36,7 @@ def captured(
         instead: the verb's flags that avoid a capture, as the end of a sentence.
         observer: is told that the script runs, and what it left behind.
         gpus: of the planned node; the script's own code sees them.
+        made_folders: a cached capture holds whatever is in them: outputs of the run itself.
 
     Raises:
         UserError: training was not reached; the message names the flags that avoid a capture.
@@ -50,6 +52,7 @@ def captured(
         cache_folder=cache_folder(os.environ, Path.home()),
         observer=observer,
         gpus=gpus,
+        made_folders=made_folders,
         instead=instead,
     )
     with script:
