@@ -33,7 +33,7 @@ _NO_OBSERVATION = """
 import sys
 if "zerofit.training.runner" in sys.orig_argv:
     import zerofit.training.observe
-    zerofit.training.observe.start = lambda folder, rank: None
+    zerofit.training.observe.start = lambda *_, **__: None
 """
 """A sitecustomize.py that leaves the observation of a rank out."""
 PACKAGES = ("accelerate", "deepspeed", "torch", "transformers")

@@ -37,8 +37,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Observed:
     """This rank's phase, step and memory; only the main thread of its own process calls the methods."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, *, on_cpu: bool = False) -> None:
         self._live = LiveFile(folder, rank)
+        self._pid = os.getpid()
+        self._on_cpu = on_cpu
         self._thread = threading.get_ident()
         self._is_here = True
         self.phase = Phase.LOADING
@@ -81,7 +83,8 @@ class Observed:
         now = time.time()
         if self.phase in _IN_A_STEP:
             self._longest_s = max(self._longest_s, now - self._changed_at)
-        self._note_peak()
+        if not self._on_cpu:
+            self._note_peak()
         if not self.is_held:
             self.phase = phase
         if self.engine is not None:  # which steps in step(), or where the script calls the optimizer
@@ -148,7 +151,7 @@ class Observed:
     def _write(self) -> None:
         numbers = (self.step, self.num_steps, _DUMP_SIGNAL, self._host_bytes, self._checkpoint_step)
         try:
-            self._live.write(self.phase, (os.getpid(), *numbers), (self._changed_at, self._longest_s))
+            self._live.write(self.phase, (self._pid, *numbers), (self._changed_at, self._longest_s))
         except OSError:  # the disk is full or gone: no reason to end a training
             self._is_here = False
 
@@ -162,11 +165,11 @@ _observed: Observed | None = None
 """This rank; None if it is not observed, as without `zerofit launch`."""
 
 
-def start(folder: Path, rank: int) -> None:
+def start(folder: Path, rank: int, *, on_cpu: bool) -> None:
     """Start recording this rank's state; an unwritable folder does not stop training."""
     global _observed
     try:
-        _observed = Observed(folder, rank)
+        _observed = Observed(folder, rank, on_cpu=on_cpu)
     except OSError as error:
         print(f"zerofit: rank {rank} can't be watched: {error}", file=sys.stderr)
 

@@ -81,7 +81,8 @@ def main(arguments: Sequence[str]) -> int:
         plan = plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file)
         if plan.saves_when_told:
             told_to_stop.start(folder.absolute())
-        observe.start(folder / "ranks", rank)  # from here on signals may come
+        # From here on signals may come.
+        observe.start(folder / "ranks", rank, on_cpu=plan.topology.on_cpu)
         install(plan, changes, run_folder=folder.absolute())
         if plan.trial is not None:
             trial.start(plan.trial, end_trial)
