@@ -58,9 +58,8 @@ _WALL_TIME = Parsed(
 )
 @click.option(
     "--on",
-    required=True,
     type=Word("scheduler", {one.value: one for one in ClusterEngine}),
-    help="The scheduler.",
+    help="The scheduler (required).",
 )
 @number_option(
     "--nodes",
@@ -138,6 +137,8 @@ def submit(
     zerofit's, all after it the script's.
     """
     check_script_flags(script, script_args)
+    if flags["on"] is None:  # which may stand behind the script
+        raise click.MissingParameter(param_hint="'--on'", param_type="option")
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
     run = submit_script(
         script,
