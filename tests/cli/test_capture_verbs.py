@@ -75,7 +75,7 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
         "    gradient bucket 0.5, gradients 0.5, CUDA context 0.5, activation gradients\n"
         "    0.4, allocator cache 0.2, outputs 0.2 GiB\n"
         "runs with ZeRO-2, batch 4 x 4: 3.4 GiB ±20%\n"
-        "hint: --mixed-precision bf16 is about 1.6 x faster and rounds more;\n"
+        "hint: --mixed-precision bf16 is about 1.3 x faster and rounds more;\n"
         "      --fastest takes it"
     )
     assert parts[1].startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n  loop ")

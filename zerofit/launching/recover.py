@@ -311,22 +311,43 @@ def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
 def _replanned(
     request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint | None, observer: Observer
 ) -> tuple[PlannedLaunch, SavedCheckpoint | None]:
-    """Return a launch within the limits, and the checkpoint if it can be loaded under its plan."""
-    if checkpoint is not None:
-        said = request.request
-        names = ["engine", "precision"]
-        layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
-        if layout is not None and not layout.is_of_adam:  # other states are not converted to another stage
-            names.append("zero_stage")
-        kept = {name: getattr(failed.strategy, name) for name in names if getattr(said, name) is None}
-        said_by = {**said.said_by, **dict.fromkeys(kept, f"the checkpoint {checkpoint.path.name}")}
-        alike = replace(request, request=replace(said, said_by=said_by, **cast("Any", kept)))
+    """Return a launch within the limits, and the checkpoint if it can be loaded under its plan.
+
+    Without a checkpoint, too, the run keeps its precision where any plan in it fits: its losses stay the same.
+    """
+    launch = None if checkpoint is None else _resumed(request, failed, checkpoint, observer)
+    if launch is not None:
+        return launch, checkpoint
+    alike = _keeping(request, failed, ["precision"], "the run before")
+    if alike.request.precision is not request.request.precision:
         with contextlib.suppress(UserError, ExceptionGroup):
-            launch = prepare_launch(alike, observer)
-            is_readable = launch.plan.strategy.optimizer_offload is not OffloadDevice.NVME
-            if is_readable and _trained(launch.plan) == _trained(failed):
-                return launch, checkpoint
+            return prepare_launch(alike, observer), None
     return prepare_launch(request, observer), None
+
+
+def _resumed(
+    request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint, observer: Observer
+) -> PlannedLaunch | None:
+    """Return a launch that can load the checkpoint; None if nothing that can fits."""
+    names = ["engine", "precision"]
+    layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
+    if layout is not None and not layout.is_of_adam:  # other states are not converted to another stage
+        names.append("zero_stage")
+    alike = _keeping(request, failed, names, f"the checkpoint {checkpoint.path.name}")
+    with contextlib.suppress(UserError, ExceptionGroup):
+        launch = prepare_launch(alike, observer)
+        is_readable = launch.plan.strategy.optimizer_offload is not OffloadDevice.NVME
+        if is_readable and _trained(launch.plan) == _trained(failed):
+            return launch
+    return None
+
+
+def _keeping(request: LaunchRequest, failed: Plan, names: list[str], source: str) -> LaunchRequest:
+    """Return a request with fields of the plan that failed, where it leaves them open."""
+    said = request.request
+    kept = {name: getattr(failed.strategy, name) for name in names if getattr(said, name) is None}
+    said_by = {**said.said_by, **dict.fromkeys(kept, source)}
+    return replace(request, request=replace(said, said_by=said_by, **cast("Any", kept)))
 
 
 def _trained(plan: Plan) -> tuple[object, ...]:
