@@ -5,6 +5,7 @@ from zerofit.checking.rules import pipeline, precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
 from zerofit.checking.rules.deepspeed import (
+    expert_parallel,
     keys,
     offload,
     readers,
@@ -35,6 +36,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *offload.RULES,
     *tensor_parallel.RULES,
     *sequence_parallel.RULES,
+    *expert_parallel.RULES,
     *optimizers.RULES,
     *pipeline.RULES,
     *precision.RULES,

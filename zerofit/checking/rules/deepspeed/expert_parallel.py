@@ -1,0 +1,97 @@
+"""Rules on expert parallelism, DeepSpeed's AutoEP: each rank of a group holds some of the experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, changed, zero
+from zerofit.checking.situation import is_read_by_others, stage_of
+from zerofit.configs.document import say
+from zerofit.core.command import Route
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document
+
+
+_PATH = ("expert_parallel", "enabled")
+_SOURCE = f"{DEEPSPEED}/module_inject/auto_ep.py"
+_OLDER = "transformers<5.23"
+_NOT_HERE = "needs transformers before 5.23"
+_SCRIPT = changed(LANGUAGE, "LlamaConfig, set_seed", "MixtralConfig, set_seed")
+_SCRIPT = changed(
+    _SCRIPT,
+    "config = LlamaConfig(\n",
+    "config = MixtralConfig(\n    num_local_experts=4, num_key_value_heads=4,\n",
+)
+_GROUP = {"expert_parallel": {"enabled": True, "autoep_size": 2, "preset_model": "mixtral"}}
+_TWO_RANKS = Topology(world_size=2)
+_BEFORE = {"transformers": "5.22.0"}
+
+
+@Rule(
+    id="expert-parallel-needs-older-transformers",
+    severity=Severity.ERROR,
+    summary="AutoEP of DeepSpeed 0.19 does not start with transformers 5.23 or newer",
+    why="it asks transformers' registry of recorded outputs for a default, which that no longer takes",
+    fix="leave expert_parallel out: ZeRO-3 shards the experts too",
+    see=_SOURCE,
+    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS),
+    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=_TWO_RANKS),
+    evidence=fails("takes 2 positional arguments but 3 were given"),
+    holds_for=("transformers>=5.23",),
+)
+def _newer_registry(situation: Situation) -> Iterator[Hit]:
+    yield from _hits(situation.file)
+
+
+def _hits(document: Document, *more: str) -> Iterator[Hit]:
+    """Yield a hit if expert parallelism is on."""
+    entry = document.at(*_PATH)
+    if entry is not None and document.value(*_PATH) is True:
+        found = " with ".join((say(document, *_PATH), *more))
+        yield Hit(found=found, place=document.place(entry.key_span))
+
+
+@Rule(
+    id="expert-parallel-needs-deepspeed-optimizer",
+    severity=Severity.ERROR,
+    summary="with ZeRO-1 and ZeRO-2, AutoEP needs an optimizer that DeepSpeed makes",
+    why="the experts must stand in parameter groups marked as such, which DeepSpeed makes only for its own",
+    fix="add an optimizer section, set {zero_stage} to 3, or leave expert_parallel out",
+    see=f"{DEEPSPEED}/runtime/zero/stage_1_and_2.py",
+    bad=Example(deepspeed=zero(2, **_GROUP), route=Route.NATIVE, versions=_BEFORE),
+    good=Example(deepspeed=zero(2), route=Route.NATIVE, versions=_BEFORE),
+    evidence=fails(not_reproduced=_NOT_HERE),
+    holds_for=(_OLDER,),
+)
+def _own_optimizer(situation: Situation) -> Iterator[Hit]:
+    stage = stage_of(situation)
+    is_of_two = stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
+    if is_of_two and situation.file.at("optimizer") is None:
+        yield from _hits(situation.file, f"{stage.text} and no optimizer section")
+
+
+@Rule(
+    id="expert-parallel-saves-a-part",
+    severity=Severity.ERROR,
+    summary="under AutoEP, accelerate and Trainer save a part of the experts",
+    why="the weights of rank 0 have its own experts alone, under names that from_pretrained() does not know",
+    fix="leave expert_parallel out: ZeRO-3 shards the experts too, and saves them whole",
+    see=_SOURCE,
+    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS, versions=_BEFORE),
+    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=_TWO_RANKS, versions=_BEFORE),
+    evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NOT_HERE),
+    holds_for=(_OLDER,),
+)
+def _saves_a_part(situation: Situation) -> Iterator[Hit]:
+    if is_read_by_others(situation):
+        yield from _hits(situation.file)
+
+
+RULES = declared(vars())
