@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from example_runs import (
@@ -27,139 +30,180 @@ from example_runs import (
 )
 from runs import ROOT, SCRIPTS, Run, run_command
 
-_ONE, _TWO = ("--gpus=1x24GB",), ("--gpus=2x24GB", "--num-processes=2")
+_PLANS = {
+    "one": ("--gpus=1x24GB",),
+    "z2": ("--gpus=2x24GB", "--num-processes=2", "--zero-stage=2"),
+    "z3": ("--gpus=2x24GB", "--num-processes=2", "--zero-stage=3"),
+}
+_PHASES = ("forward", "backward", "optimizer_step", "saving")
+_EACH_TIME = ("accelerate", "one", "forward")
+_FIRST_SAVE = ("accelerate", "z2")
+_FEW_BYTES = {"accelerate": 4_600_000, "trainer": 4_750_000}
+_SAVED_EACH = 2
+"""Steps between checkpoints, and so the most that are repeated."""
+_LIMITED_TO = 0.99
+"""Share of a phase's own peak that the first attempt has: any plan with less room there would do."""
 _PATH = str(ROOT / "tests" / "support" / "limited_memory")
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    limit: str
-    """Bytes, phase and step, as MEMORY_LIMIT takes them."""
-    flags: tuple[str, ...]
-    resumed: str | None
-    """Checkpoint from which it goes on; None where it starts anew."""
-    after: str
-    """A part of the plan under which it ends, in words."""
+class _Example:
+    command: Callable[..., list[str]]
+    losses: Callable[[Path], Losses]
+    saves: tuple[str, ...]
+    large: tuple[str, ...]
+    """A model whose states outweigh its activations, so that offload makes room."""
 
 
-_Z2, _Z3 = (*_TWO, "--zero-stage=2"), (*_TWO, "--zero-stage=3")
-_CASES = {
-    "accelerate": {
-        "forward": _Case("8000000 all 5", _ONE, "checkpoint-4", "one GPU, micro-batches 4 x 2"),
-        "forward-z2": _Case("6300000 forward 5", _Z2, "checkpoint-4", "ZeRO-2, micro-batches 1 x 4"),
-    },
-    "trainer": {
-        "backward": _Case("8900000 backward 5", _ONE, "checkpoint-4", "one GPU, micro-batches 4 x 2"),
-        "backward-z3": _Case("207200000 backward 5", _Z3, "checkpoint-4", "small buckets"),
-        "saving-z3": _Case("205900000 saving 0", _Z3, "checkpoint-8", "small buckets"),
-    },
+_EXAMPLES = {
+    "accelerate": _Example(
+        accelerate_example,
+        accelerate_losses,
+        (f"--checkpointing-steps={_SAVED_EACH}",),
+        ("--hidden-size=512", "--num-layers=4"),
+    ),
+    "trainer": _Example(
+        trainer_example,
+        trainer_losses,
+        ("--save_strategy=steps", f"--save_steps={_SAVED_EACH}"),
+        ("--hidden_size=512", "--num_layers=4"),
+    ),
 }
-_STEP = _Case("240000000 optimizer_step 0", _TWO, None, "ZeRO-1")
 
 
-def _recovered(target: list[str], case: _Case, folder: Path) -> Run:
-    """Run a script to its end, which it reaches under another plan."""
-    command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *case.flags, *target]
+def _launched(target: Sequence[str], flags: Sequence[str], folder: Path, **limits: str) -> Run:
+    command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *flags, *target]
     path = os.pathsep.join(filter(None, (_PATH, os.environ.get("PYTHONPATH"))))
-    run = run_command(command, folder, MEMORY_LIMIT=case.limit, PYTHONPATH=path).check()
-    record = json.loads((run.run_folder / "run.json").read_text())
+    return run_command(command, folder, PYTHONPATH=path, **limits).check()
+
+
+def _target(example: _Example, data_dir: Path, flags: tuple[str, ...], *sizes: str) -> list[str]:
+    num_ranks = 2 if "--num-processes=2" in flags else 1
+    command = example.command(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // num_ranks)
+    return [*command, *example.saves, *sizes]
+
+
+def _recoveries(run: Run) -> list[dict[str, Any]]:
+    """Return the recoveries of a run that ended well, each of which must be a printed line."""
+    record = run.record()
     assert (record["exit_code"], record["cause"]) == (0, None)
-    recoveries = record["recoveries"]
+    recoveries = cast("list[dict[str, Any]]", record["recoveries"])
     assert 1 <= len(recoveries) <= 3
-    assert case.after in recoveries[-1]["strategy"]
     for recovery in recoveries:
         assert "ran out of GPU memory" in recovery["cause"]
         assert recovery["strategy"] != recovery["strategy_before"]
         resumed = recovery["resumed_from"]
-        assert resumed == (case.resumed and str(folder / "out" / case.resumed))
         how = f"resumes from {resumed}" if resumed else "starts anew"
         said = f"out of memory with {recovery['strategy_before']}: {how} with {recovery['strategy']}"
         assert said in run.stderr
+        saved = int(resumed.rpartition("-")[2]) if resumed else 0
+        assert recovery["lost_steps"] == recovery["step"] - saved
     assert "capturing what" not in run.stderr.partition("OutOfMemoryError")[2]  # its capture is cached
-    saved = int(case.resumed.removeprefix("checkpoint-")) if case.resumed else 0
-    assert recoveries[0]["lost_steps"] == recoveries[0]["step"] - saved
-    return run
+    return recoveries
 
 
-def _cases(route: str, *, default: str | None = None) -> list[Any]:
-    return [
-        pytest.param(case, id=name, marks=() if name == default else pytest.mark.slow)
-        for name, case in _CASES[route].items()
-    ]
+@pytest.fixture(scope="session")
+def references(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Losses]:
+    """Return the losses of an example under the stock launcher, in one process."""
+
+    @cache
+    def losses(route: str, sizes: tuple[str, ...]) -> Losses:
+        folder, example = tmp_path_factory.mktemp(f"plain-{route}"), _EXAMPLES[route]
+        command = example.command(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
+        plain_accelerate_launch([*command, *sizes], folder)
+        return example.losses(folder)
+
+    return losses
 
 
-@pytest.mark.parametrize("case", _cases("accelerate", default="forward"))
-def test_an_accelerate_script_goes_on(
-    case: _Case, data_dir: Path, plain_accelerate: Losses, tmp_path: Path
-) -> None:
-    size = GLOBAL_BATCH_SIZE // (1 if case.flags == _ONE else 2)
-    target = accelerate_example(data_dir, micro_batch_size=size)
-    run = _recovered([*target, "--checkpointing-steps=2"], case, tmp_path)
-    assert_same(accelerate_losses(run.folder), plain_accelerate, tolerance=FP32_TOLERANCE)
+@pytest.fixture(scope="session")
+def peaks(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, int]]:
+    """Return the bytes that lived in each phase of an unlimited run, on the rank that has the most."""
 
+    @cache
+    def of(route: str, plan: str, sizes: tuple[str, ...]) -> dict[str, int]:
+        folder = tmp_path_factory.mktemp(f"peaks-{route}-{plan}")
+        target = _target(_EXAMPLES[route], data_dir, _PLANS[plan], *sizes)
+        measured = {"MEMORY_LIMIT": "0 none 5", "MEMORY_PEAKS": str(folder)}
+        _launched(target, _PLANS[plan], folder, **measured)
+        ranks = [json.loads(path.read_text()) for path in folder.glob("rank*.json")]
+        return {phase: max(one.get(phase, 0) for one in ranks) for phase in _PHASES}
 
-@pytest.mark.parametrize("case", _cases("trainer"))
-def test_a_trainer_goes_on(case: _Case, data_dir: Path, plain_trainer: Losses, tmp_path: Path) -> None:
-    size = GLOBAL_BATCH_SIZE // (1 if case.flags == _ONE else 2)
-    target = trainer_example(data_dir, micro_batch_size=size)
-    run = _recovered([*target, "--save_strategy=steps", "--save_steps=2"], case, tmp_path)
-    assert_same(trainer_losses(run.folder), plain_trainer, tolerance=FP32_TOLERANCE)
-
-
-@pytest.mark.slow
-def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(data_dir: Path, tmp_path: Path) -> None:
-    sizes = ["--hidden_size=512", "--num_layers=4"]
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
-    plain_accelerate_launch([*target, *sizes], plain)
-    target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
-    run = _recovered([*target, *sizes], _STEP, tmp_path)
-    assert_same(trainer_losses(run.folder), trainer_losses(plain), tolerance=FP32_TOLERANCE)
+    return of
 
 
 @pytest.mark.parametrize(
-    ("route", "flags"),
+    ("route", "plan", "phase"),
     [
-        pytest.param(route, flags, id=f"{route}-{name}", marks=() if name == kept else pytest.mark.slow)
-        for route, kept in (("accelerate", "z2"), ("trainer", ""))
-        for name, flags in (("one", _ONE), ("z2", _Z2))
+        pytest.param(route, plan, phase, marks=() if cell == _EACH_TIME else pytest.mark.faults)
+        for cell in product(_EXAMPLES, _PLANS, _PHASES)
+        for route, plan, phase in [cell]
+        if (plan, phase) != ("one", "saving")  # it allocates nothing
+    ],
+)
+def test_a_run_goes_on_from_its_checkpoint(
+    route: str,
+    plan: str,
+    phase: str,
+    data_dir: Path,
+    references: Callable[..., Losses],
+    peaks: Callable[..., dict[str, int]],
+    tmp_path: Path,
+) -> None:
+    """The sixth step has 99 % of the memory that its phase takes, and the next plans have no more.
+
+    For steps and saves the first attempt alone is limited: host and device are one memory here, and offload,
+    which makes room there, moves states from the one to the other.
+    """
+    example, flags = _EXAMPLES[route], _PLANS[plan]
+    of_states = phase in ("optimizer_step", "saving")
+    sizes = example.large if of_states else ()
+    limit = int(_LIMITED_TO * peaks(route, plan, sizes)[phase])
+    words = f"{limit} {phase} 5" + (" once" if of_states else "")
+    run = _launched(_target(example, data_dir, flags, *sizes), flags, tmp_path, MEMORY_LIMIT=words)
+    for recovery in _recoveries(run):
+        assert recovery["resumed_from"].startswith(str(tmp_path / "out" / "checkpoint-"))
+        assert recovery["lost_steps"] <= _SAVED_EACH
+    assert_same(example.losses(run.folder), references(route, sizes), tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(
+    data_dir: Path, references: Callable[..., Losses], tmp_path: Path
+) -> None:
+    example, flags = _EXAMPLES["trainer"], ("--gpus=2x24GB", "--num-processes=2")
+    target = _target(example, data_dir, flags, *example.large)
+    run = _launched(target, flags, tmp_path, MEMORY_LIMIT="240000000 optimizer_step 0")
+    recovery = _recoveries(run)[-1]
+    assert recovery["strategy"].startswith("ZeRO-1")
+    assert recovery["resumed_from"] is None
+    assert_same(example.losses(run.folder), references("trainer", example.large), tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("route", "plan"),
+    [
+        pytest.param(route, plan, marks=() if (route, plan) == _FIRST_SAVE else pytest.mark.slow)
+        for route, plan in product(_EXAMPLES, ("one", "z2"))
     ],
 )
 def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_refuses(
-    route: str, flags: tuple[str, ...], data_dir: Path, tmp_path: Path
+    route: str, plan: str, data_dir: Path, references: Callable[..., Losses], tmp_path: Path
 ) -> None:
     """The script refuses an output folder of the attempt before.
 
     On one GPU, only a larger model has more room by offload. What is missing is asked of the next plan: on
     two ranks, of whose estimate most are a GPU's workspaces, little may be.
     """
-    example, losses, sizes, saves, limit = {
-        "accelerate": (
-            accelerate_example,
-            accelerate_losses,
-            ["--hidden-size=512", "--num-layers=4"],
-            ["--checkpointing-steps=2"],
-            "4600000",
-        ),
-        "trainer": (
-            trainer_example,
-            trainer_losses,
-            ["--hidden_size=512", "--num_layers=4"],
-            ["--save_strategy=steps", "--save_steps=2"],
-            "4750000",
-        ),
-    }[route]
-    num_ranks = 1 if flags == _ONE else 2
-    sizes, limit = (sizes, "1") if num_ranks == 1 else ([], limit)
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    plain_accelerate_launch([*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), *sizes], plain)
-    target = [*example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // num_ranks), *sizes, *saves]
-    case = _Case(f"{limit} saving 0 once", flags, None, "optimizer on cpu")
-    run = _recovered([str(SCRIPTS / "strict_output.py"), *target], case, tmp_path)
-    assert_same(losses(run.folder), losses(plain), tolerance=FP32_TOLERANCE)
-    left = {path.name for path in tmp_path.iterdir()} - {"out", "plain", "zerofit-runs"}
+    example, flags = _EXAMPLES[route], _PLANS[plan]
+    sizes, limit = (example.large, 1) if plan == "one" else ((), _FEW_BYTES[route])
+    target = [str(SCRIPTS / "strict_output.py"), *_target(example, data_dir, flags, *sizes)]
+    run = _launched(target, flags, tmp_path, MEMORY_LIMIT=f"{limit} saving 0 once")
+    recovery = _recoveries(run)[-1]
+    assert "optimizer on cpu" in recovery["strategy"]
+    assert recovery["resumed_from"] is None
+    assert_same(example.losses(run.folder), references(route, sizes), tolerance=FP32_TOLERANCE)
+    left = {path.name for path in tmp_path.iterdir()} - {"out", "zerofit-runs"}
     assert left == ({"out.before-recovery-1"} if route == "accelerate" else set())
     assert not any(tmp_path.rglob(".zerofit-saving.*"))
     if left:

@@ -168,6 +168,21 @@ def test_sgd_steps_one_by_one_trainers_too(own: Any, by_script: bool) -> None:
     assert [group["foreach"] for group in optimizer.param_groups] == [False if is_sgd else None]
 
 
+def test_fused_adamw_stays_fused_after_loading_what_was_not() -> None:
+    accelerator_class, _ = hooked(optimizer=OptimizerName.ADAMW)
+    own, net = model(), model()
+    saved = torch.optim.AdamW(own.parameters(), lr=0.01)
+    step(own, saved)
+    optimizer = accelerator_class().prepare(torch.optim.AdamW(net.parameters(), lr=0.01, fused=True))
+    optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert [group["fused"] for group in optimizer.param_groups] == [True]
+    net.load_state_dict(own.state_dict())
+    for one, its in ((own, saved), (net, optimizer)):
+        step(one, its)
+    for parameter, expected in zip(net.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected)
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
     accelerator_class, changes = hooked(optimizer=OptimizerName.SGD)

@@ -351,8 +351,12 @@ def _keeping(request: LaunchRequest, failed: Plan, names: list[str], source: str
 
 
 def _trained(plan: Plan) -> tuple[object, ...]:
-    """Return the settings that must be equal for a checkpoint to load."""
-    return tuple(getattr(plan.strategy, name) for name in _TRAINED)
+    """Return the settings that must be equal for a checkpoint to load.
+
+    Fused AdamW, which takes the place of the script's own, has the same states.
+    """
+    settings = (getattr(plan.strategy, name) for name in _TRAINED)
+    return tuple(None if one is OptimizerName.ADAMW else one for one in settings)
 
 
 def limits_after(

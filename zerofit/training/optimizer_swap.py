@@ -46,6 +46,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             objects = _with_swapped(self, objects, name, changes)
         if name is OptimizerName.SGD:
             _step_one_by_one(objects)
+        if name is OptimizerName.ADAMW:
+            _stay_fused(objects)
         return original(self, *objects, **kwargs)
 
     wrap(accelerator_class, "prepare", prepare)
@@ -64,6 +66,23 @@ def _step_one_by_one(objects: Iterable[Any]) -> None:
         if isinstance(optimizer, torch.optim.SGD):
             for group in optimizer.param_groups:
                 group["foreach"] = False
+
+
+def _stay_fused(objects: Iterable[Any]) -> None:
+    """Let fused AdamW, Trainer's too, stay fused where it loads a checkpoint of the script's own AdamW.
+
+    torch takes the groups' switches from the checkpoint, and moves step counters to the GPU only for fused
+    ones (torch/optim/optimizer.py, _process_value_according_to_param_policy).
+    """
+    import torch
+
+    def keep(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        switches = {key: optimizer.defaults[key] for key in ("fused", "foreach")}
+        return {**state, "param_groups": [{**group, **switches} for group in state["param_groups"]]}
+
+    for optimizer in objects:
+        if isinstance(optimizer, torch.optim.AdamW):
+            optimizer.register_load_state_dict_pre_hook(keep)
 
 
 def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:

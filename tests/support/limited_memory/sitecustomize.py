@@ -4,7 +4,7 @@ On the path of a process, it raises torch.OutOfMemoryError, in the words of torc
 storages that live would exceed a limit. MEMORY_LIMIT holds its bytes, the phase in which it holds or "all",
 and the steps that a first attempt does before it holds: "1048576 forward 5". With a fourth word, "once", it
 holds in the first attempt alone: host and device are one memory here, so no offload would make room.
-MEMORY_PEAKS names a folder for the most of each phase.
+MEMORY_PEAKS names a folder for the most of each phase after those steps.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def limit_memory(_: Any) -> None:
             self.total += num_bytes
             rank = observe._observed
             phase = "" if rank is None else rank.phase.name.lower()
+            if rank is not None and rank.step < after:
+                return
             self.peaks[phase] = max(self.peaks[phase], self.total)
-            is_held = (
-                only in ("all", phase) and (rank is None or rank.step >= after) and (is_first or not once)
-            )
+            is_held = only in ("all", phase) and (is_first or not once)
             if is_held and self.total > most:
                 live = (self.total - num_bytes) / _MIB
                 asked, free = num_bytes / _MIB, max(0, most - self.total + num_bytes) / _MIB

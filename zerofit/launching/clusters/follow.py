@@ -60,7 +60,8 @@ class FollowedRun:
             return None
         module = ENGINES[self.engine]
         try:
-            state: str | None = module.state_of(run_client(module.state_command(self.job_id, self.namespace)))
+            output = run_client(module.state_command(self.job_id, self.namespace))
+            state: str | None = module.state_of(output, self.job_id)
         except UserError as error:
             if not _is_forgotten(module, error):
                 raise

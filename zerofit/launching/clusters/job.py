@@ -29,6 +29,8 @@ STOP_FILE = "stop"
 """Created in the run folder when the scheduler is about to reclaim the nodes."""
 NODE_MODULE = "zerofit.launching.clusters.node"
 """The program that runs once per node."""
+CLIENT_LIMIT_S = 60.0
+"""Time limit for a scheduler's client. ASSUMPTION."""
 _START_S = 1800
 """ASSUMPTION: half an hour is enough for start, data and checkpoints."""
 _SOURCES = 2000
@@ -147,11 +149,18 @@ class Rendered:
     """Submits it."""
     checks: tuple[tuple[str, ...], ...] = ()
     """Client commands that check in advance whether it can run; they submit nothing."""
+    limit_s: float = CLIENT_LIMIT_S
+    """Time limit of submitting."""
 
     @property
     def command_line(self) -> str:
         """The command for a shell."""
         return shlex.join(self.command)
+
+
+def job_name(run: str) -> str:
+    """Return a run's name as one of a job: lower-case letters, digits and "-", a letter first."""
+    return f"zf-{re.sub('[^a-z0-9]+', '-', run.lower())}".strip("-")
 
 
 def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resources:

@@ -16,6 +16,7 @@ from zerofit.launching.clusters.job import (
     NODE_MODULE,
     STOP_FILE,
     Rendered,
+    job_name,
     job_to_json,
     launcher_lines,
     yaml_text,
@@ -57,7 +58,7 @@ def run_folder(folder: Path, flags: ClusterFlags) -> str:
 
 def render(to_submit: ToSubmit) -> Rendered:
     """Return the manifests, and the command that creates their objects."""
-    name = _name(to_submit.job.run)
+    name = job_name(to_submit.job.run[: _LONGEST_NAME - 3])
     make = _train_job if to_submit.flags.has_trainer else _job_set
     path, config_map = to_submit.folder / "job.yaml", to_submit.folder / "job.config-map.json"
     head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
@@ -81,11 +82,6 @@ def render(to_submit: ToSubmit) -> Rendered:
 
 def _namespace(namespace: str | None) -> tuple[str, ...]:
     return () if namespace is None else (f"--namespace={namespace}",)
-
-
-def _name(run: str) -> str:
-    """Return a run's name as a valid Kubernetes name."""
-    return f"zf-{re.sub('[^a-z0-9]+', '-', run.lower())}"[:_LONGEST_NAME].strip("-")
 
 
 def _config_map(to_submit: ToSubmit, name: str) -> dict[str, Any]:
@@ -290,7 +286,7 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
     return ("kubectl", *_namespace(namespace), "get", job_id, "--output=json")
 
 
-def state_of(output: str) -> str | None:
+def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output: the newest true condition."""
     conditions = json.loads(output).get("status", {}).get("conditions", [])
     true = [one for one in conditions if one.get("status") == "True"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB
-from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, Rendered, launcher_lines, yaml_text
+from zerofit.launching.clusters.job import (
+    NODE_MODULE,
+    STOP_FILE,
+    Rendered,
+    job_name,
+    launcher_lines,
+    yaml_text,
+)
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -19,9 +27,12 @@ if TYPE_CHECKING:
 
 JOIN_LIMIT_S = 900.0
 """Nodes are set up independently. ASSUMPTION, as for pods."""
-OVER = ()
+OVER = ("SUCCEEDED", "CANCELLED", "FAILED")
+"""Each FAILED_... too: sky/jobs/state.py, ManagedJobStatus (0.14)."""
 NO_SUCH_JOB = None
-"""Its table of jobs is not machine-readable."""
+"""Its queue leaves a forgotten job out."""
+_SUBMIT_LIMIT_S = 900.0
+"""It uploads the work folder, and the first job starts the machine that controls all. ASSUMPTION."""
 _JOB_MOUNT = "~/zerofit-job"
 _PORT = 29500
 _SPEC = re.compile(r"(\d+)x(.+)")
@@ -54,7 +65,7 @@ def render(to_submit: ToSubmit) -> Rendered:
         mounts[volume[1]] = {"source": volume[0], "mode": "MOUNT"}
     variables = to_submit.environment
     document = {
-        "name": re.sub("[^a-z0-9]+", "-", job.run.lower()).strip("-"),
+        "name": job_name(job.run),
         "num_nodes": resources.num_nodes,
         "workdir": ".",
         "resources": asked,
@@ -70,6 +81,7 @@ def render(to_submit: ToSubmit) -> Rendered:
     return Rendered(
         files={path: yaml_text(document)},
         command=("sky", "jobs", "launch", "--yes", "--detach-run", *words, str(path)),
+        limit_s=_SUBMIT_LIMIT_S,
     )
 
 
@@ -118,19 +130,22 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
 
 
 def job_id_of(output: str) -> str:
-    """Return the managed job's id from the client's output."""
-    found = re.search(r"[Jj]ob(?: ID)?:?\s+(\d+)", output)
+    """Return the managed job's id from the client's output: "Managed Job ID: 7"."""
+    found = re.search(r"Job ID: (\d+)", output)
     return found[1] if found else ""
 
 
 def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
-    """Return the command that prints a job's state."""
-    return ("sky", "jobs", "queue", "--all")
+    """Return the command that prints the states of all jobs."""
+    return ("sky", "jobs", "queue", "--all", "--output", "json")
 
 
-def state_of(output: str) -> str | None:
-    """Return None: the table is not machine-readable."""
-    return None
+def state_of(output: str, job_id: str) -> str | None:
+    """Return the state in that command's output; None if the job is not in it."""
+    start = output.find("[")  # lines on its server may come before
+    records = json.loads(output[start:]) if start >= 0 else []
+    states = (str(one["status"]) for one in records if str(one.get("job_id")) == job_id)
+    return next(states, None)
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

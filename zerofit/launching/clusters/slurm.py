@@ -139,7 +139,7 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
     return ("scontrol", "--oneliner", "show", "job", job_id)
 
 
-def state_of(output: str) -> str | None:
+def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output, with the reason if pending; None if there is none."""
     found = re.search(r"JobState=(\w+) Reason=(\S+)", output)
     if found is None:

@@ -23,6 +23,7 @@ from zerofit.core.request import FLAGS
 from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
 from zerofit.launching.clusters.job import (
+    CLIENT_LIMIT_S,
     JOB_FILE,
     ClusterFlags,
     Job,
@@ -70,8 +71,6 @@ if TYPE_CHECKING:
     from zerofit.core.request import Request
 
 SUBMITTED_FILE = "submitted.json"
-CLIENT_LIMIT_S = 60.0
-"""Time limit for a scheduler's client. ASSUMPTION."""
 
 
 class ClusterEngine(StrEnum):
@@ -232,7 +231,7 @@ def _hand_over(
     try:
         for check in rendered.checks:
             run_client(check)
-        job_id = ENGINES[engine].job_id_of(run_client(rendered.command))
+        job_id = ENGINES[engine].job_id_of(run_client(rendered.command, limit_s=rendered.limit_s))
     except UserError:
         shutil.rmtree(folder.path)  # nothing of it has run
         raise
@@ -408,11 +407,13 @@ _OUT_OF_REACH = (
     *("connection refused", "did you specify the right host or port", "unable to connect to the server"),
     *("no such host", "i/o timeout", "no configuration has been provided", "current-context is not set"),
     *("unable to contact slurm controller", "could not establish a configuration source"),
+    *("max retries exceeded with url", "could not connect to skypilot api server"),
 )
 """Messages of clients that can't reach their scheduler, in lower case.
 
 Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go;
-Go's net package; slurm/src/common/slurm_errno.c and read_config.c.
+Go's net package; slurm/src/common/slurm_errno.c and read_config.c; urllib3/exceptions.py, MaxRetryError;
+skypilot/sky/exceptions.py, ApiServerConnectionError.
 """
 _REACH = {
     "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` tells if one responds",
@@ -435,7 +436,7 @@ def _unreachable(command: tuple[str, ...], said: str) -> UserError:
     )
 
 
-def run_client(command: tuple[str, ...]) -> str:
+def run_client(command: tuple[str, ...], *, limit_s: float = CLIENT_LIMIT_S) -> str:
     """Return the output of a scheduler's client.
 
     Raises:
@@ -451,10 +452,10 @@ def run_client(command: tuple[str, ...]) -> str:
         )
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=CLIENT_LIMIT_S, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        raise _unreachable(command, f"no answer in {CLIENT_LIMIT_S:.0f} s") from None
+        raise _unreachable(command, f"no answer in {limit_s:.0f} s") from None
     if done.returncode == 0:
         return done.stdout
     lines = (done.stderr or done.stdout).strip().splitlines()
