@@ -29,7 +29,7 @@ test-all: $(VENV)/.installed  ## the test suite, and what is too slow to run at 
 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail
 	@$(BIN)/python -m pytest tests/faults -m ""
-	@$(BIN)/python -m pytest tests/launching/test_checkpoints.py -m faults
+	@$(BIN)/python -m pytest tests/launching/test_checkpoints.py tests/launching/test_recover_runs.py -m faults
 
 test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2; SLURM=asks: some
 	@$(BIN)/python -m pytest tests/clusters -m slurm -k '$(SLURM)' --timeout 900

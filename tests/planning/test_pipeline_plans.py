@@ -14,13 +14,14 @@ from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request
-from zerofit.core.strategy import Engine, Precision, Strategy
+from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Stage
 from zerofit.planning.estimate.engines.pipeline import STAGE_BUFFERS
 from zerofit.planning.layouts import compare_layouts
+from zerofit.planning.problem import Reserve
 from zerofit.planning.solve import best_of, solve
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -194,6 +195,28 @@ def test_a_plan_is_made_for_stages_that_are_asked_for() -> None:
     assert topology == Topology(world_size=4, pipeline_parallel_size=2)
     strategy = answer.plan.strategy
     assert (strategy.micro_batch_size or 0) * (strategy.gradient_accumulation_steps or 0) * 2 == 16
+
+
+def test_blocks_are_shared_by_memory_where_equally_fast_stages_do_not_fit() -> None:
+    """The first of two stages holds two micro-batches, and is the fullest."""
+    fixed: Any = {"micro_batch_size": 4, "gradient_checkpointing": False, "precision": Precision.FP32}
+    asked = _problem(2)
+    asked = replace(asked, request=replace(asked.request, optimizer=OptimizerName.ADAMW, **fixed))
+    strategy = replace(_strategy(4, 4), gradient_checkpointing=False, optimizer=OptimizerName.ADAMW)
+    first, last = _estimator(asked).stage_bytes(strategy)
+    assert first > last
+    tight = replace(asked, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first + 1))
+    answer = solve(tight, estimator_of=_estimator)
+    assert answer.fits
+    assert answer.plan.topology.stage_blocks == (2, 4)
+    assert answer.head.estimate.device.peak_bytes < first
+    assert "stages of 2, 4 blocks: with equally fast ones nothing fits" in answer.notes
+    wide = replace(tight, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first))
+    assert solve(wide, estimator_of=_estimator).plan.topology.stage_blocks == ()
+    too_tight = replace(tight, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first // 2))
+    answer = solve(too_tight, estimator_of=_estimator)
+    assert not answer.fits
+    assert answer.plan.topology.stage_blocks == ()
 
 
 def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:

@@ -65,10 +65,14 @@ class Ranks:
         dist.barrier()
         return AutoModelForCausalLM.from_pretrained(path).train()
 
-    def pipeline(self, model: Any, *, most_rows: int | None = None) -> WholeStates:
+    def pipeline(
+        self, model: Any, *, most_rows: int | None = None, blocks: tuple[int, ...] = ()
+    ) -> WholeStates:
         """Cut a model into stages."""
         plan = SimpleNamespace(generate_limit_s=4)
-        settings: Any = SimpleNamespace(pipeline_parallel_size=STAGES, most_rows=most_rows, plan=plan)
+        settings: Any = SimpleNamespace(
+            pipeline_parallel_size=STAGES, stage_blocks=blocks, most_rows=most_rows, plan=plan
+        )
         return make_pipeline(model, settings, self.changes)
 
 
@@ -82,6 +86,7 @@ def compared(
     frozen: tuple[str, ...] = (),
     autocast: bool = False,
     compiled: bool = False,
+    blocks: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     """Return how far loss, gradients and their norm are from those of one process with both batches."""
     model = ranks.model(kind)
@@ -94,7 +99,7 @@ def compared(
         for batch in batches:
             losses.append(alone(**batch).loss)
         sum(losses).div(2).backward()
-        whole = ranks.pipeline(model, most_rows=most_rows)
+        whole = ranks.pipeline(model, most_rows=most_rows, blocks=blocks)
         seen: list[int] = []
         run = whole.pipeline._run
 
@@ -270,6 +275,7 @@ CASES: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "frozen first stage": lambda ranks: compared(ranks, frozen=("embed", "layers.0")),
     "frozen last stage": lambda ranks: compared(ranks, frozen=("layers.1", "model.norm", "lm_head")),
     "compiled": lambda ranks: compared(ranks, compiled=True),
+    "unequal stages": lambda ranks: compared(ranks, "qwen3, four blocks", blocks=(1, 3)),
     "bf16": lambda ranks: compared(ranks, autocast=True),
     "gradient on one copy": gradient_on_one_copy,
     "timeouts": timeouts,

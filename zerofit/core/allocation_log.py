@@ -221,6 +221,8 @@ class TraceRequest:
     """Stages that the model's blocks are divided into; the log is that of one."""
     pipeline_stage: int = 0
     """Which of them, counted from 0."""
+    stage_blocks: tuple[int, ...] = ()
+    """Blocks of each stage; empty where they are shared by time alone."""
     softmax_saves_input: bool = False
     """True if softmax saves its input as well as its output, as in PyTorch up to 1.10."""
 

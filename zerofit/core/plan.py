@@ -82,9 +82,15 @@ class Topology:
     """Consecutive ranks that share the tokens of the same samples, each with whole layers."""
     pipeline_parallel_size: int = 1
     """Consecutive ranks that each hold one stage of a copy of the model and get the same samples."""
+    stage_blocks: tuple[int, ...] = ()
+    """Blocks of each stage; empty where they are shared by time alone."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, *(one.name for one in dataclasses.fields(self) if one.type == "int"))
+        if self.stage_blocks and len(self.stage_blocks) != self.pipeline_parallel_size:
+            raise ValueError(
+                f"stage_blocks: {len(self.stage_blocks)} numbers for {self.pipeline_parallel_size} stages"
+            )
         if self.world_size % self.num_nodes:
             raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
         if self.world_size % self.sample_group_size:

@@ -13,6 +13,7 @@ from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import kind_of, search, tier
+from zerofit.planning.stages_by_memory import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from zerofit.planning.candidates import Dropped
     from zerofit.planning.layouts import Layout
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import EstimatedStrategy, Estimator, TrainingResult
+    from zerofit.planning.search import EstimatedStrategy, TrainingResult
+    from zerofit.planning.training_estimator import TrainingEstimator
 
-    EstimatorOf = Callable[[Problem], Estimator[EstimatedStrategy]]
+    EstimatorOf = Callable[[Problem], TrainingEstimator]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,9 @@ def solve(
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
     found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+    if (uneven := _uneven_stages(problem, found, estimator_of)) is not None:
+        problem = uneven
+        found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
     tier_of = _tier_of(problem)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
@@ -130,6 +135,9 @@ def solve(
             notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
             break
     notes = (*notes, *problem.notes)
+    if problem.topology.stage_blocks:
+        blocks = ", ".join(map(str, problem.topology.stage_blocks))
+        notes = (*notes, f"stages of {blocks} blocks: with equally fast ones nothing fits")
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
         notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path")
@@ -198,8 +206,18 @@ def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
 
 
 def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
-    found = _search(problem, candidates(problem).strategies, estimator_of, compares=True)
+    strategies = candidates(problem).strategies
+    found = _search(problem, strategies, estimator_of, compares=True)
+    if (uneven := _uneven_stages(problem, found, estimator_of)) is not None:
+        found = _search(uneven, strategies, estimator_of, compares=True)
     return found.chosen or found.nearest
+
+
+def _uneven_stages(problem: Problem, found: TrainingResult, estimator_of: EstimatorOf) -> Problem | None:
+    """Return the problem with stages that fit, if those of equal time do not."""
+    if found.chosen is not None or found.nearest is None:
+        return None
+    return share_by_memory(problem, found.nearest.strategy, estimator_of)
 
 
 def _search(

@@ -89,6 +89,8 @@ class TrainingEstimator:
         self._stages = sorted({0, 1, num_stages - 2, num_stages - 1} & {*range(num_stages)})
         """Those that may be the fullest: the first has most in flight and the embeddings, the second may have
         a block more, the last but one has as many as any, and the last has the head."""
+        if problem.topology.stage_blocks:
+            self._stages = list(range(num_stages))
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], Lines] = {}
         self._devices: dict[Strategy, MemoryEstimate | None] = {}
@@ -237,6 +239,11 @@ class TrainingEstimator:
                 return None
             found.append(_said_of_stage(device, setup))
         return max(found, key=lambda one: one.peak_bytes)
+
+    def stage_bytes(self, strategy: Strategy) -> tuple[int, ...]:
+        """Return the memory of a rank of each stage."""
+        stages = range(self._problem.topology.pipeline_parallel_size)
+        return tuple(self._estimate(self._setup(strategy, number)).peak_bytes for number in stages)
 
     def _estimate(self, setup: Setup) -> MemoryEstimate:
         return estimate_memory(setup, gpu=self._problem.smallest_gpu)
@@ -442,6 +449,7 @@ def trace_request_for(
         tensor_parallel_size=topology.tensor_parallel_size if topology else 1,
         sequence_parallel_size=topology.sequence_parallel_size if topology else 1,
         pipeline_parallel_size=stages,
+        stage_blocks=topology.stage_blocks if topology else (),
     )
 
 

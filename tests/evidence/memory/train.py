@@ -127,7 +127,10 @@ def _train_in_stages(
     """Train as in a launch, whose forward pass runs the backward pass too."""
     tracker.phase("initialise")
     settings: Any = SimpleNamespace(
-        pipeline_parallel_size=case.pipeline, most_rows=BATCH, plan=SimpleNamespace(generate_limit_s=60)
+        pipeline_parallel_size=case.pipeline,
+        stage_blocks=(),
+        most_rows=BATCH,
+        plan=SimpleNamespace(generate_limit_s=60),
     )
     stages = make_pipeline(model, settings, Changes(announce=False))
     stages.cut_optimizer(optimizer)

@@ -104,6 +104,12 @@ def test_the_costliest_stage_is_as_cheap_as_can_be(
     assert blocks_by_stage(share_blocks(model, num_stages)) == stages
 
 
+def test_a_plan_says_how_many_blocks_each_stage_has() -> None:
+    assert share_blocks(_model("llama"), 2, (1, 4)) == (0, 1, 5)
+    with pytest.raises(UserError, match="stages of \\(1, 3\\) blocks, and LlamaForCausalLM of 5"):
+        share_blocks(_model("llama"), 2, (1, 3))
+
+
 def test_a_pipeline_is_not_longer_than_the_model() -> None:
     with pytest.raises(UserError, match="set --pipeline-parallel-size to 5 or less"):
         share_blocks(_model("llama"), 6)

@@ -31,6 +31,7 @@ _ROWS_OF_PASSES = {
     "frozen first stage": [1] * 8,
     "frozen last stage": [1] * 8,
     "compiled": [1] * 8,
+    "unequal stages": [1] * 8,
 }
 _REFUSED = {
     "logits": "pipeline-logits-in-training",

@@ -7,15 +7,15 @@ The ranks of a pipeline run them (training/pipeline), and the tracer runs one by
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from zerofit.core.errors import UserError
+from zerofit.core.stage_blocks import fill_stages
 from zerofit.core.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
@@ -106,14 +106,19 @@ def parts_of(model: nn.Module) -> Parts:
     return Parts(base=base, blocks=stacks[0], before=tuple(before), after=tuple(after))
 
 
-def share_blocks(model: nn.Module, num_stages: int) -> tuple[int, ...]:
+def share_blocks(model: nn.Module, num_stages: int, planned: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Return the first block of each stage, and the number of blocks behind them.
 
     A block costs as many operations as it has parameters, and so does the head on the last stage: the stage
     that costs most is made as cheap as it can be.
 
+    Args:
+        model: a causal language model.
+        num_stages: of the pipeline.
+        planned: blocks of each stage, where a plan says so.
+
     Raises:
-        UserError: there are fewer blocks than stages, or the model is no pipeline.
+        UserError: there are fewer blocks than stages, or the model is no pipeline, or not the plan's.
     """
     blocks = parts_of(model).blocks
     if len(blocks) < num_stages:
@@ -124,16 +129,17 @@ def share_blocks(model: nn.Module, num_stages: int) -> tuple[int, ...]:
             why="a stage holds whole blocks",
             fix=f"set --pipeline-parallel-size to {len(blocks)} or less",
         )
+    if planned and sum(planned) != len(blocks):
+        raise UserError(
+            "pipeline-of-another-model",
+            "the plan's stages are not those of this model",
+            found=f"stages of {planned} blocks, and {type(model).__name__} of {len(blocks)}",
+            why="each block must be in one stage",
+            fix="plan again for this script",
+        )
     head = _num_parameters(model.get_output_embeddings()) / max(_num_parameters(blocks[0]), 1)
-
-    def costliest(last: int) -> float:
-        return max(last + head, math.ceil((len(blocks) - last) / (num_stages - 1)))
-
-    last = min(range(1, len(blocks) - num_stages + 2), key=costliest)
-    rest, bounds = len(blocks) - last, [0]
-    for stage in range(num_stages - 1):
-        bounds.append(bounds[-1] + (rest - bounds[-1]) // (num_stages - 1 - stage))
-    return (*bounds, len(blocks))
+    shared = planned or fill_stages(len(blocks), num_stages, head=head)
+    return tuple(accumulate(shared, initial=0))
 
 
 def _num_parameters(module: nn.Module) -> int:
@@ -167,13 +173,13 @@ def cut(model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples
     _replace(model, stage, bounds, returns_tuples=returns_tuples)
 
 
-def keep_stage(model: nn.Module, stage: int, num_stages: int) -> None:
+def keep_stage(model: nn.Module, stage: int, num_stages: int, planned: tuple[int, ...] = ()) -> None:
     """Drop all that other stages hold, with no modules in place of their blocks, which the tracer repeats.
 
     Raises:
         UserError: there are fewer blocks than stages, or the model is no pipeline.
     """
-    bounds, parts = share_blocks(model, num_stages), parts_of(model)
+    bounds, parts = share_blocks(model, num_stages, planned), parts_of(model)
     name = next(name for name, child in parts.base.named_children() if child is parts.blocks)
     own = list(parts.blocks)[bounds[stage] : bounds[stage + 1]]
     cut(model, stage, bounds)

@@ -137,7 +137,9 @@ def trace_made(
             if request.pipeline_parallel_size > 1:
                 from zerofit.models.changes.stages import keep_stage  # imports torch
 
-                keep_stage(model, request.pipeline_stage, request.pipeline_parallel_size)
+                keep_stage(
+                    model, request.pipeline_stage, request.pipeline_parallel_size, request.stage_blocks
+                )
             tracing = _Tracing(model, request, on_progress or (lambda _: None), feed, loss)
             with as_one_rank(model, request):
                 return tracing.trace(all_layers=all_layers)

@@ -49,7 +49,7 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
             fix="train without adapters, or without --pipeline-parallel-size",
         )
     num_stages = settings.pipeline_parallel_size
-    bounds = share_blocks(model, num_stages)
+    bounds = share_blocks(model, num_stages, settings.stage_blocks)
     refuse_router_loss(model, {})
     returns_tuples = check_stages(model, bounds)
     groups = make_groups(num_stages)

@@ -1,0 +1,63 @@
+"""Shares a pipeline's blocks by memory, where stages that are equally fast do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.core.stage_blocks import fill_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.core.facts import ModelFacts
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.training_estimator import TrainingEstimator
+
+
+def share_by_memory(
+    problem: Problem, strategy: Strategy, estimator_of: Callable[[Problem], TrainingEstimator]
+) -> Problem | None:
+    """Return the problem with as many blocks on each stage as fit there by a strategy.
+
+    The memory of a stage grows by as much with each of its blocks, which are equal. Among all sharings that
+    fit, the slowest stage is as fast as it can be.
+
+    Args:
+        problem: of pipeline stages of equal time.
+        strategy: the one that comes nearest to fitting.
+        estimator_of: the memory of a problem's stages.
+
+    Returns:
+        None without stages, or if no sharing fits.
+    """
+    topology, num_blocks = problem.topology, problem.model.num_layers
+    num_stages, head = topology.pipeline_parallel_size, _head_in_blocks(problem.model)
+    if num_stages == 1 or topology.stage_blocks:
+        return None
+    equal = fill_stages(num_blocks, num_stages, head=head)
+
+    def stage_bytes(blocks: tuple[int, ...]) -> tuple[int, ...]:
+        return estimator_of(_with_blocks(problem, blocks)).stage_bytes(strategy)
+
+    # Stages with a block less, and the last with what that leaves.
+    fewer = tuple(max(1, one - 1) for one in equal[:-1])
+    other = (*fewer, num_blocks - sum(fewer))
+    most = []
+    for count, changed, full, then in zip(equal, other, stage_bytes(equal), stage_bytes(other), strict=True):
+        per_block = (full - then) / (count - changed) if count != changed else 0
+        most.append(count + (problem.device_bytes - full) // per_block if per_block > 0 else count)
+    blocks = fill_stages(num_blocks, num_stages, head=head, most=most)
+    return _with_blocks(problem, blocks) if blocks not in ((), equal) else None
+
+
+def _with_blocks(problem: Problem, blocks: tuple[int, ...]) -> Problem:
+    return replace(problem, topology=replace(problem.topology, stage_blocks=blocks))
+
+
+def _head_in_blocks(model: ModelFacts) -> float:
+    """Return the parameters of the head as a multiple of a block's, of untied embeddings."""
+    head = model.vocab_size * model.hidden_size
+    block = (model.num_parameters - 2 * head) / model.num_layers
+    return head / block if block > 0 else 0.0
