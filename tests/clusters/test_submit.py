@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: P
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%",
         "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
-        "zerofit: the number of steps or their time is unknown: the cluster's default time limit applies",
+        "zerofit: the number of steps or their time is unknown, and the cluster's default limit applies: "
+        "--time sets one",
     ]
 
 
@@ -147,7 +149,7 @@ def test_what_can_not_be_submitted_is_said_before_anything_is_planned(
 ) -> None:
     for name in files:
         (tmp_path / name).write_text("PATH=/tmp\n")
-    run = _submit(tmp_path, "--on", "slurm", *words)
+    run = _submit(tmp_path, "--on", "slurm", "--dry-run", *words)
     assert (run.exit_code, run.stderr.splitlines()[0]) == (2, error)
     assert "hf_abcdefghij" not in run.stderr
     assert not (tmp_path / "zerofit-runs").exists()
@@ -211,3 +213,46 @@ def test_a_node_with_a_broken_job_says_so_in_one_message(tmp_path: Path) -> None
     assert run.exit_code == 2
     assert "error[job-file-broken]: the job file can't be read" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("name", ["c d", "p$(touch INJECTED)", "q;touch INJECTED;", "it's", 'a"b', "50%"])
+def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
+    shown = _submit(place, *words).check().stdout
+    job = shown[shown.index("#!/bin/bash") : shown.index("\nsbatch ")]
+    (trap,) = [line for line in job.splitlines() if line.startswith("trap ")]
+    ran = subprocess.run(
+        ["bash", "-c", f'set -u; touch() {{ printf "%s" "$*"; }}; {trap}; kill -USR1 $$'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stderr == ""
+    assert ran.stdout.startswith(f"{place}/zerofit-runs/")
+    assert ran.stdout.endswith("/stop")
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_that_would_end_its_line_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "a\nrm b"
+    place.mkdir()
+    run = _submit(place, "--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
+    assert run.exit_code == 2
+    assert "error[folder-unprintable]: a job's folder has a character that sbatch can't read" in run.stderr
+
+
+def test_a_variable_whose_value_has_a_password_is_a_secret(tmp_path: Path) -> None:
+    variables = {"DATABASE_URL": "postgres://u:not4files@h/db", "HTTPS_PROXY": "http://proxy:3128"}
+    words = ("--on", "kubernetes", "--dry-run", "--gpus", "1xA100-80G", "--fast", "--image", "a/b:1")
+    named = [word for name in variables for word in ("--env", name)]
+    shown = _submit(tmp_path, *words, *named, "loop.py", "8", "0", **variables).check().stdout
+    assert "not4files" not in shown
+    assert "http://proxy:3128" in shown
+
+
+def test_a_script_that_was_not_captured_is_read_for_its_way_to_resume(tmp_path: Path) -> None:
+    model = ("--model", "gpt2", "--sequence-length", "64", "--global-batch-size", "8", "--fast")
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *model)
+    assert "#SBATCH --requeue" in _submit(tmp_path, *words, "loop.py", "8", "0").check().stdout

@@ -6,11 +6,12 @@ import subprocess
 
 import pytest
 
-from zerofit.core.secrets import masked, secret_variables, shell_words
+from zerofit.core.secrets import is_secret, masked, masked_text, secret_variables, shell_words
 
 _KEPT = (
     ("train.py", "--eos_token", "<|im_end|>", "--text-key", "text"),
     ("train.py", "--tokenizer", "gpt2", "--secret"),
+    ("train.py", "--task", "task-classification-of-long-texts", "--url", "http://host:80/a@b"),
 )
 _MASKED = [
     (("train.py", "--api-key=abc", "data"), ("train.py", "--api-key=***", "data")),
@@ -23,6 +24,8 @@ _MASKED = [
         ("train.py", "secret=***", "--use_token", "--lr", "1"),
     ),
     (("train.py", f"hf_{'a' * 20}"), ("train.py", "***")),
+    (("train.py", "--db", "postgres://u:hunter2@h/db"), ("train.py", "--db", "***")),
+    (("train.py", "--x=AKIAIOSFODNN7EXAMPLE"), ("train.py", "--x=***")),
     *((words, words) for words in _KEPT),
 ]
 
@@ -45,3 +48,14 @@ def test_in_a_line_for_a_shell_a_secret_is_a_variable_that_must_be_set() -> None
     unset = subprocess.run(["sh", "-c", line], env={}, capture_output=True, text=True, check=False)
     assert unset.returncode != 0
     assert "HUB_TOKEN" in unset.stderr
+
+
+def test_a_password_in_a_url_is_masked_alone() -> None:
+    line = "failed: https://user:hunter22@huggingface.co/x, key AKIAIOSFODNN7EXAMPLE"
+    assert masked_text(line) == "failed: https://***@huggingface.co/x, key ***"
+
+
+def test_a_variable_is_a_secret_by_its_name_or_its_value() -> None:
+    assert is_secret("HF_TOKEN", "a")
+    assert is_secret("DATABASE_URL", "postgres://u:p@h/db")
+    assert not is_secret("HTTPS_PROXY", "http://proxy:3128")

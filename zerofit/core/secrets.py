@@ -13,8 +13,11 @@ _NAME = re.compile(
     r"|(api|access|private|auth|account|wandb|comet|neptune|hub|hf|openai|license)[-_.]?key)(?![a-z])"
 )
 """Names of secrets: "hub_token", but not "tokenizer", "eos_token" or "text_key"."""
-_VALUE = re.compile(r"(hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}")
-"""Prefixes of tokens of Hugging Face, OpenAI, GitHub, GitLab and Slack."""
+_VALUE = re.compile(
+    r"(?<![\w-])((hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}(?!\w))"
+    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)"
+)
+"""Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS by prefix; a URL's user and password."""
 _NAMED = re.compile(
     r"(?i)((?:[\w-]*(?:password|passwd|secret|api[-_.]?key|access[-_.]?key|_token|-token)"
     r"|authorization: bearer|\btoken)[\"']?(?:\s*[=:]\s*|\s+)[\"']?)(?=[\w./+~-]*\d)[\w./+~-]{12,}"
@@ -25,6 +28,11 @@ _NAMED = re.compile(
 def is_secret_name(name: str) -> bool:
     """Return True if a flag or key of this name holds a secret."""
     return _NAME.search(name) is not None
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return True if a variable is a secret by its name, or has one in its value."""
+    return is_secret_name(name) or _VALUE.search(value) is not None
 
 
 def masked(words: Sequence[str]) -> tuple[str, ...]:
@@ -51,11 +59,11 @@ def _words(words: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
     for word in words:
         flag, joint, value = word.partition("=")
         is_value_of_last = last.startswith("-") and "=" not in last and not word.startswith("--")
-        if joint and (is_secret_name(flag) or _VALUE.fullmatch(value)):
+        if joint and (is_secret_name(flag) or _VALUE.search(value)):
             yield word, f"{flag}=", _variable(flag)
         elif is_value_of_last and is_secret_name(last):
             yield word, "", _variable(last)
-        elif _VALUE.fullmatch(word):
+        elif _VALUE.search(word):
             yield word, "", _variable(last if is_value_of_last else "secret")
         else:
             yield word, "", None

@@ -53,14 +53,20 @@ class ResumeWay:
         return (*kept, self.option, *(() if self.is_switch else (str(checkpoint),)))
 
 
-def resume_way(capture: Capture | None) -> ResumeWay:
-    """Return how a captured script resumes; an unknown way if nothing was captured."""
-    if capture is None:
-        return ResumeWay()
-    if capture.route is Route.TRAINER:
+def resume_way(capture: Capture | None, *, script: str | None = None) -> ResumeWay:
+    """Return how a script resumes; an unknown way if nothing shows it.
+
+    Args:
+        capture: of the script; None if it was not captured.
+        script: its file, which is read then.
+    """
+    if capture is not None and capture.route is Route.TRAINER:
         return ResumeWay(is_by_trainer=True)
+    path = script if capture is None else script_of(capture.target)
+    if path is None:
+        return ResumeWay()
     try:
-        tree = ast.parse(Path(script_of(capture.target)).read_bytes())
+        tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ResumeWay()
     options = dict(_options(tree))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
-from zerofit.core.secrets import is_secret_name
+from zerofit.core.errors import UserError, bad_value
+from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB
 from zerofit.core.validation import parse_strictly
 from zerofit.scripts.target import script_of
@@ -222,7 +222,7 @@ def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
     """
     return [
         "# Before the nodes are taken away, the launchers see this file, and all ranks save a checkpoint.",
-        f"trap 'touch {shlex.quote(stop_file)}' {signal}",
+        f"trap {shlex.quote(f'touch {shlex.quote(stop_file)}')} {signal}",
         f"{command} &",
         "launchers=$!",
         'while wait "$launchers"; code=$?; kill -0 "$launchers" 2>/dev/null; do :; done',
@@ -304,8 +304,27 @@ def passed_on(environ: Mapping[str, str], named: tuple[str, ...], *, shares_disk
                 fix="export the variable first, and pass its name: --env HF_TOKEN",
             )
     pattern = f"{_OF_ALL}|{_OF_HOST}" if shares_disks else _OF_ALL
-    listed = [name for name in sorted(environ) if re.fullmatch(pattern, name) and not is_secret_name(name)]
+    listed = [
+        name
+        for name, value in sorted(environ.items())
+        if re.fullmatch(pattern, name) and not is_secret(name, value)
+    ]
     return tuple(dict.fromkeys((*listed, *named)))
+
+
+def check_image(image: str | None) -> None:
+    """Check the name of a container image.
+
+    Raises:
+        UserError: it can't be one.
+    """
+    if image is not None and not re.fullmatch(r"[\w.:/@-]+", image):
+        raise bad_value(
+            "--image",
+            image,
+            why="it must be an image's name, as a registry has it",
+            fix="write it as in --image registry.example/train:1",
+        )
 
 
 def check_no_deepspeed_env(*folders: Path) -> None:

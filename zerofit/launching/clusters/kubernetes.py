@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.plan import plan_to_json
-from zerofit.core.secrets import is_secret_name
+from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB, MIB, format_bytes
 from zerofit.launching.clusters.job import (
     JOB_FILE,
     NODE_MODULE,
     STOP_FILE,
     Rendered,
+    check_image,
     job_name,
     job_to_json,
     launcher_lines,
@@ -32,6 +33,7 @@ JOIN_LIMIT_S = 900.0
 """Pods start minutes apart, as each node pulls the image. ASSUMPTION: a quarter of an hour is enough."""
 OVER = ("Complete", "Failed")
 """Final conditions of a TrainJob or a JobSet; a JobSet's is "Completed"."""
+CLIENT = "kubectl"
 NO_SUCH_JOB = "(NotFound)"
 """kubectl's message for a missing or deleted object."""
 JOB_MOUNT = "/zerofit/job"
@@ -45,7 +47,10 @@ _SECRET = "zerofit-env"
 """The Secret for variables with a secret's name."""
 _LARGEST_CONFIG_MAP = MIB
 """https://kubernetes.io/docs/concepts/configuration/configmap/"""
+_FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
+"""Reasons for which a failed Job is not started again: the script's error, its time limit."""
 _VOLUME = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?):(/[\w./-]+)")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LONGEST_NAME = 40
 """Names of pods have a suffix, and 63 characters is the limit of a label."""
 
@@ -78,6 +83,24 @@ def render(to_submit: ToSubmit) -> Rendered:
         command=command,
         checks=((*command, "--dry-run=server"),),
     )
+
+
+def check(flags: ClusterFlags) -> None:
+    """Check what the user names on the cluster, before anything is planned.
+
+    Raises:
+        UserError: a name that Kubernetes can't have.
+    """
+    if flags.namespace is not None and not _LABEL.fullmatch(flags.namespace):
+        raise bad_value(
+            "--namespace",
+            flags.namespace,
+            why="it must be lower-case letters, digits and -, as namespaces are named",
+            fix="`kubectl get namespaces` lists them",
+        )
+    check_image(flags.image)
+    _node_selector(flags)
+    _volume(flags)
 
 
 def _namespace(namespace: str | None) -> tuple[str, ...]:
@@ -178,7 +201,7 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
     }
     if (limit_s := flags.wall_time_s or resources.wall_time_s) is not None:
         job["activeDeadlineSeconds"] = limit_s
-    fails = {"name": "script", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    fails = {"name": "script", "action": "FailJobSet", "onJobFailureReasons": _FINAL}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -205,7 +228,7 @@ def _command(to_submit: ToSubmit) -> list[str]:
 def _env(to_submit: ToSubmit) -> list[dict[str, Any]]:
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": name}}}
-        if is_secret_name(name)
+        if is_secret(name, value)
         else {"name": name, "value": value}
         for name, value in to_submit.environment.items()
     ]

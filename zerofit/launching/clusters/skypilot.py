@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, bad_value
-from zerofit.core.secrets import is_secret_name
+from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB
 from zerofit.launching.clusters.job import (
     NODE_MODULE,
     STOP_FILE,
     Rendered,
+    check_image,
     job_name,
     launcher_lines,
     yaml_text,
@@ -29,6 +31,7 @@ JOIN_LIMIT_S = 900.0
 """Nodes are set up independently. ASSUMPTION, as for pods."""
 OVER = ("SUCCEEDED", "CANCELLED", "FAILED")
 """Each FAILED_... too: sky/jobs/state.py, ManagedJobStatus (0.14)."""
+CLIENT = "sky"
 NO_SUCH_JOB = None
 """Its queue leaves a forgotten job out."""
 _SUBMIT_LIMIT_S = 900.0
@@ -36,6 +39,16 @@ _SUBMIT_LIMIT_S = 900.0
 _JOB_MOUNT = "~/zerofit-job"
 _PORT = 29500
 _SPEC = re.compile(r"(\d+)x(.+)")
+
+
+def check(flags: ClusterFlags) -> None:
+    """Check what the user names, before anything is planned.
+
+    Raises:
+        UserError: a name that can't be.
+    """
+    check_image(flags.image)
+    _volume(flags)
 
 
 def run_folder(folder: Path, flags: ClusterFlags) -> str:
@@ -56,7 +69,7 @@ def render(to_submit: ToSubmit) -> Rendered:
         else {"max_restarts_on_errors": 0},
     }
     if flags.image is not None:
-        asked["image_id"] = f"docker:{flags.image}"
+        asked["image_id"] = f"docker:{flags.image.removeprefix('docker:')}"
     volume = _volume(flags)
     mounts: dict[str, Any] = {
         f"{_JOB_MOUNT}/{name}": str(to_submit.folder / name) for name in ("plan.json", "job.json")
@@ -70,10 +83,10 @@ def render(to_submit: ToSubmit) -> Rendered:
         "workdir": ".",
         "resources": asked,
         "file_mounts": mounts,
-        "envs": {name: value for name, value in variables.items() if not is_secret_name(name)},
+        "envs": {name: value for name, value in variables.items() if not is_secret(name, value)},
         "run": "\n".join(_run(to_submit)) + "\n",
     }
-    secrets = [name for name in variables if is_secret_name(name)]
+    secrets = [name for name, value in variables.items() if is_secret(name, value)]
     if secrets:
         document["secrets"] = dict.fromkeys(secrets)
     path = to_submit.folder / "job.sky.yaml"
@@ -92,7 +105,7 @@ def _run(to_submit: ToSubmit) -> list[str]:
         f'--node "$SKYPILOT_NODE_RANK" --address "$first" --port {_PORT}'
     )
     return [
-        f"mkdir -p {folder}",
+        f"mkdir -p {shlex.quote(folder)}",
         'first=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
         *launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM"),
         'exit "$code"',

@@ -7,7 +7,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from zerofit.core.errors import bad_value
+from zerofit.core.errors import UserError, bad_value
 from zerofit.core.units import GIB, MIB
 from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, Rendered, launcher_lines
 from zerofit.launching.diagnose import EXIT_STOPPED
@@ -21,6 +21,7 @@ JOIN_LIMIT_S = 40.0
 """Slurm starts all nodes of a job together. With the checks, an error is reported within a minute."""
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
 """Final states of a job (squeue(1), JOB STATE CODES)."""
+CLIENT = "sbatch"
 NO_SUCH_JOB = "Invalid job id"
 """Messages of the clients for a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
 _FIRST_PORT, _PORTS = 20000, 20000
@@ -54,14 +55,22 @@ def _script(to_submit: ToSubmit) -> str:
         "tmp": f"{math.ceil(resources.scratch_bytes / MIB)}M" if resources.scratch_bytes else None,
         "time": _minutes(flags.wall_time_s or resources.wall_time_s),
         "signal": f"B:USR1@{flags.save_time_s}",
-        "partition": _checked("--partition", flags.partition),
-        "constraint": _checked_constraint(flags.constraint),
-        "account": _checked("--account", flags.account),
+        "partition": flags.partition,
+        "constraint": flags.constraint,
+        "account": flags.account,
         "chdir": job.work_dir,
-        "output": f"{folder}/slurm-%j.out",
+        "output": f"{folder.replace('%', '%%')}/slurm-%j.out",
         "open-mode": "append",
         "export": ",".join(to_submit.environment) or "NIL",
     }
+    if unprintable := next((one for one in (folder, job.work_dir or "") if not one.isprintable()), None):
+        raise UserError(
+            "folder-unprintable",
+            "a job's folder has a character that sbatch can't read",
+            found=repr(unprintable),
+            why="an option of a job ends with its line",
+            fix="work in a folder with another name, or set --run-dir",
+        )
     lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
     requeue = "--requeue" if job.max_requeues else "--no-requeue"
     launcher = f"{shlex.quote(to_submit.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
@@ -82,13 +91,20 @@ def _script(to_submit: ToSubmit) -> str:
                 stop_file=f"{folder}/{STOP_FILE}",
                 signal="USR1",
             ),
-            f'if [ "$code" -eq {EXIT_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ]',
-            "then",
-            '  scontrol requeue "$SLURM_JOB_ID"',
-            "fi",
+            *(_requeued(job.max_requeues) if job.max_requeues else ()),
             'exit "$code"',
             "",
         ]
+    )
+
+
+def _requeued(most: int) -> tuple[str, ...]:
+    """Return shell lines that start the job again after it was told to stop, at most so many times."""
+    return (
+        f'if [ "$code" -eq {EXIT_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]',
+        "then",
+        '  scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
     )
 
 
@@ -107,26 +123,27 @@ def _quoted(value: object) -> str:
     return text if re.fullmatch(r"[\w./:@%,+=-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _checked(flag: str, value: str | None) -> str | None:
-    if value is None or _WORD.fullmatch(value):
-        return value
-    raise bad_value(
-        flag,
-        value,
-        why="names in Slurm have letters, digits and . , : @ + - _",
-        fix="see `sinfo` for the partitions, `sacctmgr show account` for the accounts",
-    )
+def check(flags: ClusterFlags) -> None:
+    """Check what the user names on the cluster, before anything is planned.
 
-
-def _checked_constraint(value: str | None) -> str | None:
-    if value is None or re.fullmatch(r"[\w&|*.,:@+()\[\]-]+", value):
-        return value
-    raise bad_value(
-        "--constraint",
-        value,
-        why="it must be node features, joined by & or |",
-        fix="`sinfo --format='%N %f %G'` lists the nodes' features",
-    )
+    Raises:
+        UserError: a name that Slurm can't have.
+    """
+    for flag, name in (("--partition", flags.partition), ("--account", flags.account)):
+        if name is not None and not _WORD.fullmatch(name):
+            raise bad_value(
+                flag,
+                name,
+                why="names in Slurm have letters, digits and . , : @ + - _",
+                fix="see `sinfo` for the partitions, `sacctmgr show account` for the accounts",
+            )
+    if flags.constraint is not None and not re.fullmatch(r"[\w&|*.,:@+()\[\]-]+", flags.constraint):
+        raise bad_value(
+            "--constraint",
+            flags.constraint,
+            why="it must be node features, joined by & or |",
+            fix="`sinfo --format='%N %f %G'` lists the nodes' features",
+        )
 
 
 def job_id_of(output: str) -> str:

@@ -154,14 +154,18 @@ def submit(
     _check_flags_of(engine, flags)
     _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
     _check_no_secrets(target)
+    scheduler = ENGINES[engine]
+    scheduler.check(flags)
     check_no_deepspeed_env(Path.cwd(), Path.home())
     shares_disks = engine is ClusterEngine.SLURM
     names = passed_on(os.environ, flags.env, shares_disks=shares_disks)
     check_run_dir(Path(run_dir))
+    if not dry_run:
+        check_client(scheduler.CLIENT)
     check_libraries(observer)
     planned = _plan(target, model, request, elsewhere, capture_limit_s, observer)
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
-    way = resume_way(plan.capture)
+    way = resume_way(plan.capture, script=None if target[0] == "-m" else target[0])
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
     to_launch = PlannedLaunch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)
@@ -174,7 +178,6 @@ def submit(
     if flags.wall_time_s is None:
         _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
     folder = (run_folder if dry_run else new_run_folder)(Path(run_dir), target=script, at=datetime.now())
-    scheduler = ENGINES[engine]
     to_submit = ToSubmit(
         job=Job(
             run=folder.path.name,
@@ -198,7 +201,8 @@ def submit(
     if plan.topology.on_cpu:
         observer.say("--cpu: host memory is requested as for the plan on GPUs, but no GPU")
     if resources.wall_time_s is None and flags.wall_time_s is None:
-        observer.say("the number of steps or their time is unknown: the cluster's default time limit applies")
+        limit = "the cluster's default limit applies" if shares_disks else "the job has no time limit"
+        observer.say(f"the number of steps or their time is unknown, and {limit}: --time sets one")
     rendered: Rendered = scheduler.render(to_submit)
     files = {
         folder.plan: plan_to_json(plan),
@@ -436,20 +440,29 @@ def _unreachable(command: tuple[str, ...], said: str) -> UserError:
     )
 
 
+def check_client(name: str) -> None:
+    """Check that a scheduler's client is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    if shutil.which(name) is None:
+        raise UserError(
+            "client-missing",
+            f"{name} is not installed here",
+            found=f"no {name} on PATH",
+            why="a run is submitted and followed through the scheduler's client",
+            fix=f"run this where {name} is installed, or use --dry-run to see what would be submitted",
+        )
+
+
 def run_client(command: tuple[str, ...], *, limit_s: float = CLIENT_LIMIT_S) -> str:
     """Return the output of a scheduler's client.
 
     Raises:
         UserError: it is not installed, or fails or does not respond.
     """
-    if shutil.which(command[0]) is None:
-        raise UserError(
-            "client-missing",
-            f"{command[0]} is not installed here",
-            found=shlex.join(command),
-            why="a run is submitted and followed through the scheduler's client",
-            fix=f"run this where {command[0]} is installed, or use --dry-run to see what would be submitted",
-        )
+    check_client(command[0])
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
