@@ -27,10 +27,12 @@ from zerofit.checking.rules.examples import (
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.setting import Place, Said
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.accelerate import LaunchLayers
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
     from zerofit.scripts.facts import Keyword
@@ -39,6 +41,18 @@ if TYPE_CHECKING:
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _PRECISION = ("mixed_precision",)
 _STEPS = "gradient_accumulation_steps"
+_GATHER = "zero3_save_16bit_model"
+_SAVES = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=2)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+state = accelerator.get_state_dict(model)
+"""
 _FOUR = """\
 import torch
 from accelerate import Accelerator
@@ -260,6 +274,70 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
     steps = file.value(_STEPS) if file else None
     if keyword and hit and isinstance(steps, int) and steps != keyword.value:
         yield hit
+
+
+@Rule(
+    id="accumulation-differs-in-accelerate-file",
+    severity=Severity.WARNING,
+    summary="Accelerator() and accelerate's file accumulate different numbers of steps",
+    why="with DeepSpeed accelerate uses the file's number, without a word",
+    fix="write the same number in both",
+    see=_PLUGIN,
+    bad=replace(launching({"zero_stage": 2, _STEPS: 2}), script=_FOUR),
+    good=replace(launching({"zero_stage": 2, _STEPS: 4}), script=_FOUR),
+    evidence=ignored((_STEPS, 2)),
+)
+def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
+    launch, script = _launch_without_file(situation), situation.script
+    said = launch_value(launch, _STEPS) if launch else None
+    if said is None or not isinstance(said.value, int) or script is None:
+        return
+    for keyword in script.accelerator_keywords:
+        if keyword.name == _STEPS and type(keyword.value) is int and keyword.value != said.value:
+            place = Place(file=script.name, line=keyword.line, column=keyword.column)
+            found = f"Accelerator({keyword.text}) with {said.text}"
+            yield Hit(found=found, place=place, confidence=keyword.confidence)
+
+
+def _launch_without_file(situation: Situation) -> LaunchLayers | None:
+    """Return an `accelerate launch` with DeepSpeed that names no DeepSpeed file; None otherwise."""
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    return None if launch is None or named_deepspeed_file(launch) is not None else launch
+
+
+@Rule(
+    id="zero3-weights-need-gather-in-accelerate-file",
+    severity=Severity.WARNING,
+    summary="with ZeRO-3, whole weights can only be saved if accelerate gathers them",
+    why="each rank has a part of them: get_state_dict raises, and Trainer saves no weights file",
+    fix="set zero3_save_16bit_model to true, or convert checkpoints with zero_to_fp32.py",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=replace(launching({"zero_stage": 3}), script=_SAVES),
+    good=replace(launching({"zero_stage": 3, "zero3_save_16bit_model": True}), script=_SAVES),
+    evidence=fails("Cannot get 16bit model weights"),
+)
+def _not_gathered(situation: Situation) -> Iterator[Hit]:
+    launch, script = _launch_without_file(situation), situation.script
+    if script is None or not script.find(Action.GET_STATE_DICT, Action.MAKE_TRAINER):
+        return
+    stage = launch_value(launch, "zero_stage") if launch else None
+    if launch is None or stage is None or str(stage.value) != "3":
+        return
+    gathers = launch_value(launch, _GATHER)
+    if gathers is not None and str(gathers.value).lower() == "true":
+        return
+    file = launch.file
+    in_file = file is not None and file.at(DEEPSPEED_SECTION, "zero_stage") is not None
+    edits = (
+        (SetValue(document=file.name, path=(DEEPSPEED_SECTION, _GATHER), value=True),)
+        if file and in_file
+        else ()
+    )
+    yield Hit(
+        found=f"{stage.text} with {gathers.text if gathers else f'no {_GATHER}'}",
+        place=stage.place,
+        edits=edits,
+    )
 
 
 RULES = declared(vars())
