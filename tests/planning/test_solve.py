@@ -31,7 +31,7 @@ from zerofit.planning.plan_table import as_it_is_lines, as_it_is_words, plan_tab
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.search import SAME_TIME, EstimatedStrategy, simplicity, tier
 from zerofit.planning.solve import best_of, script_as_it_is, solve, wins
-from zerofit.planning.suggestions import with_more_host_memory
+from zerofit.planning.suggestions import suggestions, with_more_host_memory
 from zerofit.planning.training_estimator import TrainingEstimator
 
 
@@ -419,3 +419,17 @@ def test_allowed_qlora_quantizes_what_adapters_stand_beside() -> None:
     why = "nothing fits while every weight trains, and --allow qlora says so"
     reasons = {reason.field: reason.why for reason in answer.plan.reasons}
     assert (reasons["lora"], reasons["quantization"]) == (why, why)
+
+
+def test_a_change_that_closed_forms_find_slightly_too_large_is_traced() -> None:
+    """They count some per cent more than a trace, which Adafactor on a full GPU does not leave."""
+    asked, tried = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2), list[float]()
+    best = solved(captured_problem(num_gpus=1)).head
+
+    def presolve(changed: Problem) -> EstimatedStrategy | None:
+        tried.append(changed.reserve.share)
+        return best if changed.reserve.share < 0 else None
+
+    found = suggestions(asked, solve=lambda _, quick: quick, presolve=presolve, gpus=())
+    assert found[0].change == "--allow adafactor"
+    assert tried[:2] == [0.0, -0.1]

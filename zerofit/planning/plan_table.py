@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import shlex
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
@@ -30,7 +30,7 @@ from zerofit.planning.plan_words import (
     time,
     workload_words,
 )
-from zerofit.planning.search import SAME_TIME
+from zerofit.planning.search import OFFLOADED, SAME_TIME, tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -238,13 +238,22 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
     yield "It would fit with one of these:"
     for suggestion in answer.suggestions:
         estimate = suggestion.best.estimate
-        strategy = label(suggestion.best.strategy, answer.problem.topology)
+        chosen = suggestion.best.strategy
+        before = replace(chosen, precision=problem.own_precision) if problem.own_precision else None
+        strategy = label(chosen, problem.topology, beside=before)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
-        yield f"{line}, closely" if suggestion.is_close else line
+        line += ", closely" if suggestion.is_close else ""
+        yield f"{line}; {'the same' if _keeps_results(chosen, problem) else 'other'} results"
         own = problem.request.typed[0]
         is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
         if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):
             yield f"{_COMMAND}{command_with(suggestion.flags, problem.request)}"
+
+
+def _keeps_results(strategy: Strategy, problem: Problem) -> bool:
+    """Return True if a strategy trains what the script does, up to the order of sums."""
+    step = tier(strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
+    return step in (0, OFFLOADED)
 
 
 def command_with(flags: str, request: Request) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 S = TypeVar("S")
 
+_QUICK_ERROR = 0.1
+"""ASSUMPTION: closed forms need at most this share of a GPU more than a trace; half of their stated error."""
 _MAX_RANKS = 1024
 """ASSUMPTION: who has no more than this does not want to hear of them."""
 
@@ -68,7 +70,7 @@ def suggestions(
 
     def solved(changed: Problem) -> EstimatedStrategy | None:
         try:
-            quick = presolve(changed) if presolve is not None else None
+            quick = (presolve(changed) or presolve(_roomier(changed))) if presolve is not None else None
             return solve(changed, quick) if presolve is None or quick else None
         except UserError:
             return None  # the global batch does not divide over these ranks
@@ -83,6 +85,11 @@ def suggestions(
         )
         for change, changed, best in (*helping, *first_that_help(machines, solved))
     )
+
+
+def _roomier(problem: Problem) -> Problem:
+    """Return a problem with so much more memory that closed forms leave out little that fits by a trace."""
+    return replace(problem, reserve=replace(problem.reserve, share=problem.reserve.share - _QUICK_ERROR))
 
 
 def _machine_flags(present: Machine, changed: Machine) -> str:
