@@ -257,6 +257,20 @@ def test_files_of_accelerate_and_deepspeed_are_imported(run_zerofit: RunZerofit,
     assert run.stderr.startswith("zerofit: ds.json sets engine deepspeed, zero_stage 1, precision bf16")
 
 
+def test_what_a_deepspeed_file_leaves_to_the_script_stays_so(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2, "overlap_comm": true}, "gradient_clipping": "auto", '
+        '"train_micro_batch_size_per_gpu": "auto"}'
+    )
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--output-dir", "out")
+    assert run.returncode == 0, run.stderr
+    written = json.loads((tmp_path / "out" / "ds_config.json").read_text())
+    assert written["gradient_clipping"] == written["train_micro_batch_size_per_gpu"] == "auto"
+    assert "max_grad_norm" not in json.loads((tmp_path / "out" / "training_args.json").read_text())
+    assert "not used: zero_optimization.overlap_comm" in " ".join(run.stderr.split())
+    assert 'what ds.json leaves to the script, by "auto", stays so' in " ".join(run.stderr.split())
+
+
 def test_a_file_that_names_no_precision_means_fp32_as_for_accelerate(
     run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:

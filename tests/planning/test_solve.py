@@ -432,4 +432,4 @@ def test_a_change_that_closed_forms_find_slightly_too_large_is_traced() -> None:
 
     found = suggestions(asked, solve=lambda _, quick: quick, presolve=presolve, gpus=())
     assert found[0].change == "--allow adafactor"
-    assert tried[:2] == [0.0, -0.1]
+    assert tried[:2] == [asked.reserve.share, asked.reserve.share - 0.1]

@@ -46,6 +46,7 @@ from zerofit.planning.planned_machine import machine_of
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
     from zerofit.core.request import Request
+    from zerofit.launching.config_files import ConfigFiles
 
 
 @click.command(
@@ -84,8 +85,13 @@ def config(
     """
     console = Console()
     model_flags, machine_flags, request = settings_of({**settings_from(flags), "elsewhere": True})
-    if source is not None:
-        request = _imported(source, request, is_planned=model_flags.model is not None, console=console)
+    if source is not None and (imported := _read(source)) is not None:
+        is_planned = model_flags.model is not None
+        request = _imported(imported, source, request, is_planned=is_planned)
+        console.say(imported.line)
+        if imported.is_auto and not auto:
+            auto = True
+            console.say(f'what {source} leaves to the script, by "auto", stays so')
     if model_flags.model is None:
         check_none_ignored(
             model_flags, because="no --model", instead="name the model to plan for: --model MODEL"
@@ -127,17 +133,18 @@ def config(
     return 0
 
 
-def _imported(source: str, request: Request, *, is_planned: bool, console: Console) -> Request:
-    """Return the request, completed by a configuration file where no flag is given."""
+def _read(source: str) -> ConfigFiles | None:
+    """Return the settings of a configuration file."""
     is_deepspeed = source.endswith(".json")
-    files = read_config_files(
+    return read_config_files(
         config_file=None if is_deepspeed else source,
         deepspeed_file=source if is_deepspeed else None,
         takes_default=False,
     )
-    if files is None:
-        return request
-    console.say(files.line)
+
+
+def _imported(files: ConfigFiles, source: str, request: Request, *, is_planned: bool) -> Request:
+    """Return the request, completed by a configuration file where no flag is given."""
     nodes = Nodes(num_nodes=request.num_nodes, num_processes=request.num_processes)
     request, nodes = with_config_files(files, request, nodes, is_planned=is_planned)
     if request.precision is None:  # as accelerate and DeepSpeed take such a file

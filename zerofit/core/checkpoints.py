@@ -55,6 +55,8 @@ class SavedLayout:
     """A value of OffloadDevice."""
     optimizer: str | None
     """Module and class of the optimizer; None if there was none."""
+    global_batch_size: int | None = None
+    """Samples of an optimizer step; None if unknown."""
 
     @property
     def is_of_adam(self) -> bool:

@@ -39,6 +39,10 @@ _TAKEN = """
     zero_allow_untested_optimizer tensor_parallel
     """
 """Keys of a DeepSpeed file that are imported, or that zerofit's own file has."""
+_TAKEN_OF_ZERO = "stage offload_optimizer offload_param contiguous_gradients"
+"""Keys of its section zero_optimization, likewise."""
+_BY_SCRIPT = "gradient_clipping gradient_accumulation_steps train_batch_size train_micro_batch_size_per_gpu"
+"""Keys whose "auto" accelerate or Trainer fills in from the script."""
 _GROUP = ("tensor_parallel", "autotp_size")
 _SEQUENCE_GROUP = ("parallelism_config", "parallelism_config_sp_size")
 
@@ -61,6 +65,8 @@ class ConfigFiles:
     """The engine that would run the script with these files without zerofit; empty for plain DDP."""
     left_out: tuple[str, ...]
     """Keys of a DeepSpeed file that are not imported."""
+    is_auto: bool
+    """True if a DeepSpeed file leaves batches, accumulation or clipping to the script."""
 
     @property
     def line(self) -> str:
@@ -119,6 +125,8 @@ def read_config_files(
         on_cpu=situation.accelerate is not None and situation.accelerate.value("use_cpu") is True,
         engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
         left_out=_left_out(situation.deepspeed) if situation.deepspeed else (),
+        is_auto=situation.deepspeed is not None
+        and any(situation.deepspeed.value(key) == "auto" for key in _BY_SCRIPT.split()),
     )
 
 
@@ -210,7 +218,9 @@ def _left_out(deepspeed: Document) -> tuple[str, ...]:
     beside = deepspeed.value(section)
     keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _TAKEN.split()]
     keys += [f"{section}.{key}" for key in (beside if isinstance(beside, dict) else ()) if key != size]
-    return tuple(keys)
+    zero = deepspeed.value("zero_optimization")
+    of_zero = [key for key in (zero if isinstance(zero, dict) else ()) if key not in _TAKEN_OF_ZERO.split()]
+    return (*keys, *(f"zero_optimization.{key}" for key in of_zero))
 
 
 def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:

@@ -121,6 +121,20 @@ def check_resumed(folder: Path, settings: AppliedSettings) -> None:
     _check_engine(folder, settings)
     if rank_of_process() == 0:
         _note(folder, settings.run_folder)
+        if (said := _other_batch(folder, settings)) is not None:
+            print(f"zerofit: {said}", file=sys.stderr, flush=True)
+
+
+def _other_batch(folder: Path, settings: AppliedSettings) -> str | None:
+    """Return that an optimizer step has other samples than in the run that saved, as on other ranks."""
+    manifest, now = inspect_checkpoint(folder).manifest, settings.plan.workload.global_batch_size
+    before = None if manifest is None else manifest.layout.global_batch_size
+    if before is None or now is None or before == now:
+        return None
+    return (
+        f"{folder.name} was saved with {before} samples in an optimizer step, and this run has {now}: it "
+        f"goes on at another place of the data and of the schedule; --global-batch-size {before} keeps both"
+    )
 
 
 def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
@@ -181,6 +195,7 @@ def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
         zero_stage=int(strategy.zero_stage),
         optimizer_offload=strategy.optimizer_offload.value,
         optimizer=f"{kind.__module__}.{kind.__qualname__}" if optimizer is not None else None,
+        global_batch_size=settings.plan.workload.global_batch_size,
     )
 
 

@@ -71,9 +71,10 @@ def _hits(document: Document, *more: str) -> Iterator[Hit]:
     holds_for=(_OLDER,),
 )
 def _own_optimizer(situation: Situation) -> Iterator[Hit]:
+    if situation.file.at(*_PATH) is None or situation.file.at("optimizer") is not None:
+        return
     stage = stage_of(situation)
-    is_of_two = stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
-    if is_of_two and situation.file.at("optimizer") is None:
+    if stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
         yield from _hits(situation.file, f"{stage.text} and no optimizer section")
 
 
@@ -90,8 +91,9 @@ def _own_optimizer(situation: Situation) -> Iterator[Hit]:
     holds_for=(_OLDER,),
 )
 def _saves_a_part(situation: Situation) -> Iterator[Hit]:
-    if is_read_by_others(situation):
-        yield from _hits(situation.file)
+    for hit in _hits(situation.file):
+        if is_read_by_others(situation):
+            yield hit
 
 
 RULES = declared(vars())
