@@ -89,6 +89,11 @@ def test_what_is_wrong_is_named(settings: dict[str, Any], rule: str, fix: str | 
     assert fix is None or error.value.fix == fix
 
 
+def test_settings_have_the_names_of_their_flags_too() -> None:
+    plan = zerofit.plan(**_MODEL, offload_optimizer="cpu", mixed_precision="bf16")
+    assert (plan.strategy.optimizer_offload.value, plan.strategy.precision.value) == ("cpu", "bf16")
+
+
 def test_a_named_model_is_loaded_in_the_checkpoints_format_unless_said_otherwise() -> None:
     """Llama-3.2-1B whole on a card of 24 GB: it fits as transformers 5 loads it, and not in fp32."""
     settings = {"model": "llama-3.2-1b", "sequence_length": 512, "global_batch_size": 4, "gpus": "1xRTX4090"}

@@ -40,7 +40,7 @@ from zerofit.launching.recover import (
     tell_if_it_starts_anew,
 )
 from zerofit.launching.request import LaunchRequest
-from zerofit.launching.run_folder import check_run_dir, fill_run_folder, new_run_folder, run_folder
+from zerofit.launching.run_folder import RUNS, check_run_dir, fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import (
     PlannedLaunch,
     launch_command,
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 6
 """Changes listed before a script starts."""
-RUNS = Path("zerofit-runs")
-"""Default folder of all run folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.checkpoints import SavedCheckpoint
 
+RUNS = Path("zerofit-runs")
+"""Default folder of all run folders."""
 TRIALS_PREFIX = "tune-"
 """Prefix of folders of trials, which are beside run folders."""
 
@@ -175,6 +177,11 @@ class LauncherProcess:
     pid: int
     lives: bool | None
     """None for a process of another machine."""
+
+
+def typed_name(folder: Path) -> str:
+    """Return what `zerofit runs` takes for a run folder: its name in the default place, else its path."""
+    return folder.name if Path(RUNS, folder.name).absolute() == folder.absolute() else str(folder)
 
 
 def launchers(folder: Path) -> tuple[LauncherProcess, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.plan import Plan, plan_from_json
-from zerofit.core.request import Request
+from zerofit.core.request import FLAGS, Request
 from zerofit.core.strategy import (
     Engine,
     Lora,
@@ -184,12 +184,18 @@ def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, 
     Raises:
         UserError: a name or a value is not known, or the plan file can't be read.
     """
-    values = {name: _value(name, value) for name, value in settings.items()}
+    named = {_AS_FLAGS.get(name, name): value for name, value in settings.items()}
+    values = {name: _value(name, value) for name, value in named.items()}
 
     def of(names: frozenset[str]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name in names and value is not None}
 
     return ModelFlags(**of(_OF_MODEL)), MachineFlags(**of(_OF_MACHINE)), Request(**of(_OF_REQUEST))
+
+
+_AS_FLAGS = {flag.removeprefix("--").replace("-", "_"): name for name, flag in FLAGS.items()}
+_AS_FLAGS["cpu"] = "on_cpu"
+"""Fields by the names of their flags, where those differ: offload_optimizer of --offload-optimizer."""
 
 
 def _value(name: str, value: Any) -> Any:

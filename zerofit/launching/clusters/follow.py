@@ -19,7 +19,14 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
-from zerofit.launching.run_folder import TRIALS_PREFIX, attempts, document_in, launchers, was_killed
+from zerofit.launching.run_folder import (
+    TRIALS_PREFIX,
+    attempts,
+    document_in,
+    launchers,
+    typed_name,
+    was_killed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,7 +245,7 @@ def _no_log(run: FollowedRun, file: Path | None) -> UserError:
             "the run has printed nothing",
             found=f"{file}: {'empty' if file and file.exists() else 'no such file'}",
             why=f"it ended: {run_status(run)['end']}",
-            fix=f"see its status: zerofit runs status {run.folder.name}",
+            fix=f"see its status: zerofit runs status {typed_name(run.folder)}",
         )
     return UserError(
         "log-missing",
@@ -246,7 +253,7 @@ def _no_log(run: FollowedRun, file: Path | None) -> UserError:
         found=str(file),
         why=((state := run.scheduler_state()) and f"the job is {state}")
         or "its ranks have printed nothing so far",
-        fix=f"wait for it: zerofit runs logs -f {run.folder.name}",
+        fix=f"wait for it: zerofit runs logs -f {typed_name(run.folder)}",
     )
 
 
@@ -311,6 +318,6 @@ def _not_running(run: FollowedRun, why: str) -> UserError:
         "the run is not running here",
         found=str(run.folder),
         why=why,
-        fix=f"see its status: zerofit runs status {run.folder.name}",
+        fix=f"see its status: zerofit runs status {typed_name(run.folder)}",
         exit_code=1,
     )

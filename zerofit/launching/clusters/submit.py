@@ -36,15 +36,17 @@ from zerofit.launching.clusters.job import (
     passed_on,
     resources_of,
 )
-from zerofit.launching.launch import RUNS, check_rules
+from zerofit.launching.launch import check_rules
 from zerofit.launching.nodes import Nodes
 from zerofit.launching.prepare import specified_machine
 from zerofit.launching.run_folder import (
+    RUNS,
     RunFolder,
     check_run_dir,
     fill_run_folder,
     new_run_folder,
     run_folder,
+    typed_name,
     write_file,
 )
 from zerofit.launching.start import PlannedLaunch
@@ -247,7 +249,7 @@ def _hand_over(
     }
     write_file(folder.path / SUBMITTED_FILE, json.dumps(submitted, indent=2) + "\n")
     observer.say(f"submitted as {engine.value} job {job_id}; run folder {folder.path}")
-    observer.say(f"follow it: zerofit runs logs -f {folder.path.name}")
+    observer.say(f"follow it: zerofit runs logs -f {typed_name(folder.path)}")
     return replace(run, job_id=job_id)
 
 
