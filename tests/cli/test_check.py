@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import RunZerofit
@@ -265,3 +266,28 @@ def test_a_file_for_fsdp_says_what_does_not_apply(run_zerofit: RunZerofit, tmp_p
         "not checked: fsdp_config of a.yaml, for which zerofit has no rules; with distributed_type=FSDP its "
         f"{num_deepspeed} rules of DeepSpeed do not apply\n\nok: a.yaml: {num_others} rules passed\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "arguments", "found"),
+    [
+        ({"train_batch_size": 64}, "--gradient_accumulation_steps 8 --bf16", "train_batch_size=64 with "),
+        ({"train_batch_size": 32}, "--gradient_accumulation_steps 8 --bf16", None),
+        ({}, "--gradient_accumulation_steps 8", "bf16.enabled=true with no bf16, so it is False"),
+    ],
+)
+def test_what_the_parser_of_a_trainers_script_makes_is_compared(
+    run_zerofit: RunZerofit, folder: Path, deepspeed: dict[str, Any], arguments: str, found: str | None
+) -> None:
+    (folder / "trained.py").write_text(
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+        "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+        "Trainer(model=None, args=args).train()\n"
+    )
+    auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    file = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, **auto, **deepspeed}
+    (folder / "ds.json").write_text(json.dumps(file))
+    line = "torchrun --nproc_per_node 2 trained.py --output_dir o --per_device_train_batch_size 2"
+    finished = _check(run_zerofit, folder, f"{line} {arguments} --deepspeed ds.json")
+    assert ("[trainer-values-differ]" in finished.stdout) is (found is not None)
+    assert found is None or found in finished.stdout

@@ -43,7 +43,7 @@ def test_the_exit_code_is_the_scripts(
     last_line = run.stderr.splitlines()[-1]
     if cause is None:
         assert re.sub(r"\d+ s", "N s", last_line) == (
-            f"zerofit: ended well after N s; its record is in {run.run_folder}"
+            f"zerofit: ended well after N s; no optimizer step was seen; its record is in {run.run_folder}"
         )
     else:
         assert last_line == f"zerofit: {said}; its log and record are in {run.run_folder}"

@@ -263,9 +263,11 @@ def progress_line(
 
 
 def closing_line(ranks: Sequence[RankObservation], duration_s: float, predicted_bytes: int | None) -> str:
-    """Return what a run that ended well took, in one line; only its time if no step was seen."""
+    """Return what a run that ended well took, in one line; only its time if its ranks were not observed."""
     words = f"ended well after {_duration(duration_s)}"
-    return f"{words}, {progress_line(ranks, None, predicted_bytes)}" if ranks and ranks[0].step else words
+    if ranks and not ranks[0].step:
+        return f"{words}; no optimizer step was seen"
+    return f"{words}, {progress_line(ranks, None, predicted_bytes)}" if ranks else words
 
 
 def _duration(duration_s: float) -> str:

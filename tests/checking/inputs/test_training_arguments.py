@@ -38,6 +38,12 @@ def test_arguments(arguments: str, expected: dict[str, Any]) -> None:
     assert not settings.shows_all
 
 
+def test_defaults_are_known_where_the_scripts_parser_makes_them_of_its_arguments() -> None:
+    for arguments, parses_all in ((["--seed", "1"], True), (["train.json"], True), (["--seed", "1"], False)):
+        settings = read_training_arguments(fields=_FIELDS, arguments=arguments, parses_all=parses_all)
+        assert settings.shows_all == (arguments[0] == "--seed" and parses_all)
+
+
 def _call(text: str, *given: str) -> ScriptCall:
     seen = Sighting(text=text, place=Place(file="train.py", line=3))
     return ScriptCall(action=Action.MAKE_ARGUMENTS, seen=seen, given=frozenset(given))

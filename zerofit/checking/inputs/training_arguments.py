@@ -35,6 +35,7 @@ def read_training_arguments(
     keywords: Sequence[Keyword] = (),
     script: str = "",
     made: Sequence[ScriptCall] = (),
+    parses_all: bool = False,
 ) -> TrainerSettings:
     """Return the known TrainingArguments of a run.
 
@@ -47,9 +48,11 @@ def read_training_arguments(
         keywords: literal keywords of TrainingArguments(...) in the script's source.
         script: the script's name.
         made: the calls of TrainingArguments(...) in the script's source.
+        parses_all: True if the script's parser alone makes TrainingArguments, of its arguments.
     """
     if not keywords and not made:
-        return TrainerSettings(said=dict(_of_arguments(arguments, fields)))
+        shows_all = parses_all and any(word.startswith("--") for word in arguments)
+        return TrainerSettings(said=dict(_of_arguments(arguments, fields)), shows_all=shows_all)
     said = {keyword.name: _of_keyword(keyword, script) for keyword in keywords}
     given = frozenset(name for call in made for name in call.given)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in _PLAIN_CLASSES
@@ -160,4 +163,7 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
         keywords=script.training_arguments if script else (),
         script=script.name if script else "",
         made=script.find(Action.MAKE_ARGUMENTS) if script else (),
+        parses_all=script is not None
+        and bool(script.find(Action.PARSE_ARGUMENTS))
+        and not script.derives_arguments,
     )

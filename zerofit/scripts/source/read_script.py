@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -43,9 +44,17 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
         reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
         _read_the_rest(reading, tree)
-        return _facts(reading, name)
+        return replace(_facts(reading, name), derives_arguments=_derives_arguments(tree))
     except RecursionError:
         raise too_deep() from None
+
+
+def _derives_arguments(tree: ast.Module) -> bool:
+    """Return True if a class derives from TrainingArguments or one of TRL's config classes."""
+    bases = (
+        ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases
+    )
+    return any(base.endswith(("Arguments", "Config")) for base in bases)
 
 
 def _read_the_rest(reading: Reading, tree: ast.Module) -> None:

@@ -91,7 +91,8 @@ def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) 
 )
 def _values_differ(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.arguments, situation.file
-    for path, names, said in _compared(trainer):
+    ranks = None if situation.topology is None else situation.topology.data_parallel_size
+    for path, names, said in (*_compared(trainer), *_global_batch(trainer, ranks)):
         if file.value(*path) in (None, "auto", said.value) or not _is_read(said.value):
             continue
         is_said = any(trainer.find(name) is not None for name in names)
@@ -127,6 +128,20 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
     if warmup is not None and isinstance(warmup.value, (int, float)) and not 0 < warmup.value < 1:
         steps = replace(warmup, value=max(1, int(warmup.value)))
         yield ("scheduler", "params", "warmup_num_steps"), ("warmup_steps",), steps
+
+
+def _global_batch(
+    trainer: TrainerSettings, ranks: int | None
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
+    """Yield the global batch that Trainer compares, where all that makes it is known."""
+    searches = trainer.find_or_default("auto_find_batch_size")
+    size, steps = (trainer.find_or_default(name) for name in ("per_device_train_batch_size", _STEPS))
+    if ranks is None or size is None or steps is None or (searches is not None and searches.value):
+        return
+    if type(size.value) is int and type(steps.value) is int:
+        text = f"{size.text}, {steps.text} and {ranks} rank{'s' * (ranks > 1)}"
+        product = replace(size, value=size.value * steps.value * ranks, text=text)
+        yield ("train_batch_size",), ("per_device_train_batch_size", _STEPS), product
 
 
 def _is_read(value: Any) -> bool:
