@@ -80,6 +80,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: P
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%",
         "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
+        "zerofit: the job may get any type of GPU: --constraint names the one that the plan is for",
         "zerofit: the number of steps or their time is unknown, and the cluster's default limit applies: "
         "--time sets one",
     ]

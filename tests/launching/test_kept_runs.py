@@ -68,7 +68,7 @@ def test_runs_are_listed_with_their_size_and_state(kept: Path) -> None:
     assert [Path(one["folder"]).name for one in document] == [line.split()[-1] for line in listed]
     assert document[1] == {
         "folder": str(kept / "zerofit-runs" / _FAILED),
-        "started_at": "2026-01-02T00:00:00",
+        "started_at": "2026-01-02T00:00:00+00:00",
         "num_bytes": 10_016,
         "state": "exit 1",
         "exit_code": 1,

@@ -59,7 +59,7 @@ class KeptRun:
         """Return an entry of `zerofit runs list --json`."""
         return {
             "folder": str(self.folder),
-            "started_at": self.started_at.isoformat(),
+            "started_at": self.started_at.astimezone().isoformat(),
             "num_bytes": self.num_bytes,
             "state": self.state,
             "exit_code": None if self.is_running else self.exit_code,

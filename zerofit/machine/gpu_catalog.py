@@ -217,5 +217,5 @@ def _unknown(name: str, said: str) -> UserError:
         found=f"--gpus {said}",
         why="its memory and rates are unknown",
         fix=(f"did you mean {by_key[near]}? If not, give" if near else "give")
-        + " the memory instead of the name, such as 24G, or add the GPU to catalog/gpus.toml",
+        + " the memory instead of the name, such as --gpus 1x24G",
     )

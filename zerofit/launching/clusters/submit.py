@@ -202,6 +202,8 @@ def submit(
     )
     if plan.topology.on_cpu:
         observer.say("--cpu: host memory is requested as for the plan on GPUs, but no GPU")
+    elif (flag := _GPU_TYPE_FLAG.get(engine)) and not (flags.constraint or flags.node_selector):
+        observer.say(f"the job may get any type of GPU: {flag} names the one that the plan is for")
     if resources.wall_time_s is None and flags.wall_time_s is None:
         limit = "the cluster's default limit applies" if shares_disks else "the job has no time limit"
         observer.say(f"the number of steps or their time is unknown, and {limit}: --time sets one")
@@ -343,6 +345,8 @@ _SCHEDULERS_OF = {
     "has_trainer": ("kubernetes",),
 }
 """The schedulers that support a field of ClusterFlags; all do if it is not listed."""
+_GPU_TYPE_FLAG = {ClusterEngine.SLURM: "--constraint", ClusterEngine.KUBERNETES: "--node-selector"}
+"""The flag that names a type of GPU, where its schedulers have names of their own for it."""
 _FLAG_OF = {"has_trainer": "--job-set"}
 
 
