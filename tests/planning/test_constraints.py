@@ -292,6 +292,11 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
             Request(quantization=Quantization.NF4, lora=Lora()),
             "--quantize nf4",
         ),
+        (
+            capture(model_loads_weights=False),
+            Request(quantization=Quantization.NF4, lora=Lora(), typed=(("plan", "--qlora"), ())),
+            "--qlora",
+        ),
         (capture(lengths=None), Request(group_by_length=True), "--group-by-length on"),
         (
             capture(model_can_checkpoint=False),
