@@ -96,6 +96,9 @@ class _Dice:
     def has_room(self, strategy: Strategy) -> bool:
         return self.need(strategy)[0] * 1.1 <= self.limit
 
+    def has_gpu_room(self, strategy: Strategy) -> bool:
+        return self.has_room(strategy)
+
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         self.estimated.add(strategy)
         need, seconds, lacks_host = self.need(strategy)
@@ -151,6 +154,27 @@ def test_the_fastest_are_those_of_an_exhaustive_search(seed: int) -> None:
     for one in sorted(able, key=lambda one: (estimator.seconds(one) or 0.0, simplicity(one))):
         expected.setdefault(replace(one, buckets=Buckets()), one)
     assert [one.strategy for one in found.fastest] == [*expected.values()][:7]
+
+
+@dataclass
+class _CloseHosts(_Dice):
+    """An estimator that finds each host close, and GPUs with room where activations are recomputed."""
+
+    def need(self, strategy: Strategy) -> tuple[int, float | None, bool]:
+        return (500, 1.05, False) if strategy.gradient_checkpointing else (990, 1.0, False)
+
+    def has_room(self, strategy: Strategy) -> bool:
+        return False
+
+    def has_gpu_room(self, strategy: Strategy) -> bool:
+        return self.need(strategy)[0] < 900
+
+
+def test_where_no_host_has_room_the_gpus_have() -> None:
+    strategies = candidates(problem(num_gpus=1, global_batch_size=4)).strategies
+    found = search(strategies, estimator=_CloseHosts(random.Random(0)), device_bytes=1000)
+    assert found.chosen is not None
+    assert found.chosen.strategy.gradient_checkpointing
 
 
 @dataclass

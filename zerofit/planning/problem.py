@@ -200,10 +200,11 @@ class Problem:
 
     def is_close(self, device: MemoryEstimate, host: MemoryEstimate) -> bool:
         """Return True if the uncertainty of an estimate reaches beyond the GPU or the host's memory."""
-        return (
-            device.peak_bytes * (1 + device.uncertainty) > self.card_bytes
-            or host.peak_bytes * (1 + host.uncertainty) > self.host_bytes
-        )
+        return self.is_close_on_gpu(device) or host.peak_bytes * (1 + host.uncertainty) > self.host_bytes
+
+    def is_close_on_gpu(self, device: MemoryEstimate) -> bool:
+        """Return True if the uncertainty of an estimate reaches beyond the GPU."""
+        return device.peak_bytes * (1 + device.uncertainty) > self.card_bytes
 
     def shorter(self) -> Iterator[Problem]:
         """Yield the problem with samples of half the length, a quarter, and so on, down to LEAST_LENGTH."""

@@ -205,6 +205,9 @@ class Estimator(Protocol[C_co]):
     def has_room(self, strategy: Strategy) -> bool:
         """Return True if what fits would fit at the upper end of its uncertainty too."""
 
+    def has_gpu_room(self, strategy: Strategy) -> bool:
+        """The same of the GPUs alone, where the host has no room with any strategy."""
+
     def estimate(self, strategy: Strategy) -> C_co:
         """Return the strategy with all that it needs."""
 
@@ -303,7 +306,8 @@ class _Hunt(Generic[C]):
             if not self._has_room(best):
                 most = self._seconds[best] * (1 + ROOM_TIME)
                 quick = [one for one in alike if self._seconds[one] <= most]
-                best = self._simplest_of_the_fastest(quick, self._has_room) or best
+                roomy = self._simplest_of_the_fastest(quick, self._has_room)
+                best = roomy or self._simplest_of_the_fastest(quick, self._has_gpu_room) or best
             return self.look(best)
         return None
 
@@ -320,6 +324,9 @@ class _Hunt(Generic[C]):
 
     def _has_room(self, strategy: Strategy) -> bool:
         return self._gets_through(strategy) and self._estimator.has_room(strategy)
+
+    def _has_gpu_room(self, strategy: Strategy) -> bool:
+        return self._gets_through(strategy) and self._estimator.has_gpu_room(strategy)
 
     def _gets_through(self, strategy: Strategy) -> bool:
         if strategy not in self._fits:

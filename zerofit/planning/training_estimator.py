@@ -172,6 +172,11 @@ class TrainingEstimator:
             and not self._problem.is_close(device, self._host(strategy))
         )
 
+    def has_gpu_room(self, strategy: Strategy) -> bool:
+        """Return True of the GPUs alone."""
+        device = self._within(strategy)
+        return device is not None and not self._problem.is_close_on_gpu(device)
+
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         """Return the strategy with its estimates, and what of them does not fit."""
         problem = self._problem

@@ -132,6 +132,10 @@ class InferenceEstimator:
         """Return True: a batch that may not fit is refused by fits(), but for those that leave no choice."""
         return True
 
+    def has_gpu_room(self, strategy: Strategy) -> bool:
+        """Return True, as has_room() does."""
+        return True
+
     def estimate(self, strategy: Strategy) -> InferenceCandidate:
         """Return the strategy with its estimates, and what of them does not fit."""
         if strategy not in self._estimated:
