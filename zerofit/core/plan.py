@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from zerofit.core.capture import CAPTURE_VERSION, Capture
 from zerofit.core.errors import UserError
@@ -198,12 +199,14 @@ def plan_to_json(plan: Plan) -> str:
     )
 
 
-def topology_fields(topology: Topology) -> dict[str, int]:
+def topology_fields(topology: Topology) -> dict[str, Any]:
     """Return the topology for a file; sizes of unused parallelism are left out."""
     document = dataclasses.asdict(topology)
     for kind in KINDS_OF_GROUPS:
         if document[f"{kind}_parallel_size"] == 1:
             del document[f"{kind}_parallel_size"]
+    if not document["stage_blocks"]:
+        del document["stage_blocks"]
     return document
 
 
