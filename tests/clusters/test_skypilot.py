@@ -67,7 +67,7 @@ def test_the_state_is_that_of_the_queue(
     tmp_path: Path, records: list[dict[str, Any]], state: str | None
 ) -> None:
     _job(tmp_path, "--gpus", "1xA100-80G")
-    queue = f"echo 'Checking the controller'; echo '{json.dumps(records)}'"
+    queue = f"echo 'Checking the controller [1/2]'; echo '{json.dumps(records, indent=2)}'"
     path = _client(tmp_path, f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}')
     command = (sys.executable, "-m", "zerofit", "runs", "status", "--json")
     status = json.loads(run_command(command, tmp_path, PATH=path).check().stdout)

@@ -34,7 +34,7 @@ def share_by_memory(
     """
     topology, num_blocks = problem.topology, problem.model.num_layers
     num_stages, head = topology.pipeline_parallel_size, _head_in_blocks(problem.model)
-    if num_stages == 1 or topology.stage_blocks:
+    if num_stages == 1 or topology.stage_blocks or num_blocks < num_stages:
         return None
     equal = fill_stages(num_blocks, num_stages, head=head)
 

@@ -155,10 +155,9 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 
 def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output; None if the job is not in it."""
-    start = output.find("[")  # lines on its server may come before
-    records = json.loads(output[start:]) if start >= 0 else []
-    states = (str(one["status"]) for one in records if str(one.get("job_id")) == job_id)
-    return next(states, None)
+    found = re.search(r"^\[.*", output, re.MULTILINE | re.DOTALL)  # lines on its server may come before
+    records = json.loads(found[0]) if found else []
+    return next((one.get("status") for one in records if str(one.get("job_id")) == job_id), None)
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
