@@ -110,6 +110,7 @@ def test_a_full_disk_does_not_change_how_a_training_ended(tmp_path: Path) -> Non
     )
     assert run.returncode == 0, run.stderr
     assert "the record of the run can't be written: No space left on device" in run.stderr
+    assert "; its record could not be written into " in run.stderr
     assert not (tmp_path / "kept" / "run.json").exists()
     shutil.rmtree(tmp_path / "kept")
 

@@ -40,7 +40,14 @@ from zerofit.launching.recover import (
     tell_if_it_starts_anew,
 )
 from zerofit.launching.request import LaunchRequest
-from zerofit.launching.run_folder import RUNS, check_run_dir, fill_run_folder, new_run_folder, run_folder
+from zerofit.launching.run_folder import (
+    RUNS,
+    check_run_dir,
+    document_in,
+    fill_run_folder,
+    new_run_folder,
+    run_folder,
+)
 from zerofit.launching.start import (
     PlannedLaunch,
     launch_command,
@@ -270,7 +277,9 @@ def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) 
         ranks = [one for rank in ranks_of(to_launch) if (one := read_observation(folder.ranks, rank))]
         line = closing_line(ranks, time.monotonic() - began, predicted_tensors(to_launch.plan))
         with contextlib.suppress(OSError):  # a closed terminal
-            observer.say(f"{line}; its record is in {folder.path}")
+            is_recorded = document_in(folder.run).get("exit_code") == 0
+            where = "is in" if is_recorded else "could not be written into"  # as on a full disk
+            observer.say(f"{line}; its record {where} {folder.path}")
     return ended
 
 
