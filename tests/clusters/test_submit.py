@@ -239,8 +239,9 @@ def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str
 def test_a_folder_that_would_end_its_line_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "a\nrm b"
     place.mkdir()
-    run = _submit(place, "--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
+    run = _submit(place, "--on", "slurm", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
     assert run.exit_code == 2
+    assert not (place / "zerofit-runs").exists()
     assert "error[folder-unprintable]: a job's folder has a character that sbatch can't read" in run.stderr
 
 

@@ -51,7 +51,7 @@ def test_in_a_line_for_a_shell_a_secret_is_a_variable_that_must_be_set() -> None
 
 
 def test_a_password_in_a_url_is_masked_alone() -> None:
-    line = "failed: https://user:hunter22@huggingface.co/x, key AKIAIOSFODNN7EXAMPLE"
+    line = "failed: https://user:hunter@22@huggingface.co/x, key AKIAIOSFODNN7EXAMPLE"
     assert masked_text(line) == "failed: https://***@huggingface.co/x, key ***"
 
 

@@ -165,9 +165,9 @@ def test_a_run_goes_on_from_its_checkpoint(
     limit = int(_LIMITED_TO * peaks(route, plan, sizes)[phase])
     words = f"{limit} {phase} 5" + (" once" if of_states else "")
     run = _launched(_target(example, data_dir, flags, *sizes), flags, tmp_path, MEMORY_LIMIT=words)
-    for recovery in _recoveries(run):
-        assert recovery["resumed_from"].startswith(str(tmp_path / "out" / "checkpoint-"))
-        assert recovery["lost_steps"] <= _SAVED_EACH
+    (recovery,) = _recoveries(run)
+    assert recovery["resumed_from"].startswith(str(tmp_path / "out" / "checkpoint-"))
+    assert recovery["lost_steps"] <= _SAVED_EACH
     assert_same(example.losses(run.folder), references(route, sizes), tolerance=FP32_TOLERANCE)
 
 

@@ -294,7 +294,7 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
         ),
         (
             capture(model_loads_weights=False),
-            Request(quantization=Quantization.NF4, lora=Lora(), typed=(("plan", "--qlora"), ())),
+            Request(quantization=Quantization.NF4, lora=Lora(), says_qlora=True),
             "--qlora",
         ),
         (capture(lengths=None), Request(group_by_length=True), "--group-by-length on"),

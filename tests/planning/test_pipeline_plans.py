@@ -12,7 +12,7 @@ from planning_problems import RATES, model, problem
 from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
-from zerofit.core.plan import Topology
+from zerofit.core.plan import Topology, plan_from_json, plan_to_json
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
@@ -21,6 +21,7 @@ from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Stage
 from zerofit.planning.estimate.engines.pipeline import STAGE_BUFFERS
 from zerofit.planning.layouts import compare_layouts
+from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.problem import Reserve
 from zerofit.planning.solve import best_of, solve
 from zerofit.planning.training_estimator import TrainingEstimator
@@ -211,6 +212,10 @@ def test_blocks_are_shared_by_memory_where_equally_fast_stages_do_not_fit() -> N
     assert answer.plan.topology.stage_blocks == (2, 4)
     assert answer.head.estimate.device.peak_bytes < first
     assert "stages of 2, 4 blocks: with equally fast ones nothing fits" in answer.notes
+    kept = plan_from_json(plan_to_json(answer.plan), name="plan.json")
+    machine, versions = answer.plan.machine, answer.plan.versions
+    launched = choose(machine=machine, versions=versions, request=Request(plan=kept, num_processes=2))
+    assert launched.topology.stage_blocks == (2, 4)
     wide = replace(tight, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first))
     assert solve(wide, estimator_of=_estimator).plan.topology.stage_blocks == ()
     too_tight = replace(tight, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first // 2))

@@ -83,15 +83,15 @@ def config(
     Trainer. DeepSpeed's numbers are explicit: by default 1 for micro-batch and accumulation, and no clipping.
     For another machine than this one, set --num-processes to its number of GPUs.
     """
-    console = Console()
+    console, by_script = Console(), tuple[str, ...]()
     model_flags, machine_flags, request = settings_of({**settings_from(flags), "elsewhere": True})
     if source is not None and (imported := _read(source)) is not None:
         is_planned = model_flags.model is not None
         request = _imported(imported, source, request, is_planned=is_planned)
+        by_script = imported.by_script
         console.say(imported.line)
-        if imported.is_auto and not auto:
-            auto = True
-            console.say(f'what {source} leaves to the script, by "auto", stays so')
+        if by_script and not auto:
+            console.say(f'{", ".join(by_script)} of {source}: "auto" stays')
     if model_flags.model is None:
         check_none_ignored(
             model_flags, because="no --model", instead="name the model to plan for: --model MODEL"
@@ -120,7 +120,7 @@ def config(
         typed=plan.typed_fields,
     )
     stop_at_errors(situation, no_check=no_check, say=console.show)
-    plan = plan if auto else with_explicit_numbers(plan)
+    plan = plan if auto else with_explicit_numbers(plan, but_for=by_script)
     files = _files(plan, output_dir, auto=auto)
     if dry_run:
         show_files(files)
@@ -134,7 +134,7 @@ def config(
 
 
 def _read(source: str) -> ConfigFiles | None:
-    """Return the settings of a configuration file."""
+    """Return the settings of a configuration file; None if it has none."""
     is_deepspeed = source.endswith(".json")
     return read_config_files(
         config_file=None if is_deepspeed else source,

@@ -10,7 +10,7 @@ from typing import Any
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
-from zerofit.core.secrets import MASK, is_secret_name, masked
+from zerofit.core.secrets import MASK, is_secret, masked
 from zerofit.core.strategy import Precision
 from zerofit.core.validation import parse_strictly
 
@@ -364,7 +364,7 @@ def capture_to_json(capture: Capture) -> str:
 
 def _masked(capture: Capture) -> Capture:
     arguments = {
-        name: MASK if isinstance(value, str) and is_secret_name(name) else value
+        name: MASK if isinstance(value, str) and is_secret(name, value) else value
         for name, value in capture.trainer_arguments.items()
     }
     return dataclasses.replace(capture, target=masked(capture.target), trainer_arguments=arguments)

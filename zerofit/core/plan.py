@@ -92,6 +92,8 @@ class Topology:
             raise ValueError(
                 f"stage_blocks: {len(self.stage_blocks)} numbers for {self.pipeline_parallel_size} stages"
             )
+        if any(blocks < 1 for blocks in self.stage_blocks):
+            raise ValueError(f"stage_blocks: a stage has at least one block, not {min(self.stage_blocks)}")
         if self.world_size % self.num_nodes:
             raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
         if self.world_size % self.sample_group_size:

@@ -15,7 +15,7 @@ _NAME = re.compile(
 """Names of secrets: "hub_token", but not "tokenizer", "eos_token" or "text_key"."""
 _VALUE = re.compile(
     r"(?<![\w-])((hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}(?!\w))"
-    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)"
+    r"|(?<=://)[^\s/:@]*:[^\s/]+(?=@)"
 )
 """Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS by prefix; a URL's user and password."""
 _NAMED = re.compile(

@@ -41,8 +41,12 @@ _TAKEN = """
 """Keys of a DeepSpeed file that are imported, or that zerofit's own file has."""
 _TAKEN_OF_ZERO = "stage offload_optimizer offload_param contiguous_gradients"
 """Keys of its section zero_optimization, likewise."""
-_BY_SCRIPT = "gradient_clipping gradient_accumulation_steps train_batch_size train_micro_batch_size_per_gpu"
-"""Keys whose "auto" accelerate or Trainer fills in from the script."""
+_BY_SCRIPT = {
+    "gradient_clipping": "gradient_clipping",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+}
+"""Keys whose "auto" accelerate or Trainer fills in from the script, and their fields of Strategy."""
 _GROUP = ("tensor_parallel", "autotp_size")
 _SEQUENCE_GROUP = ("parallelism_config", "parallelism_config_sp_size")
 
@@ -65,8 +69,8 @@ class ConfigFiles:
     """The engine that would run the script with these files without zerofit; empty for plain DDP."""
     left_out: tuple[str, ...]
     """Keys of a DeepSpeed file that are not imported."""
-    is_auto: bool
-    """True if a DeepSpeed file leaves batches, accumulation or clipping to the script."""
+    by_script: tuple[str, ...]
+    """Fields of Strategy that a DeepSpeed file leaves to the script, by "auto"."""
 
     @property
     def line(self) -> str:
@@ -125,8 +129,7 @@ def read_config_files(
         on_cpu=situation.accelerate is not None and situation.accelerate.value("use_cpu") is True,
         engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
         left_out=_left_out(situation.deepspeed) if situation.deepspeed else (),
-        is_auto=situation.deepspeed is not None
-        and any(situation.deepspeed.value(key) == "auto" for key in _BY_SCRIPT.split()),
+        by_script=_by_script(situation.deepspeed) if situation.deepspeed else (),
     )
 
 
@@ -210,6 +213,10 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
             if said is not None and isinstance(said.value, int | float) and said.value > 0:
                 numbers[name] = said
     return numbers
+
+
+def _by_script(deepspeed: Document) -> tuple[str, ...]:
+    return tuple(field for key, field in _BY_SCRIPT.items() if deepspeed.value(key) == "auto")
 
 
 def _left_out(deepspeed: Document) -> tuple[str, ...]:

@@ -369,9 +369,7 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
     if files is None:
         return None
     # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
-    left_out = tuple(
-        name for name in files.left_out if not name.startswith(("optimizer", "scheduler", "zero_"))
-    )
+    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
     return replace(files, left_out=left_out)
 
 

@@ -313,7 +313,7 @@ def _replanned(
 ) -> tuple[PlannedLaunch, SavedCheckpoint | None]:
     """Return a launch within the limits, and the checkpoint if it can be loaded under its plan.
 
-    Without a checkpoint, too, the run keeps its precision where a plan in it fits: its losses stay the same.
+    The run keeps its precision, with a checkpoint or without, where a plan in it fits: its losses stay.
     """
     launch = None if checkpoint is None else _resumed(request, failed, checkpoint, observer)
     if launch is not None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,8 +181,9 @@ class LauncherProcess:
 
 
 def typed_name(folder: Path) -> str:
-    """Return what `zerofit runs` takes for a run folder: its name in the default place, else its path."""
-    return folder.name if Path(RUNS, folder.name).absolute() == folder.absolute() else str(folder)
+    """Return a run folder as one types it for `zerofit runs`: by name in the default place, else by path."""
+    is_there = Path(RUNS, folder.name).absolute() == folder.absolute()
+    return shlex.quote(folder.name if is_there else str(folder))
 
 
 def launchers(folder: Path) -> tuple[LauncherProcess, ...]:

@@ -93,7 +93,7 @@ class Constraints:
         for pin in self.beside(request).pins:
             value = getattr(request, pin.field, None)
             if value is not None and value not in pin.values:
-                raise _refused(pin, value, typed=request.typed[0])
+                raise _refused(pin, value, says_qlora=request.says_qlora)
 
 
 def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
@@ -258,10 +258,10 @@ def _of_clipping(capture: Capture) -> Iterator[Pin]:
         yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
 
 
-def _refused(pin: Pin, value: Any, *, typed: Sequence[str]) -> UserError:
+def _refused(pin: Pin, value: Any, *, says_qlora: bool) -> UserError:
     flag = FLAGS[pin.field]
     said = f"{flag} {show(value)}"
-    if pin.field == "quantization" and "--qlora" in typed:  # which stands for two flags
+    if pin.field == "quantization" and says_qlora:  # which stands for two flags
         flag = said = "--qlora"
     open_ = [show(one) for one in pin.values if one is not None]
     fix = f"leave out {flag}" + (f", or give it {' or '.join(open_)}" if len(open_) > 1 else "")

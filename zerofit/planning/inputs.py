@@ -7,7 +7,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.core.plan import Plan, plan_from_json
 from zerofit.core.request import FLAGS, Request
 from zerofit.core.strategy import (
@@ -164,6 +164,11 @@ _ENUMS: dict[str, type[Enum]] = {
     "loop": Loop,
     "dtype": Precision,
 }
+_BY_FLAG = {
+    **{flag.removeprefix("--").replace("-", "_"): name for name, flag in FLAGS.items()},
+    "cpu": "on_cpu",
+}
+"""Fields by the names of their flags: offload_optimizer, of --offload-optimizer, is optimizer_offload."""
 _OF_COMMAND_LINE = frozenset({"says_qlora", "elsewhere", "plan", "typed"})
 """Fields of Request that the command line fills in, and that are no settings of the user's own."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
@@ -184,18 +189,17 @@ def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, 
     Raises:
         UserError: a name or a value is not known, or the plan file can't be read.
     """
-    named = {_AS_FLAGS.get(name, name): value for name, value in settings.items()}
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        if (field := _BY_FLAG.get(name, name)) in named:
+            raise bad_value(field, str(value), why=f"{field} is given twice", fix=f"leave out {name}")
+        named[field] = value
     values = {name: _value(name, value) for name, value in named.items()}
 
     def of(names: frozenset[str]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name in names and value is not None}
 
     return ModelFlags(**of(_OF_MODEL)), MachineFlags(**of(_OF_MACHINE)), Request(**of(_OF_REQUEST))
-
-
-_AS_FLAGS = {flag.removeprefix("--").replace("-", "_"): name for name, flag in FLAGS.items()}
-_AS_FLAGS["cpu"] = "on_cpu"
-"""Fields by the names of their flags, where those differ: offload_optimizer of --offload-optimizer."""
 
 
 def _value(name: str, value: Any) -> Any:

@@ -15,6 +15,8 @@ from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, Ze
 from zerofit.planning.ranks import check_groups, check_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from zerofit.core.request import Request
 
 
@@ -112,17 +114,24 @@ def rehearsed(plan: Plan, machine: Machine) -> Plan:
     )
 
 
-def with_explicit_numbers(plan: Plan) -> Plan:
+def with_explicit_numbers(plan: Plan, *, but_for: Collection[str] = ()) -> Plan:
     """Return the plan with a number in place of everything that its DeepSpeed file would leave to the script.
 
     For files that stand alone: a micro-batch and accumulation of 1, and no clipping; each has its reason.
+
+    Args:
+        but_for: fields that stay with the script.
     """
     if plan.strategy.engine is not Engine.DEEPSPEED:
         return plan
     numbers: dict[str, float] = {"micro_batch_size": 1}
     if plan.trains:
         numbers |= {"gradient_accumulation_steps": 1, "gradient_clipping": 0.0}
-    missing = {name: number for name, number in numbers.items() if getattr(plan.strategy, name) is None}
+    missing = {
+        name: number
+        for name, number in numbers.items()
+        if getattr(plan.strategy, name) is None and name not in but_for
+    }
     reasons = [
         Reason(field=name, value=show(number), origin=Origin.DEFAULT, why="no flag says otherwise")
         for name, number in missing.items()
@@ -159,6 +168,7 @@ def topology_of(machine: Machine, request: Request) -> Topology:
         tensor_parallel_size=tensor,
         sequence_parallel_size=sequence,
         pipeline_parallel_size=pipeline,
+        stage_blocks=base.stage_blocks if pipeline == base.pipeline_parallel_size else (),
     )
 
 

@@ -243,7 +243,8 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         strategy = label(chosen, problem.topology, beside=before)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
         line += ", closely" if suggestion.is_close else ""
-        yield f"{line}; {'the same' if _keeps_results(chosen, problem) else 'other'} results"
+        is_same = suggestion.has_same_samples and _keeps_results(chosen, problem)
+        yield f"{line}; {'the same' if is_same else 'other'} results"
         own = problem.request.typed[0]
         is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
         if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):

@@ -206,7 +206,7 @@ class Estimator(Protocol[C_co]):
         """Return True if what fits would fit at the upper end of its uncertainty too."""
 
     def has_gpu_room(self, strategy: Strategy) -> bool:
-        """The same of the GPUs alone, where the host has no room with any strategy."""
+        """Return True if the GPUs have room at the upper end of the uncertainty, whatever the host has."""
 
     def estimate(self, strategy: Strategy) -> C_co:
         """Return the strategy with all that it needs."""

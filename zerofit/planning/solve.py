@@ -98,8 +98,9 @@ def solve(
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
     found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
     if (uneven := _uneven_stages(problem, found, estimator_of)) is not None:
-        problem = uneven
-        found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+        by_memory = _search(uneven, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+        if by_memory.chosen is not None:
+            problem, found = uneven, by_memory
     tier_of = _tier_of(problem)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:

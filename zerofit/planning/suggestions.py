@@ -23,7 +23,7 @@ P = TypeVar("P")
 S = TypeVar("S")
 
 _QUICK_ERROR = 0.1
-"""ASSUMPTION: closed forms need at most this share of a GPU more than a trace; half of their stated error."""
+"""ASSUMPTION: closed forms find at most this share of a GPU more than a trace; half of their stated error."""
 _MAX_RANKS = 1024
 """ASSUMPTION: who has no more than this does not want to hear of them."""
 
@@ -40,6 +40,8 @@ class Suggestion:
     """The strategy that then fits."""
     is_close: bool
     """True if its uncertainty reaches beyond what is there then."""
+    has_same_samples: bool
+    """True if its optimizer steps have the same samples, of the same length."""
 
 
 def suggestions(
@@ -82,9 +84,14 @@ def suggestions(
             flags=change if change.startswith("--") else _machine_flags(problem.machine, changed.machine),
             best=best,
             is_close=changed.is_close(best.estimate.device, best.estimate.host),
+            has_same_samples=_samples(changed) == _samples(problem),
         )
         for change, changed, best in (*helping, *first_that_help(machines, solved))
     )
+
+
+def _samples(problem: Problem) -> tuple[int | None, int | None]:
+    return problem.workload.sequence_length, problem.workload.global_batch_size
 
 
 def _roomier(problem: Problem) -> Problem:

@@ -173,7 +173,7 @@ class TrainingEstimator:
         )
 
     def has_gpu_room(self, strategy: Strategy) -> bool:
-        """Return True of the GPUs alone."""
+        """Return True if the GPUs have room at the upper end of the uncertainty, whatever the host has."""
         device = self._within(strategy)
         return device is not None and not self._problem.is_close_on_gpu(device)
 

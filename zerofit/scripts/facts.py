@@ -138,8 +138,8 @@ class ScriptFacts:
     """Literal keyword arguments of Accelerator()."""
     training_arguments: tuple[Keyword, ...] = ()
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
-    derives_arguments: bool = False
-    """True if a class of the script derives from one with arguments, and may have other defaults."""
+    parses_plain_arguments: bool = False
+    """True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
     calls: tuple[ScriptCall, ...] = ()
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()

@@ -11,6 +11,7 @@ from zerofit.checking.inputs.training_arguments import read_training_arguments
 from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.setting import Confidence, Place, Said
 from zerofit.scripts.facts import Action, Keyword, ScriptCall, Sighting
+from zerofit.scripts.source.read_script import read_script
 
 _FIELDS = load_schema("training_arguments").root
 
@@ -38,10 +39,34 @@ def test_arguments(arguments: str, expected: dict[str, Any]) -> None:
     assert not settings.shows_all
 
 
-def test_defaults_are_known_where_the_scripts_parser_makes_them_of_its_arguments() -> None:
-    for arguments, parses_all in ((["--seed", "1"], True), (["train.json"], True), (["--seed", "1"], False)):
-        settings = read_training_arguments(fields=_FIELDS, arguments=arguments, parses_all=parses_all)
-        assert settings.shows_all == (arguments[0] == "--seed" and parses_all)
+@pytest.mark.parametrize(("arguments", "shows_all"), [("--seed 1", True), ("train.json", False), ("", False)])
+def test_defaults_are_known_where_all_comes_from_the_command_line(arguments: str, shows_all: bool) -> None:
+    settings = read_training_arguments(fields=_FIELDS, arguments=arguments.split(), parses_all=True)
+    assert settings.shows_all is shows_all
+
+
+_PLAIN = "from transformers import HfArgumentParser, TrainingArguments\n"
+_MODULE = "import transformers\nfrom transformers import HfArgumentParser\n"
+_PARSES = "parser.parse_args_into_dataclasses()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_plain"),
+    [
+        (f"{_PLAIN}parser = HfArgumentParser(TrainingArguments)\n", True),
+        (f"{_MODULE}parser = HfArgumentParser((Data, transformers.TrainingArguments))\n", True),
+        (
+            f"{_MODULE}class TrainingArguments(transformers.TrainingArguments):\n    optim: str = 'sgd'\n"
+            "parser = HfArgumentParser(TrainingArguments)\n",
+            False,
+        ),
+        ("from mine import TrainingArguments\nparser = HfArgumentParser(TrainingArguments)\n", False),
+        ("from trl import SFTConfig, TrlParser\nparser = TrlParser((Script, SFTConfig))\n", False),
+    ],
+)
+def test_a_parser_of_other_classes_has_other_defaults(source: str, is_plain: bool) -> None:
+    assert read_script(source + _PARSES, name="train.py").parses_plain_arguments is is_plain
+    assert not read_script(source, name="train.py").parses_plain_arguments
 
 
 def _call(text: str, *given: str) -> ScriptCall:

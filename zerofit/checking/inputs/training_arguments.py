@@ -163,7 +163,5 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
         keywords=script.training_arguments if script else (),
         script=script.name if script else "",
         made=script.find(Action.MAKE_ARGUMENTS) if script else (),
-        parses_all=script is not None
-        and bool(script.find(Action.PARSE_ARGUMENTS))
-        and not script.derives_arguments,
+        parses_all=script is not None and script.parses_plain_arguments,
     )

@@ -63,14 +63,6 @@ def _script(to_submit: ToSubmit) -> str:
         "open-mode": "append",
         "export": ",".join(to_submit.environment) or "NIL",
     }
-    if unprintable := next((one for one in (folder, job.work_dir or "") if not one.isprintable()), None):
-        raise UserError(
-            "folder-unprintable",
-            "a job's folder has a character that sbatch can't read",
-            found=repr(unprintable),
-            why="an option of a job ends with its line",
-            fix="work in a folder with another name, or set --run-dir",
-        )
     lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
     requeue = "--requeue" if job.max_requeues else "--no-requeue"
     launcher = f"{shlex.quote(to_submit.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
@@ -121,6 +113,23 @@ def _quoted(value: object) -> str:
     """Return a value for an #SBATCH line, which sbatch splits like a shell, without expansion."""
     text = str(value)
     return text if re.fullmatch(r"[\w./:@%,+=-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def check_folders(*folders: Path) -> None:
+    """Check that sbatch can read the folders of a job, each in a line of its own.
+
+    Raises:
+        UserError: one has a line break or another control character in its name.
+    """
+    for folder in folders:
+        if re.search(r"[\x00-\x1f\x7f]", str(folder)):
+            raise UserError(
+                "folder-unprintable",
+                "a job's folder has a character that sbatch can't read",
+                found=repr(str(folder)),
+                why="an option of a job ends with its line",
+                fix="work in a folder with another name, or set --run-dir",
+            )
 
 
 def check(flags: ClusterFlags) -> None:

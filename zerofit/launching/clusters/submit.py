@@ -162,6 +162,8 @@ def submit(
     shares_disks = engine is ClusterEngine.SLURM
     names = passed_on(os.environ, flags.env, shares_disks=shares_disks)
     check_run_dir(Path(run_dir))
+    if engine is ClusterEngine.SLURM:
+        slurm.check_folders(Path.cwd(), Path(run_dir).absolute())
     if not dry_run:
         check_client(scheduler.CLIENT)
     check_libraries(observer)
@@ -206,8 +208,14 @@ def submit(
         observer.say(f"the job may get any type of GPU: {flag} names the one that the plan is for")
     if resources.wall_time_s is None and flags.wall_time_s is None:
         limit = "the cluster's default limit applies" if shares_disks else "the job has no time limit"
-        observer.say(f"the number of steps or their time is unknown, and {limit}: --time sets one")
-    rendered: Rendered = scheduler.render(to_submit)
+        sets = "" if engine is ClusterEngine.SKYPILOT else ": --time sets one"
+        observer.say(f"the number of steps or their time is unknown, and {limit}{sets}")
+    try:
+        rendered: Rendered = scheduler.render(to_submit)
+    except UserError:
+        if not dry_run:
+            shutil.rmtree(folder.path)
+        raise
     files = {
         folder.plan: plan_to_json(plan),
         folder.path / JOB_FILE: job_to_json(to_submit.job),
@@ -343,11 +351,13 @@ _SCHEDULERS_OF = {
     "namespace": ("kubernetes",),
     "node_selector": ("kubernetes",),
     "has_trainer": ("kubernetes",),
+    "wall_time_s": ("slurm", "kubernetes"),
+    "save_time_s": ("slurm", "kubernetes"),
 }
 """The schedulers that support a field of ClusterFlags; all do if it is not listed."""
 _GPU_TYPE_FLAG = {ClusterEngine.SLURM: "--constraint", ClusterEngine.KUBERNETES: "--node-selector"}
-"""The flag that names a type of GPU, where its schedulers have names of their own for it."""
-_FLAG_OF = {"has_trainer": "--job-set"}
+"""The flag that names a type of GPU, for schedulers whose clusters name the types themselves."""
+_FLAG_OF = {"has_trainer": "--job-set", "wall_time_s": "--time", "save_time_s": "--save-time"}
 
 
 def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:

@@ -22,6 +22,7 @@ _NO_CALL = CallSite(node=ast.Constant(None))
 """Marks code of functions that the script does not call."""
 _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
 _PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
+_PLAIN_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -44,17 +45,32 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
         reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
         _read_the_rest(reading, tree)
-        return replace(_facts(reading, name), derives_arguments=_derives_arguments(tree))
+        return replace(_facts(reading, name), parses_plain_arguments=_parses_plain_arguments(tree))
     except RecursionError:
         raise too_deep() from None
 
 
-def _derives_arguments(tree: ast.Module) -> bool:
-    """Return True if a class derives from TrainingArguments or one of TRL's config classes."""
-    bases = (
-        ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases
-    )
-    return any(base.endswith(("Arguments", "Config")) for base in bases)
+def _parses_plain_arguments(tree: ast.Module) -> bool:
+    """Return True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
+    nodes = list(ast.walk(tree))
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "transformers"
+        for alias in node.names
+        if alias.name in _PLAIN_ARGUMENTS
+    } | {f"transformers.{name}" for name in _PLAIN_ARGUMENTS}
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    parsed = {
+        ast.unparse(one)
+        for call in calls
+        if ast.unparse(call.func).rpartition(".")[2] == "HfArgumentParser"
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for one in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
+    }
+    parses = any(ast.unparse(call.func).endswith(".parse_args_into_dataclasses") for call in calls)
+    return parses and bool(parsed & (imported - own))
 
 
 def _read_the_rest(reading: Reading, tree: ast.Module) -> None:

@@ -15,6 +15,7 @@ from zerofit.checking.inputs.accelerate import (
     launch_value,
     named_deepspeed_file,
     whether_deepspeed,
+    whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import (
@@ -290,10 +291,11 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
 def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
     launch, script = _launch_without_file(situation), situation.script
     said = launch_value(launch, _STEPS) if launch else None
-    if said is None or not isinstance(said.value, int) or script is None:
+    steps = None if said is None else whole_number(said.value)
+    if said is None or steps is None or script is None:
         return
     for keyword in script.accelerator_keywords:
-        if keyword.name == _STEPS and type(keyword.value) is int and keyword.value != said.value:
+        if keyword.name == _STEPS and type(keyword.value) is int and keyword.value != steps:
             place = Place(file=script.name, line=keyword.line, column=keyword.column)
             found = f"Accelerator({keyword.text}) with {said.text}"
             yield Hit(found=found, place=place, confidence=keyword.confidence)

@@ -30,6 +30,7 @@ _SCRIPT = changed(
     "config = MixtralConfig(\n    num_local_experts=4, num_key_value_heads=4,\n",
 )
 _GROUP = {"expert_parallel": {"enabled": True, "autoep_size": 2, "preset_model": "mixtral"}}
+_ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 _TWO_RANKS = Topology(world_size=2)
 _BEFORE = {"transformers": "5.22.0"}
 
@@ -38,7 +39,7 @@ _BEFORE = {"transformers": "5.22.0"}
     id="expert-parallel-needs-older-transformers",
     severity=Severity.ERROR,
     summary="AutoEP of DeepSpeed 0.19 does not start with transformers 5.23 or newer",
-    why="it asks transformers' registry of recorded outputs for a default, which that no longer takes",
+    why="it reads transformers' registry of outputs with a default, an argument that 5.23 removed",
     fix="leave expert_parallel out: ZeRO-3 shards the experts too",
     see=_SOURCE,
     bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS),
@@ -66,7 +67,7 @@ def _hits(document: Document, *more: str) -> Iterator[Hit]:
     fix="add an optimizer section, set {zero_stage} to 3, or leave expert_parallel out",
     see=f"{DEEPSPEED}/runtime/zero/stage_1_and_2.py",
     bad=Example(deepspeed=zero(2, **_GROUP), route=Route.NATIVE, versions=_BEFORE),
-    good=Example(deepspeed=zero(2), route=Route.NATIVE, versions=_BEFORE),
+    good=Example(deepspeed=zero(2, **_GROUP, **_ADAMW), route=Route.NATIVE, versions=_BEFORE),
     evidence=fails(not_reproduced=_NOT_HERE),
     holds_for=(_OLDER,),
 )

@@ -91,7 +91,7 @@ def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) 
 )
 def _values_differ(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.arguments, situation.file
-    ranks = None if situation.topology is None else situation.topology.data_parallel_size
+    ranks = None if situation.topology is None else situation.topology.world_size
     for path, names, said in (*_compared(trainer), *_global_batch(trainer, ranks)):
         if file.value(*path) in (None, "auto", said.value) or not _is_read(said.value):
             continue
