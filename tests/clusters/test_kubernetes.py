@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from clients import path_with
 from namespaces import NamespaceNodes, can_make_nodes
 from runs import run_command
 
@@ -26,7 +27,7 @@ _POD_FOLDERS = ("/zerofit/job", "/zerofit/run")
 def _manifest(place: Path, *words: str, **more: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the ConfigMap and the job that `zerofit submit` has kubectl create."""
     shutil.copy(_SCRIPTS / "loop.py", place)
-    path = _kubectl(place, f'echo "$@" >>{place}/calls; echo configmap/zf; echo jobs/zf')
+    path = path_with(place, "kubectl", script=f'echo "$@" >>{place}/calls; echo configmap/zf; echo jobs/zf')
     done = run_command((*_SUBMIT, *_NODES, *words, "loop.py", "4", "0"), place, **more, PATH=path).check()
     assert done.stdout == "jobs/zf\n"
     (folder,) = (place / "zerofit-runs").glob("2*")
@@ -35,14 +36,6 @@ def _manifest(place: Path, *words: str, **more: str) -> tuple[dict[str, Any], di
     assert (place / "calls").read_text().splitlines() == [f"{create} --dry-run=server", create]
     config_map = json.loads((folder / "job.config-map.json").read_text())
     return config_map, yaml.safe_load((folder / "job.yaml").read_text())
-
-
-def _kubectl(place: Path, script: str) -> str:
-    """Return a PATH with a kubectl that does so."""
-    (place / "bin").mkdir(exist_ok=True)
-    (place / "bin" / "kubectl").write_text(f"#!/bin/sh\n{script}\n")
-    (place / "bin" / "kubectl").chmod(0o755)
-    return f"{place / 'bin'}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,7 @@ def _kubectl(place: Path, script: str) -> str:
 )
 def test_a_cluster_out_of_reach_is_no_refusal(tmp_path: Path, says: str, error: str | None) -> None:
     shutil.copy(_SCRIPTS / "loop.py", tmp_path)
-    path = _kubectl(tmp_path, f"echo '{says}' >&2; exit 1")
+    path = path_with(tmp_path, "kubectl", script=f"echo '{says}' >&2; exit 1")
     done = run_command((*_SUBMIT, *_NODES, "loop.py", "4", "0"), tmp_path, PATH=path)
     assert done.exit_code == 1
     what = "kubectl can't reach its scheduler" if error else "kubectl refused the request"

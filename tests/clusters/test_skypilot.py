@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from clients import path_with
 from namespaces import NamespaceNodes, can_make_nodes
 from runs import run_command
 
@@ -38,18 +39,10 @@ print(json.dumps({**said, "envs": dict(task.envs), "secrets": list(task.secrets)
 """
 
 
-def _client(place: Path, script: str) -> str:
-    """Return a PATH with a sky that does so."""
-    (place / "bin").mkdir(exist_ok=True)
-    (place / "bin" / "sky").write_text(f"#!/bin/sh\n{script}\n")
-    (place / "bin" / "sky").chmod(0o755)
-    return f"{place / 'bin'}:{os.environ['PATH']}"
-
-
 def _job(place: Path, *words: str, says: str = "Managed Job ID: 7", **more: str) -> tuple[Path, str]:
     """Submit to a client that says so; return the job's file and the client's arguments."""
     shutil.copy(_SCRIPTS / "loop.py", place)
-    path = _client(place, f'echo "$@" >{place}/calls; echo "{says}"')
+    path = path_with(place, "sky", script=f'echo "$@" >{place}/calls; echo "{says}"')
     run_command((*_SUBMIT, *words, "loop.py", "4", "0"), place, **more, PATH=path).check()
     (folder,) = (place / "zerofit-runs").glob("2*")
     return folder / "job.sky.yaml", (place / "calls").read_text().strip()
@@ -68,7 +61,7 @@ def test_the_state_is_that_of_the_queue(
 ) -> None:
     _job(tmp_path, "--gpus", "1xA100-80G")
     queue = f"echo 'Checking the controller [1/2]'; echo '{json.dumps(records, indent=2)}'"
-    path = _client(tmp_path, f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}')
+    path = path_with(tmp_path, "sky", script=f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}')
     command = (sys.executable, "-m", "zerofit", "runs", "status", "--json")
     status = json.loads(run_command(command, tmp_path, PATH=path).check().stdout)
     assert status["job_id"] == "7"
@@ -78,7 +71,7 @@ def test_the_state_is_that_of_the_queue(
 def test_a_cloud_out_of_reach_is_no_refusal(tmp_path: Path) -> None:
     said = "sky.exceptions.CloudError: requests error (ConnectionError): Max retries exceeded with url: /x"
     shutil.copy(_SCRIPTS / "loop.py", tmp_path)
-    path = _client(tmp_path, f"echo '{said}' >&2; exit 1")
+    path = path_with(tmp_path, "sky", script=f"echo '{said}' >&2; exit 1")
     done = run_command((*_SUBMIT, "--gpus", "1xA100-80G", "loop.py", "4", "0"), tmp_path, PATH=path)
     assert done.exit_code == 1
     assert "error[scheduler-unreachable]: sky can't reach its scheduler\n" in done.stderr

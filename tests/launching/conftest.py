@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 from example_runs import (
     GLOBAL_BATCH_SIZE,
     Losses,
+    PlainLosses,
     accelerate_example,
     accelerate_losses,
     plain_accelerate_launch,
@@ -46,19 +48,33 @@ def _ops(built_ops: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def plain_accelerate(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """Losses of the accelerate example under the stock launcher, in one process."""
-    folder = tmp_path_factory.mktemp("plain-accelerate")
-    plain_accelerate_launch(accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
-    return accelerate_losses(folder)
+def plain_losses(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> PlainLosses:
+    """Losses of an example, by route and more arguments, under the stock launcher in one process."""
+    examples = {
+        "accelerate": (accelerate_example, accelerate_losses),
+        "trainer": (trainer_example, trainer_losses),
+    }
+
+    @cache
+    def of(route: str, arguments: tuple[str, ...] = ()) -> Losses:
+        folder = tmp_path_factory.mktemp(f"plain-{route}")
+        command, losses = examples[route]
+        plain_accelerate_launch([*command(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), *arguments], folder)
+        return losses(folder)
+
+    return of
 
 
 @pytest.fixture(scope="session")
-def plain_trainer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+def plain_accelerate(plain_losses: PlainLosses) -> Losses:
+    """Losses of the accelerate example under the stock launcher, in one process."""
+    return plain_losses("accelerate")
+
+
+@pytest.fixture(scope="session")
+def plain_trainer(plain_losses: PlainLosses) -> Losses:
     """Losses of the Trainer example under the stock launcher, in one process."""
-    folder = tmp_path_factory.mktemp("plain-trainer")
-    plain_accelerate_launch(trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
-    return trainer_losses(folder)
+    return plain_losses("trainer")
 
 
 @pytest.fixture(scope="session")

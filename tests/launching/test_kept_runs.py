@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from clients import path_with
 from runs import Run, run_command
 
 _OK, _FAILED, _KILLED = "2026-01-01_00-00-00-ok", "2026-01-02_00-00-00-failed", "2026-01-03_00-00-00-killed"
@@ -133,11 +134,7 @@ def _make_job(kept: Path, *files: str) -> Path:
 
 def _slurm_says(folder: Path, script: str) -> str:
     """Return a PATH with a scontrol and a scancel that answer so."""
-    (folder / "bin").mkdir()
-    for client in ("scontrol", "scancel"):
-        (folder / "bin" / client).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / "bin" / client).chmod(0o755)
-    return f"{folder / 'bin'}:{os.environ['PATH']}"
+    return path_with(folder, "scontrol", "scancel", script=script)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from example_runs import (
     FP32_TOLERANCE,
     GLOBAL_BATCH_SIZE,
     Losses,
+    PlainLosses,
     accelerate_example,
     accelerate_losses,
     assert_same,
-    plain_accelerate_launch,
     trainer_example,
     trainer_losses,
 )
@@ -107,20 +107,6 @@ def _recoveries(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def references(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Losses]:
-    """Return the losses of an example under the stock launcher, in one process."""
-
-    @cache
-    def losses(route: str, sizes: tuple[str, ...]) -> Losses:
-        folder, example = tmp_path_factory.mktemp(f"plain-{route}"), _EXAMPLES[route]
-        command = example.command(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
-        plain_accelerate_launch([*command, *sizes], folder)
-        return example.losses(folder)
-
-    return losses
-
-
-@pytest.fixture(scope="session")
 def peaks(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, int]]:
     """Return the bytes that lived in each phase of an unlimited run, on the rank that has the most."""
 
@@ -150,7 +136,7 @@ def test_a_run_goes_on_from_its_checkpoint(
     plan: str,
     phase: str,
     data_dir: Path,
-    references: Callable[..., Losses],
+    plain_losses: PlainLosses,
     peaks: Callable[..., dict[str, int]],
     tmp_path: Path,
 ) -> None:
@@ -168,12 +154,12 @@ def test_a_run_goes_on_from_its_checkpoint(
     (recovery,) = _recoveries(run)
     assert recovery["resumed_from"].startswith(str(tmp_path / "out" / "checkpoint-"))
     assert recovery["lost_steps"] <= _SAVED_EACH
-    assert_same(example.losses(run.folder), references(route, sizes), tolerance=FP32_TOLERANCE)
+    assert_same(example.losses(run.folder), plain_losses(route, sizes), tolerance=FP32_TOLERANCE)
 
 
 @pytest.mark.slow
 def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(
-    data_dir: Path, references: Callable[..., Losses], tmp_path: Path
+    data_dir: Path, plain_losses: PlainLosses, tmp_path: Path
 ) -> None:
     example, flags = _EXAMPLES["trainer"], ("--gpus=2x24GB", "--num-processes=2")
     target = _target(example, data_dir, flags, *example.large)
@@ -181,7 +167,7 @@ def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(
     recovery = _recoveries(run)[-1]
     assert recovery["strategy"].startswith("ZeRO-1")
     assert recovery["resumed_from"] is None
-    assert_same(example.losses(run.folder), references("trainer", example.large), tolerance=FP32_TOLERANCE)
+    assert_same(example.losses(run.folder), plain_losses("trainer", example.large), tolerance=FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +178,7 @@ def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(
     ],
 )
 def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_refuses(
-    route: str, plan: str, data_dir: Path, references: Callable[..., Losses], tmp_path: Path
+    route: str, plan: str, data_dir: Path, plain_losses: PlainLosses, tmp_path: Path
 ) -> None:
     """The script refuses an output folder of the attempt before.
 
@@ -206,7 +192,7 @@ def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_ref
     recovery = _recoveries(run)[-1]
     assert "optimizer on cpu" in recovery["strategy"]
     assert recovery["resumed_from"] is None
-    assert_same(example.losses(run.folder), references(route, sizes), tolerance=FP32_TOLERANCE)
+    assert_same(example.losses(run.folder), plain_losses(route, sizes), tolerance=FP32_TOLERANCE)
     left = {path.name for path in tmp_path.iterdir()} - {"out", "zerofit-runs"}
     assert left == ({"out.before-recovery-1"} if route == "accelerate" else set())
     assert not any(tmp_path.rglob(".zerofit-saving.*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ _TRAINER = (
 
 Losses = list[tuple[int, float, float]]
 """(step, loss, learning rate) of each optimizer step."""
+PlainLosses = Callable[..., Losses]
+"""Losses of an example, by route and more arguments, under the stock launcher: the fixture plain_losses."""
 
 
 def accelerate_example(data_dir: Path, *, micro_batch_size: int) -> list[str]:

@@ -83,7 +83,8 @@ def config(
     Trainer. DeepSpeed's numbers are explicit: by default 1 for micro-batch and accumulation, and no clipping.
     For another machine than this one, set --num-processes to its number of GPUs.
     """
-    console, by_script = Console(), tuple[str, ...]()
+    console = Console()
+    by_script: tuple[str, ...] = ()
     model_flags, machine_flags, request = settings_of({**settings_from(flags), "elsewhere": True})
     if source is not None and (imported := _read(source)) is not None:
         is_planned = model_flags.model is not None

@@ -90,9 +90,9 @@ def why_it_loses(
         return f"{ratio - 1:.0%} slower"
     if _is_close(loser, problem) and not _is_close(chosen, problem):
         return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
-    if _tier(loser, problem) == OFFLOADED > _tier(chosen, problem):
+    if tier_in(problem, loser.strategy) == OFFLOADED > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
-    if _tier(loser, problem) > _tier(chosen, problem):
+    if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:
         return "no faster, and less simple"
@@ -103,8 +103,9 @@ def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
     return problem.is_close(one.estimate.device, one.estimate.host)
 
 
-def _tier(one: EstimatedStrategy, problem: Problem) -> float:
-    return tier(one.strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
+def tier_in(problem: Problem, strategy: Strategy) -> float:
+    """Return how far a strategy goes from what the script, or the user's flags, say."""
+    return tier(strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
 
 
 def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> Iterator[Reason]:

@@ -13,7 +13,7 @@ from zerofit.core.facts import parameters
 from zerofit.core.request import FLAGS
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
-from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.make_plan import tier_in, why_it_loses
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.plan_words import (
     batch,
@@ -30,7 +30,7 @@ from zerofit.planning.plan_words import (
     time,
     workload_words,
 )
-from zerofit.planning.search import OFFLOADED, SAME_TIME, tier
+from zerofit.planning.search import OFFLOADED, SAME_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -243,18 +243,12 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         strategy = label(chosen, problem.topology, beside=before)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
         line += ", closely" if suggestion.is_close else ""
-        is_same = suggestion.has_same_samples and _keeps_results(chosen, problem)
+        is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOADED)
         yield f"{line}; {'the same' if is_same else 'other'} results"
         own = problem.request.typed[0]
         is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
         if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):
             yield f"{_COMMAND}{command_with(suggestion.flags, problem.request)}"
-
-
-def _keeps_results(strategy: Strategy, problem: Problem) -> bool:
-    """Return True if a strategy trains what the script does, up to the order of sums."""
-    step = tier(strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
-    return step in (0, OFFLOADED)
 
 
 def command_with(flags: str, request: Request) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates, default_precision
 from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
-from zerofit.planning.make_plan import plan_of
+from zerofit.planning.make_plan import plan_of, tier_in
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import kind_of, search, tier
+from zerofit.planning.search import kind_of, search
 from zerofit.planning.stages_by_memory import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
@@ -96,12 +96,8 @@ def solve(
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
-    found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
-    if (uneven := _uneven_stages(problem, found, estimator_of)) is not None:
-        by_memory = _search(uneven, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
-        if by_memory.chosen is not None:
-            problem, found = uneven, by_memory
-    tier_of = _tier_of(problem)
+    problem, found = _with_stages(problem, space.strategies, estimator_of, num_fastest=num_fastest)
+    tier_of = partial(tier_in, problem)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
         layouts = compare_layouts(problem, solve=lambda one: _best_or_nearest(one, estimator_of))
@@ -207,18 +203,23 @@ def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
 
 
 def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
-    strategies = candidates(problem).strategies
-    found = _search(problem, strategies, estimator_of, compares=True)
-    if (uneven := _uneven_stages(problem, found, estimator_of)) is not None:
-        found = _search(uneven, strategies, estimator_of, compares=True)
+    _, found = _with_stages(problem, candidates(problem).strategies, estimator_of)
     return found.chosen or found.nearest
 
 
-def _uneven_stages(problem: Problem, found: TrainingResult, estimator_of: EstimatorOf) -> Problem | None:
-    """Return the problem with stages that fit, if those of equal time do not."""
+def _with_stages(
+    problem: Problem, strategies: Sequence[Strategy], estimator_of: EstimatorOf, *, num_fastest: int = 0
+) -> tuple[Problem, TrainingResult]:
+    """Return what a search finds, and its problem: with stages by memory if those of equal time don't fit."""
+    found = _search(problem, strategies, estimator_of, compares=True, num_fastest=num_fastest)
     if found.chosen is not None or found.nearest is None:
-        return None
-    return share_by_memory(problem, found.nearest.strategy, estimator_of)
+        return problem, found
+    uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
+    if uneven is not None:
+        by_memory = _search(uneven, strategies, estimator_of, compares=True, num_fastest=num_fastest)
+        if by_memory.chosen is not None:
+            return uneven, by_memory
+    return problem, found
 
 
 def _search(
@@ -234,16 +235,12 @@ def _search(
         strategies,
         estimator=estimator_of(problem),
         device_bytes=problem.device_bytes,
-        tier_of=_tier_of(problem),
+        tier_of=partial(tier_in, problem),
         own=own if own in strategies else None,
         wins=wins,
         compares=compares,
         num_fastest=num_fastest,
     )
-
-
-def _tier_of(problem: Problem) -> Callable[[Strategy], float]:
-    return partial(tier, fixed=fields_said(problem.request), own_precision=problem.own_precision)
 
 
 def _why_shared(alone: EstimatedStrategy | None) -> str:

@@ -86,11 +86,11 @@ class TrainingEstimator:
         self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
         """Bytes; without end where the user names a folder on a disk that is not known."""
         num_stages = problem.topology.pipeline_parallel_size
-        self._stages = sorted({0, 1, num_stages - 2, num_stages - 1} & {*range(num_stages)})
-        """Those that may be the fullest: the first has most in flight and the embeddings, the second may have
-        a block more, the last but one has as many as any, and the last has the head."""
-        if problem.topology.stage_blocks:
-            self._stages = list(range(num_stages))
+        ends = {0, 1, num_stages - 2, num_stages - 1}
+        self._stages = [one for one in range(num_stages) if one in ends or problem.topology.stage_blocks]
+        """Those that may be the fullest: all if shared by memory. Else the first has most in flight and the
+        embeddings, the second may have a block more, the last but one has as many as any, and the last has
+        the head."""
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], Lines] = {}
         self._devices: dict[Strategy, MemoryEstimate | None] = {}

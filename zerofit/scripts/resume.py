@@ -53,20 +53,20 @@ class ResumeWay:
         return (*kept, self.option, *(() if self.is_switch else (str(checkpoint),)))
 
 
-def resume_way(capture: Capture | None, *, script: str | None = None) -> ResumeWay:
+def resume_way(capture: Capture | None, *, target: tuple[str, ...] | None = None) -> ResumeWay:
     """Return how a script resumes; an unknown way if nothing shows it.
 
     Args:
         capture: of the script; None if it was not captured.
-        script: its file, which is read then.
+        target: the script and its arguments, which is read then.
     """
     if capture is not None and capture.route is Route.TRAINER:
         return ResumeWay(is_by_trainer=True)
-    path = script if capture is None else script_of(capture.target)
-    if path is None:
+    target = target if capture is None else capture.target
+    if target is None:
         return ResumeWay()
     try:
-        tree = ast.parse(Path(path).read_bytes())
+        tree = ast.parse(Path(script_of(target)).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ResumeWay()
     options = dict(_options(tree))

@@ -11,6 +11,7 @@ from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence, Place, Said
 from zerofit.scripts.facts import Action
+from zerofit.scripts.source.names import PLAIN_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _ARGUMENT = re.compile(r"[a-z_]\w*")
-# Classes with the catalog's fields and defaults; TRL's have others.
-_PLAIN_CLASSES = ("TrainingArguments(", "Seq2SeqTrainingArguments(")
 
 
 def read_training_arguments(
@@ -55,7 +54,7 @@ def read_training_arguments(
         return TrainerSettings(said=dict(_of_arguments(arguments, fields)), shows_all=shows_all)
     said = {keyword.name: _of_keyword(keyword, script) for keyword in keywords}
     given = frozenset(name for call in made for name in call.given)
-    is_plain = len(made) == 1 and _class_of(made[0].seen.text) in _PLAIN_CLASSES
+    is_plain = len(made) == 1 and _class_of(made[0].seen.text) in PLAIN_ARGUMENTS
     return TrainerSettings(
         said={name: field for name, field in said.items() if fields.find(name) is not None},
         unread=given - set(said) - {"**"},
@@ -69,9 +68,8 @@ def read_training_arguments(
 
 
 def _class_of(text: str) -> str:
-    """Return "TrainingArguments(" of "transformers.TrainingArguments(output_dir=...)"."""
-    called = text.partition("(")[0]
-    return f"{called.rpartition('.')[2]}("
+    """Return "TrainingArguments" of "transformers.TrainingArguments(output_dir=...)"."""
+    return text.partition("(")[0].rpartition(".")[2]
 
 
 def _of_keyword(keyword: Keyword, script: str) -> Said[Any]:

@@ -177,7 +177,7 @@ def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None
 
 def _resumed(plan: Plan, job: Job, checkpoint: str | None) -> tuple[Plan, tuple[str, ...]]:
     """Return plan and script arguments that resume from a checkpoint."""
-    way = resume_way(plan.capture, script=None if job.target[0] == "-m" else job.target[0])
+    way = resume_way(plan.capture, target=job.target)
     if checkpoint is None or not way.is_known:
         return plan, job.target
     by_trainer = checkpoint if way.is_by_trainer else None

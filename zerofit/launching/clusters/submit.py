@@ -169,7 +169,7 @@ def submit(
     check_libraries(observer)
     planned = _plan(target, model, request, elsewhere, capture_limit_s, observer)
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
-    way = resume_way(plan.capture, script=None if target[0] == "-m" else target[0])
+    way = resume_way(plan.capture, target=target)
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
     to_launch = PlannedLaunch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)

@@ -31,6 +31,8 @@ PARSE_CALLS = {
     *("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"),
     "parse_args_and_config",
 }
+PLAIN_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
+"""transformers' own, whose fields and defaults the catalog has; TRL's classes have others."""
 PLUGINS = {f"accelerate.{module}DeepSpeedPlugin" for module in ("", "utils.", "utils.dataclasses.")}
 ARGUMENT_PARSERS = {"argparse.ArgumentParser"}
 DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
+from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, Reading
@@ -22,7 +23,6 @@ _NO_CALL = CallSite(node=ast.Constant(None))
 """Marks code of functions that the script does not call."""
 _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
 _PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
-_PLAIN_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -53,24 +53,25 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
 def _parses_plain_arguments(tree: ast.Module) -> bool:
     """Return True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
     nodes = list(ast.walk(tree))
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if "parse_args_into_dataclasses" not in called:
+        return False
     imported = {
         alias.asname or alias.name
         for node in nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "transformers"
         for alias in node.names
-        if alias.name in _PLAIN_ARGUMENTS
-    } | {f"transformers.{name}" for name in _PLAIN_ARGUMENTS}
+        if alias.name in names.PLAIN_ARGUMENTS
+    } | {f"transformers.{name}" for name in names.PLAIN_ARGUMENTS}
     own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
     parsed = {
         ast.unparse(one)
-        for call in calls
-        if ast.unparse(call.func).rpartition(".")[2] == "HfArgumentParser"
+        for call in nodes
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "HfArgumentParser"
         for argument in (*call.args, *(keyword.value for keyword in call.keywords))
         for one in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
     }
-    parses = any(ast.unparse(call.func).endswith(".parse_args_into_dataclasses") for call in calls)
-    return parses and bool(parsed & (imported - own))
+    return bool(parsed & (imported - own))
 
 
 def _read_the_rest(reading: Reading, tree: ast.Module) -> None:

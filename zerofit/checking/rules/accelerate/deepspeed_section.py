@@ -21,6 +21,7 @@ from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails,
 from zerofit.checking.rules.examples import (
     ACCELERATE,
     NAMING_LAUNCH,
+    SMALL,
     ZERO2_LAUNCH,
     config,
     launching,
@@ -43,17 +44,6 @@ _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _PRECISION = ("mixed_precision",)
 _STEPS = "gradient_accumulation_steps"
 _GATHER = "zero3_save_16bit_model"
-_SAVES = """\
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator()
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-data = torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=2)
-model, optimizer, data = accelerator.prepare(model, optimizer, data)
-state = accelerator.get_state_dict(model)
-"""
 _FOUR = """\
 import torch
 from accelerate import Accelerator
@@ -176,8 +166,8 @@ def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
 )
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
-    launch, _ = launch_of_deepspeed(situation) or (None, None)
-    if launch is None or named_deepspeed_file(launch) is not None:
+    launch = _launch_without_file(situation)
+    if launch is None:
         return
     for part in ("optimizer", "param"):
         device = launch_value(launch, f"offload_{part}_device")
@@ -185,6 +175,12 @@ def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
         if device is not None and str(device.value).lower() == "nvme":
             told = f" with {folder.text}" if folder else ""
             yield Hit(found=f"{device.text}{told}", place=device.place)
+
+
+def _launch_without_file(situation: Situation) -> LaunchLayers | None:
+    """Return an `accelerate launch` with DeepSpeed that names no DeepSpeed file; None otherwise."""
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    return None if launch is None or named_deepspeed_file(launch) is not None else launch
 
 
 @Rule(
@@ -199,9 +195,9 @@ def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("gradient_clipping", 1.0)),
 )
 def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
-    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    launch = _launch_without_file(situation)
     clipping = launch_value(launch, "gradient_clipping") if launch else None
-    if launch is None or clipping is None or named_deepspeed_file(launch) is not None:
+    if clipping is None:
         return
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if float(clipping.value) == 0:
@@ -249,13 +245,21 @@ def _steps_missing(situation: Situation) -> Iterator[Hit]:
 
 def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
     """Return the DeepSpeed file, the steps passed to Accelerator(...), and a hit comparing them."""
-    script, file = situation.script, situation.deepspeed
+    file = situation.deepspeed
+    if file is None or situation.route is not Route.ACCELERATE:
+        return None
+    keyword, hit = _steps_of_script(situation, f"{say(file, _STEPS)} in {file.name}") or (None, None)
+    return (file, keyword, hit) if keyword and hit else None
+
+
+def _steps_of_script(situation: Situation, beside: str) -> tuple[Keyword, Hit] | None:
+    """Return the steps passed to Accelerator(...), and a hit comparing them with another number's text."""
+    script = situation.script
     for keyword in script.accelerator_keywords if script else ():
-        is_number = keyword.name == _STEPS and type(keyword.value) is int
-        if script and file and is_number and situation.route is Route.ACCELERATE:
+        if script and keyword.name == _STEPS and type(keyword.value) is int:
             place = Place(file=script.name, line=keyword.line, column=keyword.column)
-            found = f"Accelerator({keyword.text}) with {say(file, _STEPS)} in {file.name}"
-            return file, keyword, Hit(found=found, place=place, confidence=keyword.confidence)
+            found = f"Accelerator({keyword.text}) with {beside}"
+            return keyword, Hit(found=found, place=place, confidence=keyword.confidence)
     return None
 
 
@@ -289,22 +293,12 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
     evidence=ignored((_STEPS, 2)),
 )
 def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
-    launch, script = _launch_without_file(situation), situation.script
+    launch = _launch_without_file(situation)
     said = launch_value(launch, _STEPS) if launch else None
     steps = None if said is None else whole_number(said.value)
-    if said is None or steps is None or script is None:
-        return
-    for keyword in script.accelerator_keywords:
-        if keyword.name == _STEPS and type(keyword.value) is int and keyword.value != steps:
-            place = Place(file=script.name, line=keyword.line, column=keyword.column)
-            found = f"Accelerator({keyword.text}) with {said.text}"
-            yield Hit(found=found, place=place, confidence=keyword.confidence)
-
-
-def _launch_without_file(situation: Situation) -> LaunchLayers | None:
-    """Return an `accelerate launch` with DeepSpeed that names no DeepSpeed file; None otherwise."""
-    launch, _ = launch_of_deepspeed(situation) or (None, None)
-    return None if launch is None or named_deepspeed_file(launch) is not None else launch
+    keyword, hit = (_steps_of_script(situation, said.text) if said else None) or (None, None)
+    if steps is not None and keyword and hit and keyword.value != steps:
+        yield hit
 
 
 @Rule(
@@ -314,8 +308,8 @@ def _launch_without_file(situation: Situation) -> LaunchLayers | None:
     why="each rank has a part of them: get_state_dict raises, and Trainer saves no weights file",
     fix="set zero3_save_16bit_model to true, or convert checkpoints with zero_to_fp32.py",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=replace(launching({"zero_stage": 3}), script=_SAVES),
-    good=replace(launching({"zero_stage": 3, "zero3_save_16bit_model": True}), script=_SAVES),
+    bad=replace(launching({"zero_stage": 3}), script=SMALL),
+    good=replace(launching({"zero_stage": 3, "zero3_save_16bit_model": True}), script=SMALL),
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
@@ -328,18 +322,11 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     gathers = launch_value(launch, _GATHER)
     if gathers is not None and str(gathers.value).lower() == "true":
         return
-    file = launch.file
-    in_file = file is not None and file.at(DEEPSPEED_SECTION, "zero_stage") is not None
-    edits = (
-        (SetValue(document=file.name, path=(DEEPSPEED_SECTION, _GATHER), value=True),)
-        if file and in_file
-        else ()
-    )
-    yield Hit(
-        found=f"{stage.text} with {gathers.text if gathers else f'no {_GATHER}'}",
-        place=stage.place,
-        edits=edits,
-    )
+    edits: tuple[Edit, ...] = ()
+    if (file := launch.file) and file.at(DEEPSPEED_SECTION, "zero_stage"):
+        edits = (SetValue(document=file.name, path=(DEEPSPEED_SECTION, _GATHER), value=True),)
+    told = gathers.text if gathers else f"no {_GATHER}"
+    yield Hit(found=f"{stage.text} with {told}", place=stage.place, edits=edits)
 
 
 RULES = declared(vars())

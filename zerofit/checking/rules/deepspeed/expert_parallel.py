@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails
+from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, hit_at
 from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, changed, zero
 from zerofit.checking.situation import is_read_by_others, stage_of
-from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import ZeroStage
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Document
 
 
 _PATH = ("expert_parallel", "enabled")
@@ -48,15 +46,12 @@ _BEFORE = {"transformers": "5.22.0"}
     holds_for=("transformers>=5.23",),
 )
 def _newer_registry(situation: Situation) -> Iterator[Hit]:
-    yield from _hits(situation.file)
+    if _is_on(situation):
+        yield hit_at(situation.file, _PATH)
 
 
-def _hits(document: Document, *more: str) -> Iterator[Hit]:
-    """Yield a hit if expert parallelism is on."""
-    entry = document.at(*_PATH)
-    if entry is not None and document.value(*_PATH) is True:
-        found = " with ".join((say(document, *_PATH), *more))
-        yield Hit(found=found, place=document.place(entry.key_span))
+def _is_on(situation: Situation) -> bool:
+    return situation.file.value(*_PATH) is True
 
 
 @Rule(
@@ -72,11 +67,11 @@ def _hits(document: Document, *more: str) -> Iterator[Hit]:
     holds_for=(_OLDER,),
 )
 def _own_optimizer(situation: Situation) -> Iterator[Hit]:
-    if situation.file.at(*_PATH) is None or situation.file.at("optimizer") is not None:
+    if not _is_on(situation) or situation.file.at("optimizer") is not None:
         return
     stage = stage_of(situation)
     if stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
-        yield from _hits(situation.file, f"{stage.text} and no optimizer section")
+        yield hit_at(situation.file, _PATH, f"{stage.text} and no optimizer section")
 
 
 @Rule(
@@ -92,9 +87,8 @@ def _own_optimizer(situation: Situation) -> Iterator[Hit]:
     holds_for=(_OLDER,),
 )
 def _saves_a_part(situation: Situation) -> Iterator[Hit]:
-    for hit in _hits(situation.file):
-        if is_read_by_others(situation):
-            yield hit
+    if _is_on(situation) and is_read_by_others(situation):
+        yield hit_at(situation.file, _PATH)
 
 
 RULES = declared(vars())
