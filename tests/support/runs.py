@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+import pytest
 from typed_flags import check_flags_were_typed
+
+from zerofit.core.rank_observation import read_observation
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
@@ -58,17 +63,38 @@ def environment(**more: str) -> dict[str, str]:
 
 def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
     """Run a command in a folder to its end; messages of zerofit must name no flag that is not in it."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT_S,
-    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(**more), stdout=pipe, stderr=pipe, text=True
+    ) as run:
+        try:
+            stdout, stderr = run.communicate(timeout=RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            stacks = _stacks(run.pid, folder)
+            run.terminate()  # zerofit ends its ranks
+            stdout, stderr = run.communicate()
+            pytest.fail(f"no end after {RUN_TIMEOUT_S} s\n{stdout}\n{stderr}\n{stacks}")
     if tuple(command[1:3]) == ("-m", "zerofit"):
-        check_flags_were_typed(command, done.stderr)
-    return Run(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr, folder=folder)
+        check_flags_were_typed(command, stderr)
+    return Run(exit_code=run.returncode, stdout=stdout, stderr=stderr, folder=folder)
+
+
+def _stacks(pid: int, folder: Path) -> str:
+    """Return each process under a command that hangs, and the stacks of those that are ranks."""
+    processes = psutil.Process(pid).children(recursive=True)
+    live = (path for path in folder.glob("zerofit-runs/*/**/rank*.live"))
+    ranks = [read_observation(path.parent, int(path.stem.removeprefix("rank"))) for path in live]
+    dumps = {rank.pid: rank.dump_signal for rank in ranks if rank is not None}
+    for process in processes:
+        # A DataLoader's worker has its rank's handler.
+        if (number := dumps.get(process.pid) or dumps.get(process.ppid())) is not None:
+            process.send_signal(number)
+            time.sleep(1.0)
+    shown = [
+        f"{process.pid} of {process.ppid()}, {process.status()}: {process.name()}" for process in processes
+    ]
+    shown += [f"{path}\n{path.read_text()}" for path in folder.glob("zerofit-runs/*/**/rank*.stack")]
+    return "\n".join(shown)
 
 
 def run_two_ranks(script: Path, folder: Path, *arguments: str) -> Run:
