@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _PAIR = ("--num-processes", "2", "--pipeline-parallel-size", "2")
 _FOUR = ("--num-processes", "4", "--pipeline-parallel-size", "4")
 _TWO_PAIRS = ("--num-processes", "4", "--pipeline-parallel-size", "2")
+_TWO_EACH = ("--pipeline-stages-per-rank", "2")
 
 
 @pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
@@ -56,6 +57,13 @@ _CASES = {
     "untied": ("llama", _PAIR, ()),
     "alibi": ("alibi", _PAIR, ()),
     "four stages": ("qwen3, four blocks", _FOUR, ()),
+    "interleaved": ("qwen3, four blocks", (*_PAIR, *_TWO_EACH), ()),
+    "interleaved, two pipelines": ("tied, four blocks", (*_TWO_PAIRS, *_TWO_EACH), ("--accumulation", "2")),
+    "interleaved, micro-batches of 3": (
+        "tied, four blocks",
+        (*_PAIR, *_TWO_EACH, "--micro-batch-size", "3", "--gradient-checkpointing"),
+        ("--layout", "left"),
+    ),
     "checkpointing": ("llama", (*_PAIR, "--gradient-checkpointing"), ()),
     "micro-batches of 2": ("tied", (*_PAIR, "--micro-batch-size", "2"), ()),
     "micro-batches of 3": ("llama", (*_TWO_PAIRS, "--micro-batch-size", "3"), ()),
@@ -88,14 +96,18 @@ def test_a_trainer_goes_back_to_its_best_weights(runs: Runs) -> None:
 
 
 @pytest.mark.evidence
-@pytest.mark.parametrize("resumed_by", ["a pipeline", "one process"])
+@pytest.mark.parametrize("resumed_by", ["a pipeline", "interleaved stages", "one process"])
 @pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
     resumed_by: str, by_trainer: bool, runs: Runs
 ) -> None:
     """A checkpoint is that of one process, and so resumes there too."""
-    resumed_on = _PAIR if resumed_by == "a pipeline" else ("--num-processes", "1")
-    resume_alike(runs, "tied", _PAIR, by_trainer=by_trainer, resumed_on=resumed_on)
+    resumed_on = {
+        "a pipeline": _PAIR,
+        "interleaved stages": (*_PAIR, *_TWO_EACH),
+        "one process": ("--num-processes", "1"),
+    }[resumed_by]
+    resume_alike(runs, "tied, four blocks", _PAIR, by_trainer=by_trainer, resumed_on=resumed_on)
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import replay_live
-from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Stage
+from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
 from zerofit.planning.estimate.engines.pipeline import STAGE_BUFFERS
+from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.layouts import compare_layouts
 from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.problem import Reserve
 from zerofit.planning.solve import best_of, solve
+from zerofit.planning.stages import share_in_turn
 from zerofit.planning.training_estimator import TrainingEstimator
 
 _HIDDEN, _TOKENS, _VOCABULARY = 64, 128, 512
@@ -86,7 +89,7 @@ def test_tied_embeddings_are_on_both_ends() -> None:
     assert ["model.embed_tokens.weight" in names for names in held] == [True, True]
 
 
-def _problem(stages: int, *, num_gpus: int = 2, **fields: Any) -> Any:
+def _problem(stages: int, *, num_gpus: int = 2, per_rank: int = 1, **fields: Any) -> Any:
     asked = problem(
         facts=_FACTS,
         num_gpus=num_gpus,
@@ -94,7 +97,8 @@ def _problem(stages: int, *, num_gpus: int = 2, **fields: Any) -> Any:
         request=Request(pipeline_parallel_size=stages),
         **{"global_batch_size": 16, **fields},
     )
-    return replace(asked, topology=replace(asked.topology, pipeline_parallel_size=stages))
+    sizes: Any = {"pipeline_parallel_size": stages, "pipeline_stages_per_rank": per_rank}
+    return replace(asked, topology=share_in_turn(replace(asked.topology, **sizes), _FACTS))
 
 
 def _estimator(asked: Any) -> TrainingEstimator:
@@ -122,7 +126,7 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> No
     estimator = _estimator(_problem(2))
     setup = estimator._setup(_strategy(4, 4), 0)
     assert setup.stage == Stage(
-        number=0, num_stages=2, passes=1, hidden_bytes_per_sample=_TOKENS * _HIDDEN * 4
+        number=0, num_ranks=2, passes=1, hidden_bytes_per_sample=_TOKENS * _HIDDEN * 4
     )
     alone = replace(setup, stage=replace(setup.stage, number=1))
     held = [_live(one)[RunPhase.BACKWARD]["activations"] for one in (setup, alone)]
@@ -222,6 +226,107 @@ def test_blocks_are_shared_by_memory_where_equally_fast_stages_do_not_fit() -> N
     answer = solve(too_tight, estimator_of=_estimator)
     assert not answer.fits
     assert answer.plan.topology.stage_blocks == ()
+
+
+def test_a_ranks_stages_are_traced_as_one_with_the_blocks_of_all() -> None:
+    asked = _problem(2, per_rank=3)
+    assert asked.topology.stage_blocks == (1, 1, 1, 1, 1, 1)
+    setup = _estimator(asked)._setup(_strategy(4, 4), 1)
+    assert (setup.stage.blocks, list(setup.stage.numbers)) == ((1, 1, 1), [1, 3, 5])
+    assert setup.log is _estimator(asked)._setup(_strategy(4, 4), 1).log
+    assert sum(one.name.endswith("q_proj.weight") for one in setup.log.parameters) == 3
+
+
+def test_interleaved_stages_wait_less_and_hold_more() -> None:
+    fields: Any = {"global_batch_size": 64}
+    strategy = _strategy(8, 8)
+    plain, interleaved = (_estimator(_problem(2, per_rank=count, **fields)) for count in (1, 3))
+    waits, sends = [], []
+    for estimator in (plain, interleaved):
+        time = estimator.estimate(strategy).estimate.step_time
+        assert time is not None
+        terms = {one.name: one.seconds for one in time.terms}
+        waits.append(terms["waiting for other stages"])
+        sends.append(terms["sent between stages"])
+    assert waits[1] == pytest.approx(waits[0] / 3, rel=0.3)  # the slowest rank has other blocks
+    assert sends[1] == pytest.approx(3 * sends[0])
+    held = [_live(one._setup(strategy, 0))[RunPhase.BACKWARD][STAGE_BUFFERS] for one in (plain, interleaved)]
+    assert held[1] > 5 * held[0]  # 5 buffers of each micro-batch in place of 1, and all that was sent
+
+
+@pytest.mark.parametrize(("stage", "number", "expected"), [
+    (Stage(number=0, num_ranks=2, blocks=(1, 1), passes=1, hidden_bytes_per_sample=1), 4,
+     [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]),
+    (Stage(number=1, num_ranks=2, passes=1, hidden_bytes_per_sample=1), 3, [(0, 0), (1, 0), (2, 0)]),
+])  # fmt: skip
+def test_ranks_take_the_micro_batches_of_a_stage_by_rounds(
+    stage: Stage, number: int, expected: list[tuple[int, int]]
+) -> None:
+    assert list(stage.turns(number)) == expected
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("per_rank", [2, 3])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_the_order_of_passes_is_that_of_torch(num_ranks: int, per_rank: int, rounds: int) -> None:
+    from torch.distributed.pipelining import schedules
+
+    number = rounds * num_ranks
+    strategy = _strategy(1, number)
+    for rank in range(num_ranks):
+        torchs: Any = SimpleNamespace(
+            n_local_stages=per_rank,
+            microbatches_per_round=num_ranks,
+            pp_group_size=num_ranks,
+            _n_microbatches=number,
+        )
+        actions = schedules.ScheduleInterleaved1F1B._calculate_single_rank_operations(torchs, rank)
+        theirs = [
+            (one.computation_type.value, one.microbatch_index, one.stage_index) for one in actions if one
+        ]
+        stage = Stage(
+            number=rank, num_ranks=num_ranks, blocks=(1,) * per_rank, passes=1, hidden_bytes_per_sample=1
+        )
+        turns, ahead = list(stage.turns(number)), stage.in_flight(strategy)
+        ours = []
+        for step in range(len(turns) + ahead):
+            if step >= ahead:
+                index, place = turns[step - ahead]
+                ours.append(("B", index, stage.numbers[per_rank - 1 - place]))
+            if step < len(turns):
+                index, place = turns[step]
+                ours.append(("F", index, stage.numbers[place]))
+        assert ours == theirs
+
+
+def test_micro_batches_of_interleaved_stages_come_in_rounds() -> None:
+    space = candidates(_problem(2, per_rank=3, global_batch_size=24))
+    assert sorted({one.gradient_accumulation_steps for one in space.strategies}) == [2, 4, 6, 8, 12, 24]
+    with pytest.raises(UserError, match="each forward pass needs as many micro-batches for each rank"):
+        candidates(_problem(2, per_rank=3, global_batch_size=3))
+
+
+def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -> None:
+    answer = solve(_problem(2, per_rank=2), estimator_of=_estimator)
+    assert answer.fits
+    assert answer.plan.topology.stage_blocks == (1, 2, 2, 1)
+    assert "stages of 1, 2, 2, 1 blocks: in turn on the ranks" in answer.notes
+    kept = plan_from_json(plan_to_json(answer.plan), name="plan.json")
+    machine, versions = answer.plan.machine, answer.plan.versions
+    launched = choose(machine=machine, versions=versions, request=Request(plan=kept, num_processes=2))
+    assert launched.topology == answer.plan.topology
+    fewer = Request(plan=kept, num_processes=2, pipeline_stages_per_rank=1)
+    assert choose(machine=machine, versions=versions, request=fewer).topology.stage_blocks == ()
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(UserError) as error:
+        _problem(2, per_rank=4)
+    assert str(error.value).splitlines()[1:] == [
+        f"  found: 8 stages and 6 blocks of {_FACTS.name}",
+        "  why:   a stage holds whole blocks",
+        "  fix:   set --pipeline-parallel-size times --pipeline-stages-per-rank to 6 or less",
+    ]
 
 
 def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:

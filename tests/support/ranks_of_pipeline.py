@@ -66,12 +66,16 @@ class Ranks:
         return AutoModelForCausalLM.from_pretrained(path).train()
 
     def pipeline(
-        self, model: Any, *, most_rows: int | None = None, blocks: tuple[int, ...] = ()
+        self, model: Any, *, most_rows: int | None = None, blocks: tuple[int, ...] = (), per_rank: int = 1
     ) -> WholeStates:
         """Cut a model into stages."""
         plan = SimpleNamespace(generate_limit_s=4)
         settings: Any = SimpleNamespace(
-            pipeline_parallel_size=STAGES, stage_blocks=blocks, most_rows=most_rows, plan=plan
+            pipeline_parallel_size=STAGES,
+            pipeline_stages_per_rank=per_rank,
+            stage_blocks=blocks,
+            most_rows=most_rows,
+            plan=plan,
         )
         return make_pipeline(model, settings, self.changes)
 
@@ -87,6 +91,7 @@ def compared(
     autocast: bool = False,
     compiled: bool = False,
     blocks: tuple[int, ...] = (),
+    per_rank: int = 1,
 ) -> dict[str, Any]:
     """Return how far loss, gradients and their norm are from those of one process with both batches."""
     model = ranks.model(kind)
@@ -99,14 +104,14 @@ def compared(
         for batch in batches:
             losses.append(alone(**batch).loss)
         sum(losses).div(2).backward()
-        whole = ranks.pipeline(model, most_rows=most_rows, blocks=blocks)
+        whole = ranks.pipeline(model, most_rows=most_rows, blocks=blocks, per_rank=per_rank)
         seen: list[int] = []
         run = whole.pipeline._run
 
-        def watched(received: torch.Tensor, **more: Any) -> Any:
+        def watched(stage: int, received: torch.Tensor, **more: Any) -> Any:
             if received.shape[1] == LENGTH:  # not the sample that tells the format of hidden states
                 seen.append(len(received))
-            return run(received, **more)
+            return run(stage, received, **more)
 
         whole.pipeline._run = watched
         called = torch.compile(model, backend="eager") if compiled else model
@@ -148,13 +153,13 @@ def timeouts(ranks: Ranks) -> dict[str, Any]:
     return {"seconds": [one._get_backend(cpu).options._timeout.total_seconds() for one in made]}
 
 
-def generated(ranks: Ranks) -> dict[str, Any]:
+def generated(ranks: Ranks, kind: str = "llama", *, per_rank: int = 1) -> dict[str, Any]:
     """Greedy text with a cache asked for, and sampled text where each rank has a random state of its own."""
-    model = ranks.model("llama")
+    model = ranks.model(kind)
     prompts = batch_of("whole", rows=2, seed=3)["input_ids"]
     greedy = {"max_new_tokens": 5, "do_sample": False}
     expected = model.generate(prompts, **greedy).tolist()
-    ranks.pipeline(model)
+    ranks.pipeline(model, per_rank=per_rank)
     torch.manual_seed(ranks.rank)
     sampled = model.generate(prompts, max_new_tokens=5, do_sample=True).tolist()
     found = model.generate(prompts, use_cache=True, **greedy).tolist()
@@ -171,12 +176,12 @@ def generated_alone(ranks: Ranks) -> dict[str, Any]:
     return refused(lambda: model.generate(torch.ones(1, 2, dtype=torch.int64), max_new_tokens=2))
 
 
-def saved(ranks: Ranks) -> dict[str, Any]:
+def saved(ranks: Ranks, kind: str = "tied", *, per_rank: int = 1) -> dict[str, Any]:
     """save_pretrained() and get_state_dict() on all ranks, then on rank 0 alone."""
-    model = ranks.model("tied")
+    model = ranks.model(kind)
     expected = {name: one.clone() for name, one in model.state_dict().items()}
-    path = ranks.folder / "tied"
-    whole = ranks.pipeline(model)
+    path = ranks.folder / kind.replace(" ", "-")
+    whole = ranks.pipeline(model, per_rank=per_rank)
     model.save_pretrained(ranks.folder / "saved")
     weights = whole.weights("accelerator.get_state_dict")
     found = {
@@ -234,13 +239,13 @@ def _with_router_loss(model: Any) -> Any:
     return model
 
 
-def evaluated(ranks: Ranks) -> dict[str, Any]:
+def evaluated(ranks: Ranks, kind: str = "llama", *, per_rank: int = 1) -> dict[str, Any]:
     """Evaluation with logits, and for the loss alone; a training pass in eval() is noted."""
-    model = ranks.model("llama").eval()
+    model = ranks.model(kind).eval()
     batch = batch_of("left", rows=5, seed=1)
     with torch.no_grad():
         expected = model(**batch)
-        whole = ranks.pipeline(model)
+        whole = ranks.pipeline(model, per_rank=per_rank)
         found = model(**batch)
         whole.pipeline.gives_logits = False
         alone = model(**batch)
@@ -276,6 +281,9 @@ CASES: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "frozen last stage": lambda ranks: compared(ranks, frozen=("layers.1", "model.norm", "lm_head")),
     "compiled": lambda ranks: compared(ranks, compiled=True),
     "unequal stages": lambda ranks: compared(ranks, "qwen3, four blocks", blocks=(1, 3)),
+    "interleaved": lambda ranks: compared(ranks, "qwen3, four blocks", per_rank=2),
+    "interleaved, five rows": lambda ranks: compared(ranks, "tied, four blocks", rows=5, per_rank=2),
+    "interleaved, bf16": lambda ranks: compared(ranks, "qwen3, four blocks", per_rank=2, autocast=True),
     "bf16": lambda ranks: compared(ranks, autocast=True),
     "gradient on one copy": gradient_on_one_copy,
     "timeouts": timeouts,
@@ -284,6 +292,9 @@ CASES: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "saved": saved,
     "refusals": refusals,
     "evaluated": evaluated,
+    "interleaved, generated": lambda ranks: generated(ranks, "qwen3, four blocks", per_rank=2),
+    "interleaved, saved": lambda ranks: saved(ranks, "tied, four blocks", per_rank=2),
+    "interleaved, evaluated": lambda ranks: evaluated(ranks, "qwen3, four blocks", per_rank=2),
 }
 
 

@@ -122,6 +122,11 @@ _FIELD_OPTIONS = (
         type=_POSITIVE,
         help="Ranks that each hold consecutive blocks of the model, and pass activations on.",
     ),
+    click.option(
+        "--pipeline-stages-per-rank",
+        type=_POSITIVE,
+        help="Stages that each rank of a pipeline holds in turn (interleaved 1F1B): less waiting.",
+    ),
 )
 num_processes_option = click.option(
     "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU."

@@ -82,16 +82,16 @@ class Topology:
     sequence_parallel_size: int = 1
     """Consecutive ranks that share the tokens of the same samples, each with whole layers."""
     pipeline_parallel_size: int = 1
-    """Consecutive ranks that each hold one stage of a copy of the model and get the same samples."""
+    """Consecutive ranks that each hold stages of a copy of the model and get the same samples."""
+    pipeline_stages_per_rank: int = 1
+    """Stages that each of them holds, in turn: stage i is on rank i modulo pipeline_parallel_size."""
     stage_blocks: tuple[int, ...] = ()
     """Blocks of each stage; empty where they are shared by time alone."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, *(one.name for one in dataclasses.fields(self) if one.type == "int"))
-        if self.stage_blocks and len(self.stage_blocks) != self.pipeline_parallel_size:
-            raise ValueError(
-                f"stage_blocks: {len(self.stage_blocks)} numbers for {self.pipeline_parallel_size} stages"
-            )
+        if self.stage_blocks and len(self.stage_blocks) != self.num_stages:
+            raise ValueError(f"stage_blocks: {len(self.stage_blocks)} numbers for {self.num_stages} stages")
         if any(blocks < 1 for blocks in self.stage_blocks):
             raise ValueError(f"stage_blocks: a stage has at least one block, not {min(self.stage_blocks)}")
         if self.world_size % self.num_nodes:
@@ -105,6 +105,11 @@ class Topology:
     def sample_group_size(self) -> int:
         """Consecutive ranks that get the same samples: 1 with data parallelism alone."""
         return self.tensor_parallel_size * self.sequence_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of one copy of the model: 1 without pipeline parallelism."""
+        return self.pipeline_parallel_size * self.pipeline_stages_per_rank
 
     @property
     def data_parallel_size(self) -> int:
@@ -207,6 +212,8 @@ def topology_fields(topology: Topology) -> dict[str, Any]:
     for kind in KINDS_OF_GROUPS:
         if document[f"{kind}_parallel_size"] == 1:
             del document[f"{kind}_parallel_size"]
+    if document["pipeline_stages_per_rank"] == 1:
+        del document["pipeline_stages_per_rank"]
     if not document["stage_blocks"]:
         del document["stage_blocks"]
     return document
@@ -298,5 +305,6 @@ def _ranks(plan: Plan) -> str:
     if topology.sequence_parallel_size > 1:
         ranks += f" in sequence-parallel groups of {topology.sequence_parallel_size}"
     if topology.pipeline_parallel_size > 1:
-        ranks += f" in pipelines of {topology.pipeline_parallel_size} stages"
+        each = f" on {topology.pipeline_parallel_size} ranks" if topology.pipeline_stages_per_rank > 1 else ""
+        ranks += f" in pipelines of {topology.num_stages} stages{each}"
     return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

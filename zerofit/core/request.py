@@ -91,7 +91,9 @@ class Request:
     sequence_parallel_size: int | None = None
     """Ranks that share the tokens of the same samples."""
     pipeline_parallel_size: int | None = None
-    """Ranks that each hold one stage of a copy of the model."""
+    """Ranks that each hold stages of a copy of the model."""
+    pipeline_stages_per_rank: int | None = None
+    """Stages that each of them holds."""
     on_cpu: bool = False
     """True to ignore GPUs."""
     elsewhere: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from zerofit.core.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,3 +37,20 @@ def fill_stages(
         )
         blocks[stage] += 1
     return tuple(blocks)
+
+
+def too_few_blocks(num_stages: int, num_blocks: int, *, model: str) -> UserError:
+    """Return the refusal of more stages than blocks.
+
+    Args:
+        num_stages: of the pipeline.
+        num_blocks: of the model.
+        model: its name, or its class.
+    """
+    return UserError(
+        "pipeline-too-long",
+        "a pipeline has at most as many stages as the model has blocks",
+        found=f"{num_stages} stages and {num_blocks} blocks of {model}",
+        why="a stage holds whole blocks",
+        fix=f"set --pipeline-parallel-size times --pipeline-stages-per-rank to {num_blocks} or less",
+    )

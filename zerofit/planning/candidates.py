@@ -150,20 +150,30 @@ def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
 
 
 def _fills_stages(steps: int | None, problem: Problem) -> bool:
-    """Return True if each forward pass of a pipeline has a micro-batch for each stage, as 1F1B needs."""
-    num_stages = problem.topology.pipeline_parallel_size
-    return num_stages == 1 or steps is None or steps >= num_stages * problem.passes_per_step
+    """Return True if each forward pass of a pipeline has a micro-batch for each rank, as 1F1B needs.
+
+    Where it is interleaved there are as many for each: ranks take a stage's micro-batches by rounds.
+    """
+    topology = problem.topology
+    least = topology.pipeline_parallel_size * problem.passes_per_step
+    if topology.pipeline_parallel_size == 1 or steps is None:
+        return True
+    return steps >= least and (topology.pipeline_stages_per_rank == 1 or steps % least == 0)
 
 
 def _too_few_for_stages(problem: Problem) -> UserError:
-    num_stages, ranks = problem.topology.pipeline_parallel_size, problem.topology.data_parallel_size
+    topology = problem.topology
+    num_stages, ranks = topology.pipeline_parallel_size, topology.data_parallel_size
+    is_interleaved = topology.pipeline_stages_per_rank > 1
     passes = f", made in {problem.passes_per_step} passes" if problem.passes_per_step > 1 else ""
     return UserError(
         "pipeline-batch-too-small",
         "the global batch is too small for the stages",
         found=f"a global batch of {problem.workload.global_batch_size} on {ranks} pipelines of {num_stages} "
-        f"stages{passes}",
-        why="each forward pass needs a micro-batch for each stage, as 1F1B runs them",
+        f"{'ranks' if is_interleaved else 'stages'}{passes}",
+        why="each forward pass needs as many micro-batches for each rank, as interleaved 1F1B runs them"
+        if is_interleaved
+        else "each forward pass needs a micro-batch for each stage, as 1F1B runs them",
         fix="take a larger batch, smaller micro-batches or fewer stages",
     )
 

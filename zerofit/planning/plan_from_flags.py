@@ -159,6 +159,17 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     tensor = request.tensor_parallel_size or base.tensor_parallel_size
     sequence = request.sequence_parallel_size or base.sequence_parallel_size
     pipeline = request.pipeline_parallel_size or base.pipeline_parallel_size
+    per_rank = request.pipeline_stages_per_rank
+    if per_rank is None:
+        per_rank = base.pipeline_stages_per_rank if pipeline > 1 else 1
+    elif per_rank > 1 and pipeline == 1:
+        raise UserError(
+            "stages-per-rank-without-pipeline",
+            "only ranks of a pipeline hold several stages",
+            found=f"--pipeline-stages-per-rank {per_rank} without --pipeline-parallel-size",
+            why="without it each rank holds the whole model, or a shard of each layer",
+            fix="add --pipeline-parallel-size 2, or leave out --pipeline-stages-per-rank",
+        )
     said = said if request.num_processes or request.plan else f"{world_size} rank{'s' * (world_size > 1)}"
     check_groups(world_size, {"tensor": tensor, "sequence": sequence, "pipeline": pipeline}, said=said)
     return Topology(
@@ -168,7 +179,8 @@ def topology_of(machine: Machine, request: Request) -> Topology:
         tensor_parallel_size=tensor,
         sequence_parallel_size=sequence,
         pipeline_parallel_size=pipeline,
-        stage_blocks=base.stage_blocks if pipeline == base.pipeline_parallel_size else (),
+        pipeline_stages_per_rank=per_rank,
+        stage_blocks=base.stage_blocks if pipeline * per_rank == len(base.stage_blocks) else (),
     )
 
 

@@ -13,7 +13,7 @@ from zerofit.planning.make_plan import plan_of, tier_in
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import kind_of, search
-from zerofit.planning.stages_by_memory import share_by_memory
+from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ def solve(
     notes = (*notes, *problem.notes)
     if problem.topology.stage_blocks:
         blocks = ", ".join(map(str, problem.topology.stage_blocks))
-        notes = (*notes, f"stages of {blocks} blocks: with equally fast ones nothing fits")
+        is_by_memory = problem.topology.pipeline_stages_per_rank == 1
+        why = "with equally fast ones nothing fits" if is_by_memory else "in turn on the ranks"
+        notes = (*notes, f"stages of {blocks} blocks: {why}")
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
         notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path")

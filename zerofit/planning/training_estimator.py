@@ -20,7 +20,8 @@ from zerofit.planning.estimate.device_memory.memory import (
 )
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup, Stage
+from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.evidence import ObservedRuns
@@ -328,24 +329,28 @@ def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
     """Return a rank's memory with the stage that it is of, where there are several."""
     if setup.stage is None:
         return device
-    which = f"stage {setup.stage.number} of 0 to {setup.stage.num_stages - 1}"
+    what = "the stages of rank" if setup.stage.blocks else "stage"
+    which = f"{what} {setup.stage.number} of 0 to {setup.stage.num_ranks - 1}"
     return replace(device, uncertainty_source=f"of {which}, the fullest; {device.uncertainty_source}")
 
 
 def _stage_of(problem: Problem, number: int) -> Stage | None:
-    """Return one stage of a problem's pipeline; None without one.
+    """Return one rank's stages of a problem's pipeline; None without one.
 
     Args:
         number: from 0, or from -1 backwards.
     """
-    num_stages = problem.topology.pipeline_parallel_size
-    if num_stages == 1:
+    topology = problem.topology
+    num_ranks = topology.pipeline_parallel_size
+    if num_ranks == 1:
         return None
+    place = number % num_ranks
     tokens = problem.workload.sequence_length or _NO_TOKENS
     width = 4 if problem.weights is Precision.FP32 else 2  # of the residual stream, under autocast too
     return Stage(
-        number=number % num_stages,
-        num_stages=num_stages,
+        number=place,
+        num_ranks=num_ranks,
+        blocks=topology.stage_blocks[place::num_ranks] if topology.pipeline_stages_per_rank > 1 else (),
         passes=problem.passes_per_step,
         hidden_bytes_per_sample=problem.rows_per_sample * tokens * problem.model.hidden_size * width,
     )
@@ -432,6 +437,9 @@ def trace_request_for(
     casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
     is_frozen = strategy.lora is not None or bool(strategy.freeze) or has_frozen
     stages = topology.pipeline_parallel_size if topology else 1
+    blocks = topology.stage_blocks if topology else ()
+    if topology and topology.pipeline_stages_per_rank > 1:  # a rank's stages are traced as one
+        blocks = tuple(sum(blocks[rank::stages]) for rank in range(stages))
     return TraceRequest(
         sequence_length=workload.sequence_length or _NO_TOKENS,
         target_length=workload.target_length,
@@ -454,7 +462,7 @@ def trace_request_for(
         tensor_parallel_size=topology.tensor_parallel_size if topology else 1,
         sequence_parallel_size=topology.sequence_parallel_size if topology else 1,
         pipeline_parallel_size=stages,
-        stage_blocks=topology.stage_blocks if topology else (),
+        stage_blocks=blocks,
     )
 
 

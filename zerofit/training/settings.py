@@ -55,8 +55,13 @@ class AppliedSettings:
 
     @property
     def pipeline_parallel_size(self) -> int:
-        """Ranks that each hold one stage of a copy of the model; PyTorch alone runs them."""
+        """Ranks that each hold a part of the blocks of a copy of the model; PyTorch alone runs them."""
         return 1 if self.uses_deepspeed else self.plan.topology.pipeline_parallel_size
+
+    @property
+    def pipeline_stages_per_rank(self) -> int:
+        """Stages that each of these ranks holds."""
+        return self.plan.topology.pipeline_stages_per_rank
 
     @property
     def stage_blocks(self) -> tuple[int, ...]:

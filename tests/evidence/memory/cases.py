@@ -52,7 +52,10 @@ class Case:
     sequence: int = 1
     """Ranks that share the tokens of a sample, as `zerofit launch` has them do."""
     pipeline: int = 1
-    """Ranks that hold a stage each, which run by torch's schedule, without DeepSpeed."""
+    """Ranks that hold stages, which run by torch's schedules, without DeepSpeed."""
+    stages_per_rank: int = 1
+    micro_batches: int = 5
+    """Of each pass of a pipeline."""
     length: int = 32
     """Tokens of a sample: so many that activations decide, where ranks share them."""
     top: dict[str, Any] = field(default_factory=dict)
@@ -61,8 +64,6 @@ class Case:
 
 BATCH = 2
 """Rows of a micro-batch."""
-PIPELINE_MICRO_BATCHES = 5
-"""Of each pass of a pipeline."""
 
 
 def batch_bytes(case: Case) -> int:
@@ -178,6 +179,11 @@ CASES: tuple[Case, ...] = (
                 (2, "fp32-checkpointing", {"checkpointing": True}),
                 (2, "fp32-n4", {"num_ranks": 4}),
                 (4, "fp32-n4", {"num_ranks": 4}),
+                (2, "interleaved", {"stages_per_rank": 2, "micro_batches": 4}),
+                (2, "interleaved-x2", {"stages_per_rank": 2, "micro_batches": 10, "accumulation": 2}),
+                (2, "interleaved-checkpointing", {
+                    "stages_per_rank": 2, "micro_batches": 8, "checkpointing": True,
+                }),
             )
         ),
 )  # fmt: skip

@@ -42,6 +42,7 @@ def log_key(case: Case, stage: int = 0) -> str:
         f"tp{case.tensor}" * (case.tensor > 1),
         f"sp{case.sequence}" * (case.sequence > 1),
         f"pp{case.pipeline}-stage{stage}" * (case.pipeline > 1),
+        "two-stages" * (case.stages_per_rank > 1),
     )
     return "-".join((case.model, *filter(None, marks)))
 
@@ -65,7 +66,7 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
     if case.tensor > 1:
         cut_layers(model, Absent(case.tensor))
     if case.pipeline > 1:
-        keep_stage(model, stage, case.pipeline)
+        keep_stage(model, stage, case.pipeline, (2, 2) if case.stages_per_rank > 1 else ())
     skeleton = Skeleton(**_skeleton(model))
     recorder = Recorder(is_padded=True, as_on_cuda=False)
     for tensor in (*model.parameters(), *model.buffers()):
@@ -90,7 +91,7 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
         _backward(loss, recorder.ignoring() if case.pipeline > 1 else nullcontext())
         del loss, inputs
         recorder.close()
-    return _frozen(recorder.log, skeleton)
+    return _frozen(recorder.log, skeleton, by_module=case.stages_per_rank > 1)
 
 
 def _skeleton(model: Any) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _skeleton(model: Any) -> dict[str, Any]:
     }
 
 
-def _frozen(raw: Any, skeleton: Any) -> AllocationLog:
+def _frozen(raw: Any, skeleton: Any, *, by_module: bool) -> AllocationLog:
     events = [pair for pair in zip(raw.codes, raw.arguments, strict=True) if pair[0] in set(Event)]
     return AllocationLog(
         least_micro_batch_size=1,
@@ -131,7 +132,7 @@ def _frozen(raw: Any, skeleton: Any) -> AllocationLog:
             kinds=tuple(raw.kinds),
             fixed_bytes=tuple(raw.num_bytes),
             bytes_per_sample=(0,) * len(raw.kinds),
-            modules=(0,) * len(raw.kinds),
+            modules=tuple(raw.modules) if by_module else (0,) * len(raw.kinds),
             operators=(0,) * len(raw.kinds),
         ),
         operators=("any",),

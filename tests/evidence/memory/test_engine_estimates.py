@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memory.cases import BATCH, CASES, PIPELINE_MICRO_BATCHES, batch_bytes
+from memory.cases import BATCH, CASES, batch_bytes
 from memory.engine_logs import log_key, read_logs, record_log
 from memory.results import load_measured
 from zerofit.core.facts import Versions
@@ -24,7 +24,8 @@ from zerofit.core.strategy import (
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines import engine as engine_module
-from zerofit.planning.estimate.engines.engine import Setup, Stage, play
+from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
 
@@ -76,7 +77,8 @@ def _stage(case: Case, rank: int) -> Stage | None:
         return None
     return Stage(
         number=rank % case.pipeline,
-        num_stages=case.pipeline,
+        num_ranks=case.pipeline,
+        blocks=(1,) * case.stages_per_rank if case.stages_per_rank > 1 else (),
         passes=case.accumulation,
         hidden_bytes_per_sample=BATCH * case.length * _WIDTH * 4,
     )
@@ -100,7 +102,7 @@ def _setup(case: Case, rank: int = 0) -> Setup:
             param_offload=OffloadDevice.CPU if case.param_offload else OffloadDevice.NONE,
             precision=Precision.BF16 if case.bf16 else Precision.FP32,
             micro_batch_size=1,
-            gradient_accumulation_steps=case.accumulation * (PIPELINE_MICRO_BATCHES if stage else 1),
+            gradient_accumulation_steps=case.accumulation * (case.micro_batches if stage else 1),
             gradient_clipping=case.clipping,
             optimizer=OptimizerName.ADAMW if case.fused else None,
             buckets=Buckets(**named),
@@ -110,6 +112,7 @@ def _setup(case: Case, rank: int = 0) -> Setup:
             tensor_parallel_size=case.tensor,
             sequence_parallel_size=case.sequence,
             pipeline_parallel_size=case.pipeline,
+            pipeline_stages_per_rank=case.stages_per_rank,
         ),
         stage=stage,
         versions=Versions(python="3.11", zerofit="0", deepspeed="0.19.8"),

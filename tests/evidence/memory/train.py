@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from measuring_ranks import fresh_state
 
-from memory.cases import BATCH, PIPELINE_MICRO_BATCHES, STEPS, Case, deepspeed_config
+from memory.cases import BATCH, STEPS, Case, deepspeed_config
 from memory.devices import DEVICE, two_memories
 from memory.models import make_inputs, make_model
 from memory.track import Tracker, summary
@@ -128,6 +128,7 @@ def _train_in_stages(
     tracker.phase("initialise")
     settings: Any = SimpleNamespace(
         pipeline_parallel_size=case.pipeline,
+        pipeline_stages_per_rank=case.stages_per_rank,
         stage_blocks=(),
         most_rows=BATCH,
         plan=SimpleNamespace(generate_limit_s=60),
@@ -142,7 +143,7 @@ def _train_in_stages(
         for micro in range(1, case.accumulation + 1):
             accelerator.sync_gradients = micro == case.accumulation
             tracker.phase(f"backward {number}.{micro}")
-            inputs = make_inputs(case, DEVICE, rows=BATCH * PIPELINE_MICRO_BATCHES)
+            inputs = make_inputs(case, DEVICE, rows=BATCH * case.micro_batches)
             model(**inputs).loss.backward()
             del inputs
         tracker.phase(f"step {number}.{micro}")

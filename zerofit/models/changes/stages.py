@@ -1,4 +1,4 @@
-"""Stages: the consecutive blocks of a decoder that one rank of a pipeline keeps, with what is at the ends.
+"""Stages: consecutive blocks of a decoder that one rank of a pipeline keeps, with what is at the ends.
 
 The ranks of a pipeline run them (training/pipeline), and the tracer runs one by the same code
 (models/trace/parts.py), so that what is estimated is what runs.
@@ -15,12 +15,14 @@ import torch
 from torch import nn
 
 from zerofit.core.errors import UserError
-from zerofit.core.stage_blocks import fill_stages
+from zerofit.core.stage_blocks import fill_stages, too_few_blocks
 from zerofit.core.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+Replacement = tuple[nn.Module, str, nn.Module]
+"""A module, the name of its child that is replaced, and what by."""
 _PROBE_TOKENS = 4
 """Tokens of the sample on which stages are compared with the whole model."""
 _PROBE_TOLERANCE = 1e-4
@@ -122,13 +124,7 @@ def share_blocks(model: nn.Module, num_stages: int, planned: tuple[int, ...] = (
     """
     blocks = parts_of(model).blocks
     if len(blocks) < num_stages:
-        raise UserError(
-            "pipeline-too-long",
-            "a pipeline has at most as many stages as the model has blocks",
-            found=f"{num_stages} stages and {len(blocks)} blocks of {type(model).__name__}",
-            why="a stage holds whole blocks",
-            fix=f"set --pipeline-parallel-size to {len(blocks)} or less",
-        )
+        raise too_few_blocks(num_stages, len(blocks), model=type(model).__name__)
     if planned and sum(planned) != len(blocks):
         raise UserError(
             "pipeline-of-another-model",
@@ -160,17 +156,50 @@ def as_stage(
         bounds: the first block of each stage, and the number of blocks behind them.
         returns_tuples: True if the blocks return tuples.
     """
-    replaced = _replace(model, stage, bounds, returns_tuples=returns_tuples)
+    with replaced(_outside(model, (stage,), bounds, returns_tuples=returns_tuples)):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(others: Sequence[Replacement]) -> Iterator[None]:
+    """Put empty modules in the place of others, and those back at the end."""
+    before = [(parent, name, getattr(parent, name)) for parent, name, _ in others]
+    for parent, name, instead in others:
+        setattr(parent, name, instead)
     try:
         yield
     finally:
-        for parent, name, child in replaced:
-            setattr(parent, name, child)
+        for parent, name, module in before:
+            setattr(parent, name, module)
 
 
-def cut(model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool = False) -> None:
-    """Drop the parameters that another stage holds; arguments as of as_stage()."""
-    _replace(model, stage, bounds, returns_tuples=returns_tuples)
+def cut(
+    model: nn.Module, stages: Sequence[int], bounds: tuple[int, ...], *, returns_tuples: bool = False
+) -> dict[int, list[Replacement]]:
+    """Drop the parameters that the stages of other ranks hold.
+
+    Args:
+        model: a whole model.
+        stages: those of this rank.
+        bounds: as of as_stage().
+        returns_tuples: as of as_stage().
+
+    Returns:
+        By stage, what has to be replaced while it runs: what this rank's other stages hold.
+    """
+    dropped = _outside(model, stages, bounds, returns_tuples=returns_tuples)
+    places = {(id(parent), name) for parent, name, _ in dropped}
+    others = {
+        stage: [
+            one
+            for one in _outside(model, (stage,), bounds, returns_tuples=returns_tuples)
+            if (id(one[0]), one[1]) not in places
+        ]
+        for stage in stages
+    }
+    for parent, name, instead in dropped:
+        setattr(parent, name, instead)
+    return others
 
 
 def keep_stage(model: nn.Module, stage: int, num_stages: int, planned: tuple[int, ...] = ()) -> None:
@@ -182,47 +211,43 @@ def keep_stage(model: nn.Module, stage: int, num_stages: int, planned: tuple[int
     bounds, parts = share_blocks(model, num_stages, planned), parts_of(model)
     name = next(name for name, child in parts.base.named_children() if child is parts.blocks)
     own = list(parts.blocks)[bounds[stage] : bounds[stage + 1]]
-    cut(model, stage, bounds)
+    cut(model, (stage,), bounds)
     setattr(parts.base, name, nn.ModuleList(own))
 
 
-def _replace(
-    model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool
-) -> list[tuple[nn.Module, str, nn.Module]]:
+def _outside(
+    model: nn.Module, stages: Sequence[int], bounds: tuple[int, ...], *, returns_tuples: bool
+) -> list[Replacement]:
+    """Return what some stages do without."""
     parts, last = parts_of(model), len(bounds) - 2
-    own = range(bounds[stage], bounds[stage + 1])
-    outside: list[tuple[nn.Module, str, nn.Module]] = [
+    own = {index for stage in stages for index in range(bounds[stage], bounds[stage + 1])}
+    outside: list[Replacement] = [
         (parts.blocks, str(index), PassThrough(block, returns_tuple=returns_tuples))
         for index, block in enumerate(parts.blocks)
         if index not in own
     ]
-    if stage > 0:
+    if 0 not in stages:
         for name in parts.before:
             child = getattr(parts.base, name)
             is_embedding = isinstance(child, nn.Embedding)
             outside.append((parts.base, name, ZeroEmbedding() if is_embedding else PassThrough(child)))
-    if stage < last:
+    if last not in stages:
         outside += [(parts.base, name, PassThrough(getattr(parts.base, name))) for name in parts.after]
-    outside += _outside_embeddings(model, parts.base, stage, last)
-    replaced = []
-    for parent, name, instead in outside:
-        replaced.append((parent, name, getattr(parent, name)))
-        setattr(parent, name, instead)
-    return replaced
+    return outside + _outside_embeddings(model, parts.base, has_first=0 in stages, has_last=last in stages)
 
 
 def _outside_embeddings(
-    model: nn.Module, base: nn.Module, stage: int, last: int
-) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return which of embeddings and head another stage holds; tied ones are on the first and the last."""
+    model: nn.Module, base: nn.Module, *, has_first: bool, has_last: bool
+) -> list[Replacement]:
+    """Return which of embeddings and head other stages hold; tied ones are on the first and the last."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head.weight is embeddings.weight
     return [
         (parent, name, PassThrough(child))
         for parent in (base, model)
         for name, child in parent.named_children()
-        if (child is embeddings and stage > 0 and not (is_tied and stage == last))
-        or (child is head and stage < last and not (is_tied and stage == 0))
+        if (child is embeddings and not has_first and not (is_tied and has_last))
+        or (child is head and not has_last and not (is_tied and has_first))
     ]
 
 

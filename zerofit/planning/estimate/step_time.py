@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Machine
     from zerofit.core.rates import Rates
     from zerofit.planning.estimate.device_memory.optimizers import OptimizerCosts
-    from zerofit.planning.estimate.engines.engine import Setup, Stage
+    from zerofit.planning.estimate.engines.engine import Setup
+    from zerofit.planning.estimate.engines.stage import Stage
     from zerofit.planning.estimate.speeds import Speeds
 
 _SCALE_BYTES = 8
@@ -461,15 +462,18 @@ def _pipeline_terms(
     return (
         TimeTerm(
             name="waiting for other stages",
-            seconds=stage.passes * (stage.num_stages - 1) * micro_batch_s,
-            formula="passes x (stages - 1) x a micro-batch of the slowest stage",
-            source="1F1B: https://arxiv.org/abs/2006.09503",
+            seconds=stage.passes * (stage.num_ranks - 1) * micro_batch_s / stage.stages_per_rank,
+            formula="passes x (ranks - 1) x a micro-batch of the slowest rank / stages on a rank",
+            source="1F1B: https://arxiv.org/abs/2006.09503; interleaved: https://arxiv.org/abs/2104.04473",
         ),
         TimeTerm(
             name="sent between stages",
-            seconds=2 * num_micro_batches(setup) * (speeds.message_s + num_bytes / speeds.group_bytes_per_s),
-            formula="micro-batches x (hidden states + their gradients) / link; nothing overlaps",
-            source=f"torch/distributed/pipelining/schedules.py, Schedule1F1B (2.13); {speeds.group_source}",
+            seconds=2
+            * stage.stages_per_rank
+            * num_micro_batches(setup)
+            * (speeds.message_s + num_bytes / speeds.group_bytes_per_s),
+            formula="micro-batches x stages on a rank x (hidden states + gradients) / link; nothing overlaps",
+            source=f"torch/distributed/pipelining/schedules.py (2.13); {speeds.group_source}",
         ),
     )
 

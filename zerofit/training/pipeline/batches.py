@@ -17,28 +17,33 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """Labels that transformers' losses leave out."""
-_PASSES_PER_STAGE = 4
-"""ASSUMPTION: forward passes per stage in a step, where no micro-batch size is given. The share of time in
-which a stage waits is (stages - 1) / (passes + stages - 1), 20 % for 4 per stage; more make smaller products
+_PASSES_PER_RANK = 4
+"""ASSUMPTION: forward passes per rank in a step, where no micro-batch size is given. The share of time in
+which a rank waits is (ranks - 1) / (passes + ranks - 1), 20 % for 4 per rank; more make smaller products
 of matrices."""
 _FACTOR = 0x9E3779B97F4A7C15 - 2**64
 """Knuth's multiplicative hashing (2^64 divided by the golden ratio), as a signed number."""
 _POSITIVE = 2**62 - 1
 
 
-def micro_batches_of(rows: int, *, most_rows: int | None, num_stages: int) -> tuple[int, int]:
+def micro_batches_of(
+    rows: int, *, most_rows: int | None, num_ranks: int, is_interleaved: bool = False
+) -> tuple[int, int]:
     """Return into how many micro-batches of how many rows a batch is cut; the last may need rows added.
 
-    There are at least as many as stages, which the 1F1B schedule takes for granted.
+    There are at least as many as ranks, which the 1F1B schedule takes for granted, and a multiple of them
+    where it is interleaved: its ranks take a stage's micro-batches by rounds of so many.
 
     Args:
         rows: of the batch.
-        most_rows: of a micro-batch at most; None to take a number of micro-batches by the stages.
-        num_stages: of the pipeline.
+        most_rows: of a micro-batch at most; None to take a number of micro-batches by the ranks.
+        num_ranks: of the pipeline.
+        is_interleaved: True if a rank holds several stages.
     """
-    wanted = math.ceil(rows / most_rows) if most_rows else min(rows, _PASSES_PER_STAGE * num_stages)
-    size = math.ceil(rows / max(wanted, num_stages))
-    return max(math.ceil(rows / size), num_stages), size
+    wanted = math.ceil(rows / most_rows) if most_rows else min(rows, _PASSES_PER_RANK * num_ranks)
+    size = math.ceil(rows / max(wanted, num_ranks))
+    passes = max(math.ceil(rows / size), num_ranks)
+    return math.ceil(passes / num_ranks) * num_ranks if is_interleaved else passes, size
 
 
 def padded(inputs: Mapping[str, Any], rows: int, *, missing: int) -> dict[str, Any]:
@@ -89,7 +94,7 @@ def check_same_batch(inputs: Mapping[str, Any], groups: Groups) -> None:
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=groups.pipeline)
     if ends[0] == -ends[1]:
         return
-    seen: list[Any] = [None] * groups.num_stages
+    seen: list[Any] = [None] * groups.num_ranks
     dist.all_gather_object(seen, _described(inputs["input_ids"]), group=groups.host)
     raise UserError(
         "pipeline-batches-differ",

@@ -15,15 +15,17 @@ class Groups:
     """The process groups of a rank. Ranks of one pipeline are consecutive."""
 
     pipeline: Any
-    """The stages of one copy of the model."""
+    """The ranks of one copy of the model."""
     host: Any
     """The same ranks on gloo, for states that stay in host memory."""
     replicas: Any
-    """The same stage of every copy."""
+    """Those that hold the same stages of every copy."""
     ends: Any
     """The first and the last stage of one copy, which share tied embeddings."""
-    stage: int
-    num_stages: int
+    place: int
+    """Of this rank among those of its pipeline, from 0: the first stage that it holds."""
+    num_ranks: int
+    """Of one pipeline."""
 
     @property
     def first_rank(self) -> int:
@@ -33,35 +35,35 @@ class Groups:
     @property
     def last_rank(self) -> int:
         """The rank of the last stage."""
-        return int(dist.get_global_rank(self.pipeline, self.num_stages - 1))
+        return int(dist.get_global_rank(self.pipeline, self.num_ranks - 1))
 
     @property
     def ranks(self) -> range:
-        """The ranks of this copy of the model, by stage."""
+        """The ranks of this copy of the model, by their first stage."""
         return range(self.first_rank, self.last_rank + 1)
 
     @property
     def is_last(self) -> bool:
         """True if this rank holds the head."""
-        return self.stage == self.num_stages - 1
+        return self.place == self.num_ranks - 1
 
 
-def make_groups(num_stages: int) -> Groups:
-    """Make the process groups; all ranks call it.
+def make_groups(num_ranks: int) -> Groups:
+    """Make the process groups of pipelines of so many ranks; all ranks call it.
 
     They have the default group's time-out, which is Trainer's ddp_timeout.
     """
     ranks = range(dist.get_world_size())
-    firsts = ranks[::num_stages]
-    pipelines = [list(range(first, first + num_stages)) for first in firsts]
+    firsts = ranks[::num_ranks]
+    pipelines = [list(range(first, first + num_ranks)) for first in firsts]
     pipeline = _group_of_this_rank(pipelines)
     return Groups(
         pipeline=pipeline,
         host=pipeline if dist.get_backend() == "gloo" else _group_of_this_rank(pipelines, backend="gloo"),
-        replicas=_group_of_this_rank([list(ranks[stage::num_stages]) for stage in range(num_stages)]),
-        ends=_group_of_this_rank([[first, first + num_stages - 1] for first in firsts]),
-        stage=dist.get_rank() % num_stages,
-        num_stages=num_stages,
+        replicas=_group_of_this_rank([list(ranks[place::num_ranks]) for place in range(num_ranks)]),
+        ends=_group_of_this_rank([[first, first + num_ranks - 1] for first in firsts]),
+        place=dist.get_rank() % num_ranks,
+        num_ranks=num_ranks,
     )
 
 

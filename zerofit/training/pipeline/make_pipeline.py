@@ -1,4 +1,4 @@
-"""Makes a model one stage of a pipeline, whose forward() and generate() all stages run together."""
+"""Makes a model a rank's stages of a pipeline, whose forward() and generate() all stages run together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> WholeStates:
-    """Cut a model down to this rank's stage, and let its forward pass run all stages; all ranks call it.
+    """Cut a model down to this rank's stages, and let its forward pass run all stages; all ranks call it.
 
     Args:
         model: a causal language model of transformers, whole on every rank.
@@ -48,18 +48,22 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
             why="it is not tried yet what peft saves and loads of a stage",
             fix="train without adapters, or without --pipeline-parallel-size",
         )
-    num_stages = settings.pipeline_parallel_size
+    num_ranks = settings.pipeline_parallel_size
+    num_stages = num_ranks * settings.pipeline_stages_per_rank
     bounds = share_blocks(model, num_stages, settings.stage_blocks)
     refuse_router_loss(model, {})
     returns_tuples = check_stages(model, bounds)
-    groups = make_groups(num_stages)
+    groups = make_groups(num_ranks)
     take_values_of_first_rank(model, changes)
     name_parameters(model)
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    cut(model, groups.stage, bounds, returns_tuples=returns_tuples)
-    is_end = groups.stage in (0, num_stages - 1)
+    own = range(groups.place, num_stages, num_ranks)
+    stages = cut(model, own, bounds, returns_tuples=returns_tuples)
+    is_end = groups.place in (0, num_ranks - 1)
     pipeline = Pipeline(
         model=model,
+        num_stages=num_stages,
+        stages=stages,
         forward=model.forward,
         groups=groups,
         changes=changes,
@@ -67,9 +71,10 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
         tied=model.get_input_embeddings().weight if is_tied and is_end else None,
     )
     _run_together(pipeline, limit_s=settings.plan.generate_limit_s)
+    each = f" on {num_ranks} ranks in turn" if num_stages > num_ranks else ""
     changes.add(
-        f"the model trains in {num_stages} pipeline stages, of blocks {blocks_by_stage(bounds)}: a forward "
-        "pass in training runs the backward pass too, and its output has the loss alone"
+        f"the model trains in {num_stages} pipeline stages{each}, of blocks {blocks_by_stage(bounds)}: "
+        "a forward pass in training runs the backward pass too, and its output has the loss alone"
     )
     return WholeStates(pipeline, limit_s=settings.plan.generate_limit_s)
 

@@ -1,4 +1,4 @@
-"""Pipeline: a rank's stage of a model, and the forward passes that all stages run together."""
+"""Pipeline: a rank's stages of a model, and the forward passes that all stages run together."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from zerofit.core.errors import UserError
-from zerofit.models.changes.stages import refuse_router_loss, run_stage
+from zerofit.models.changes.stages import refuse_router_loss, replaced, run_stage
 from zerofit.training.pipeline.batches import IGNORED, check_same_batch, micro_batches_of, padded
 from zerofit.training.pipeline.outputs import LossAlone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from zerofit.models.changes.stages import Replacement
     from zerofit.training.changes import Changes
     from zerofit.training.pipeline.groups import Groups
 
@@ -31,10 +32,14 @@ _FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass
 class Pipeline:
-    """One rank's stage of a model, and what runs it beside the other stages."""
+    """One rank's stages of a model, and what runs them beside the others."""
 
     model: Any
-    """The model, cut down to this stage."""
+    """The model, cut down to this rank's stages."""
+    num_stages: int
+    """On all ranks of the pipeline."""
+    stages: dict[int, list[Replacement]]
+    """This rank's, in their order, each with what the others of this rank hold."""
     forward: Callable[..., Any]
     """The model's own forward()."""
     groups: Groups
@@ -42,7 +47,7 @@ class Pipeline:
     rows_per_pass: int | None
     """Rows of one forward pass at most; None to take a number of passes by the stages."""
     tied: torch.nn.Parameter | None
-    """The embedding that the first and the last stage both hold; None on other stages."""
+    """The embedding that the first and the last stage both hold; None on other ranks."""
     accelerator: Any = None
     """The Accelerator that says when gradients are exchanged; None exchanges them in each backward pass."""
     gives_logits: bool = True
@@ -99,7 +104,7 @@ class Pipeline:
         refuse_router_loss(self.model, inputs)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return the parameters of this stage that train."""
+        """Return the parameters of this rank's stages that train."""
         return (one for one in self.model.parameters() if one.requires_grad)
 
     def _train(self, input_ids: torch.Tensor, labels: torch.Tensor, inputs: dict[str, Any]) -> Any:
@@ -115,7 +120,12 @@ class Pipeline:
         num_items = inputs.pop("num_items_in_batch", None)
         self._num_items = float((labels[..., 1:] != IGNORED).sum() if num_items is None else num_items)
         rows, tokens = input_ids.shape
-        passes, size = micro_batches_of(rows, most_rows=self.rows_per_pass, num_stages=self.groups.num_stages)
+        passes, size = micro_batches_of(
+            rows,
+            most_rows=self.rows_per_pass,
+            num_ranks=self.groups.num_ranks,
+            is_interleaved=len(self.stages) > 1,
+        )
         missing = passes * size - rows
         filled = f", with {missing} rows added that do not count" if missing else ""
         self.changes.add(
@@ -129,7 +139,7 @@ class Pipeline:
         for one, _ in before:
             one.grad = None
         losses: list[torch.Tensor] = []
-        first = (input_ids,) if self.groups.stage == 0 else ()
+        first = (input_ids,) if 0 in self.stages else ()
         schedule.step(*first, target=labels, losses=losses, labels=labels, **more)
         loss = torch.zeros((), device=device)
         if self.groups.is_last:
@@ -187,7 +197,7 @@ class Pipeline:
         """Return the norm of the gradients of all stages, tied embeddings once; all ranks call it.
 
         Args:
-            parameters: of this stage; none where all of it is frozen.
+            parameters: of this rank's stages; none where all of them are frozen.
             norm_type: its exponent; inf for the largest.
             error_if_nonfinite: True to raise where it is inf or NaN.
         """
@@ -217,17 +227,23 @@ class Pipeline:
             hidden = torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
             ids = torch.empty(size, tokens, dtype=torch.int64, device="meta")
             loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
-            stage = PipelineStage(
-                _StageModule(self),
-                self.groups.stage,
-                self.groups.num_stages,
-                device,
-                input_args=ids if self.groups.stage == 0 else hidden,
-                output_args=loss if self.groups.is_last else hidden,
-                group=self.groups.pipeline,
-            )
-            self._schedule = Schedule1F1B(
-                stage, passes, loss_fn=lambda loss, _: loss.sum(), scale_grads=False
+            stages = [
+                PipelineStage(
+                    _StageModule(self, number),
+                    number,
+                    self.num_stages,
+                    device,
+                    input_args=ids if number == 0 else hidden,
+                    output_args=loss if number == self.num_stages - 1 else hidden,
+                    group=self.groups.pipeline,
+                )
+                for number in self.stages
+            ]
+            how: Any = {"loss_fn": lambda loss, _: loss.sum(), "scale_grads": False}
+            self._schedule = (
+                Schedule1F1B(stages[0], passes, **how)
+                if len(stages) == 1
+                else ScheduleInterleaved1F1B(stages, passes, **how)
             )
             self._key = key
         return self._schedule
@@ -237,34 +253,38 @@ class Pipeline:
         key = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         if key not in self._hidden_dtype:
             number = torch.zeros(1, dtype=torch.int64, device=device)
-            if self.groups.stage == 0:
+            if 0 in self.stages:
                 with torch.no_grad():
                     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-                    number += _FORMATS.index(self._run(tokens).dtype)
+                    number += _FORMATS.index(self._run(0, tokens).dtype)
                 torch.clear_autocast_cache()  # as in check_stages()
             dist.broadcast(number, self.groups.first_rank, group=self.groups.pipeline)
             self._hidden_dtype[key] = _FORMATS[int(number)]
         return self._hidden_dtype[key]
 
-    def _run(self, received: torch.Tensor, **inputs: Any) -> Any:
-        return run_stage(
-            self.model, self.forward, self.groups.stage, self.groups.num_stages, received, **inputs
-        )
+    def _run(self, stage: int, received: torch.Tensor, **inputs: Any) -> Any:
+        with replaced(self.stages[stage]):
+            return run_stage(self.model, self.forward, stage, self.num_stages, received, **inputs)
 
     def _evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor | None, inputs: dict[str, Any]) -> Any:
         """Run the stages one after another, and give all ranks the logits and the loss."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         groups, device = self.groups, input_ids.device
-        received, dtype = input_ids, self._dtype(device)
+        dtype = self._dtype(device)
+        output: Any = None
         with torch.no_grad():
-            if groups.stage > 0:
-                shape = (*input_ids.shape, self.model.config.hidden_size)
-                received = torch.empty(*shape, dtype=dtype, device=device)
-                dist.recv(received, group=groups.pipeline, group_src=groups.stage - 1)
-            output = self._run(received, labels=labels, **inputs)
-            if not groups.is_last:
-                dist.send(output.contiguous(), group=groups.pipeline, group_dst=groups.stage + 1)
+            for stage in self.stages:
+                received = input_ids
+                if stage > 0:
+                    shape = (*input_ids.shape, self.model.config.hidden_size)
+                    received = torch.empty(*shape, dtype=dtype, device=device)
+                    source = (stage - 1) % groups.num_ranks
+                    dist.recv(received, group=groups.pipeline, group_src=source)
+                output = self._run(stage, received, labels=labels, **inputs)
+                if stage < self.num_stages - 1:
+                    to = (stage + 1) % groups.num_ranks
+                    dist.send(output.contiguous(), group=groups.pipeline, group_dst=to)
         logits = loss = None
         if self.gives_logits or labels is None:
             logits = self._from_last(output.logits if groups.is_last else None, device)
@@ -311,16 +331,17 @@ def _needs_labels(model: Any) -> UserError:
 class _StageModule(torch.nn.Module):  # type: ignore[misc]
     """A stage as torch's schedules call it: hidden states in and out, on the last stage the loss out."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, stage: int) -> None:
         super().__init__()
         self.model = pipeline.model
         self._pipeline = [pipeline]
+        self._stage = stage
 
     def forward(self, received: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Return the hidden states, or the loss of shape (1,): torch joins what the last stage returns."""
         pipeline = self._pipeline[0]
-        output = pipeline._run(received, num_items_in_batch=pipeline._num_items, **inputs)
-        return output.loss.float().reshape(1) if pipeline.groups.is_last else output
+        output = pipeline._run(self._stage, received, num_items_in_batch=pipeline._num_items, **inputs)
+        return output.loss.float().reshape(1) if self._stage == pipeline.num_stages - 1 else output
 
 
 class _Loss(torch.autograd.Function):  # type: ignore[misc]

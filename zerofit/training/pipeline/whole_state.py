@@ -207,7 +207,7 @@ class WholeStates:
             (name, _Described(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
             for name, value in own.items()
         ]
-        received: list[Any] | None = [None] * groups.num_stages if groups.stage == 0 else None
+        received: list[Any] | None = [None] * groups.num_ranks if groups.place == 0 else None
         dist.gather_object(described, received, dst=0, group=groups.host)
         if received is None:
             for value in own.values():
@@ -254,7 +254,7 @@ class WholeStates:
     def _own_part(self, key: int, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Return a stage's part of an optimizer's whole state, numbered as its own parameters are."""
         optimizer, _ = self._optimizers[key]
-        parts: list[Any] = [None] * self.pipeline.groups.num_stages
+        parts: list[Any] = [None] * self.pipeline.groups.num_ranks
         dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.host)
         groups = self._whole_groups(parts)
         saved = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
+from zerofit.planning.estimate.engines.stage import events_by_stage, events_of_every_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
     from zerofit.planning.estimate.device_memory.replay import Tape
+    from zerofit.planning.estimate.engines.stage import PassEvents, Stage
 
 NUM_STEPS = 2
 """Optimizer steps that are played: in the first one the states are born into blocks that activations left, so
@@ -28,30 +29,6 @@ the second one is where memory settles."""
 PLAYED = 3
 """Micro-batches of a step that are played at most: the first, the second, and the last with its boundary.
 Those between do what the second does, so that longer accumulation is alike."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The stage of a pipeline whose log is played, and the schedule that it runs by."""
-
-    number: int
-    """Counted from 0."""
-    num_stages: int
-    passes: int
-    """Forward passes of the model in an optimizer step, which the script counts."""
-    hidden_bytes_per_sample: int
-    """Of the hidden states between two stages, for a row of a micro-batch."""
-
-    def micro_batches(self, strategy: Strategy) -> int:
-        """Return the micro-batches that a forward pass of the model is cut into."""
-        return max(1, (strategy.gradient_accumulation_steps or 1) // self.passes)
-
-    def in_flight(self, strategy: Strategy) -> int:
-        """Return the micro-batches whose activations a stage holds at once.
-
-        Source: torch/distributed/pipelining/schedules.py, Schedule1F1B (2.13).
-        """
-        return min(self.micro_batches(strategy), self.num_stages - self.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +127,11 @@ class SimulatedEngine:
     def gradient_ready(self, parameter: int, block: int) -> None:
         """A parameter's gradient is whole and in this block, which from now on is the engine's to free."""
 
-    def pass_begins(self) -> None:
-        """A pass of a pipeline begins."""
+    def pass_begins(self, *, left_out: int) -> None:
+        """A pass of a pipeline begins, of which so many micro-batches are not played."""
 
-    def micro_batch_ends(self) -> None:
-        """The backward pass of one micro-batch of a pipeline is over."""
+    def stage_ends(self, number: int) -> None:
+        """The backward pass of a stage of a pipeline is over for one micro-batch."""
 
     def backward_ends(self, *, is_boundary: bool) -> None:
         """The backward pass is over; is_boundary says whether an optimizer step follows."""
@@ -202,8 +179,6 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
 _WORKSPACE = TensorKind.WORKSPACE.value
 _KEEP = 8
 """Stands in for FREE where the script still holds an output; no Event."""
-_Events = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
-"""Codes with their arguments: of the forward pass, and of the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,17 +187,25 @@ class _Script:
 
     terms: list[str]
     """Of each storage."""
-    first: _Events
-    """Of the first micro-batch of a pass."""
-    more: _Events
+    first: tuple[PassEvents, ...]
+    """Of the first micro-batch of a pass, by stage of a pipeline that the rank holds; else one."""
+    more: tuple[PassEvents, ...]
     """Of its others, which differ in a pipeline alone."""
-    sketched: _Events
+    sketched: tuple[PassEvents, ...]
     """Without activations."""
+    of_every_stage: tuple[tuple[int, int], ...] = ()
+    """What a stage behind the rank's first makes anew and keeps for its backward pass: masks, positions."""
 
 
 @lru_cache(maxsize=16)
 def _script(
-    log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool, sums_in_place: bool, in_stages: bool
+    log: AllocationLog,
+    hooked: frozenset[int],
+    *,
+    keeps_outputs: bool,
+    sums_in_place: bool,
+    in_stages: bool,
+    blocks: tuple[int, ...],
 ) -> _Script:
     terms = terms_of(log)
     gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
@@ -246,15 +229,23 @@ def _script(
     first = more = _passes(events)
     if in_stages:
         first, more = _with_copies_kept(log, terms, first)
-    return _Script(terms=terms, first=first, more=more, sketched=_passes(sketched))
+    return _Script(
+        terms=terms,
+        first=events_by_stage(first, log, blocks),
+        more=events_by_stage(more, log, blocks),
+        sketched=events_by_stage(_passes(sketched), log, blocks),
+        of_every_stage=events_of_every_stage(more, log) if blocks else (),
+    )
 
 
-def _passes(events: list[tuple[int, int]]) -> _Events:
+def _passes(events: list[tuple[int, int]]) -> PassEvents:
     ends = next((index for index, (code, _) in enumerate(events) if code == Event.FORWARD_ENDS), len(events))
     return tuple(events[:ends]), tuple(events[ends + 1 :])
 
 
-def _with_copies_kept(log: AllocationLog, terms: list[str], events: _Events) -> tuple[_Events, _Events]:
+def _with_copies_kept(
+    log: AllocationLog, terms: list[str], events: PassEvents
+) -> tuple[PassEvents, PassEvents]:
     """Return the events of a pass's first micro-batch, whose casts of weights stay, and those of the others.
 
     Two casts in one module with as many bytes are of one weight: in the forward pass, and recomputed.
@@ -290,20 +281,26 @@ class _MicroBatches:
             fixed + each * samples
             for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
         ]
-        self._hooks = _hooks(engine)
+        self._hooks, stage = _hooks(engine), engine.setup.stage
+        if stage is not None and stage.blocks:  # to see where blocks begin
+            self._hooks |= {
+                int(Event.FORWARD_ENTER): engine.forward_enter,
+                int(Event.BACKWARD_LEAVE): engine.backward_leave,
+            }
         self._script = _script(
             log,
             frozenset(self._hooks),
             keeps_outputs=engine.setup.keeps_outputs,
             sums_in_place=engine.SUMS_IN_PLACE,
-            in_stages=engine.setup.stage is not None,
+            in_stages=stage is not None,
+            blocks=stage.blocks if stage is not None else (),
         )
         self._kept: list[int] = []
         self._has_run_forward = self._has_run_backward = False
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
-        events = self._script.first if with_activations else self._script.sketched
+        (events,) = self._script.first if with_activations else self._script.sketched
         blocks: dict[int, int] = {}
         kept = self._forward(events, blocks)
         if self._engine.setup.trains:
@@ -319,29 +316,35 @@ class _MicroBatches:
         Of more micro-batches those are left out that do what others do. Weights that autocast has cast stay
         from the first micro-batch to the end of the pass, as all of it runs inside one autocast.
         """
-        setup, script = self._engine.setup, self._script
+        setup, stage, script = self._engine.setup, self._engine.setup.stage, self._script
+        assert stage is not None
         first, more = (script.first, script.more) if with_activations else (script.sketched, script.sketched)
-        assert setup.stage is not None
-        ahead = setup.stage.in_flight(setup.strategy)
-        number = min(setup.stage.micro_batches(setup.strategy), ahead + 2)
+        ahead = stage.in_flight(setup.strategy)
+        number = min(stage.micro_batches(setup.strategy), stage.alike_from(ahead))
+        forward = list(stage.turns(number))
+        backward = [(index, stage.stages_per_rank - 1 - place) for index, place in forward]
         self._engine.tape.begin(RunPhase.FORWARD)
-        self._engine.pass_begins()
-        in_flight: deque[tuple[_Events, dict[int, int]]] = deque()
-        copies: list[int] = []
-        for index in range(number + ahead):
-            if index >= ahead:
-                events, blocks = in_flight.popleft()
-                self._backward(events, blocks)
-                copies += blocks.values()
-                self._engine.micro_batch_ends()
-            if index < number:
-                in_flight.append((more if index else first, {}))
-                self._forward(*in_flight[-1])
-        for block in copies:
+        self._engine.pass_begins(left_out=stage.micro_batches(setup.strategy) - number)
+        blocks: list[dict[int, int]] = [{} for _ in range(number)]
+        own: dict[tuple[int, int], dict[int, int]] = {}
+        for step in range(len(forward) + ahead):
+            if step >= ahead:
+                index, place = backward[step - ahead]
+                self._backward((more if index else first)[place], blocks[index])
+                for block in own.pop((index, place)).values():
+                    self._engine.tape.free(block)
+                self._engine.stage_ends(stage.numbers[place])
+            if step < len(forward):
+                index, place = forward[step]
+                own[index, place] = {}
+                if place and with_activations:
+                    self._play(script.of_every_stage, own[index, place])
+                self._forward((more if index else first)[place], blocks[index])
+        for block in (one for made in blocks for one in made.values()):
             self._engine.tape.free(block)
         self._engine.backward_ends(is_boundary=is_boundary)
 
-    def _forward(self, events: _Events, blocks: dict[int, int]) -> list[int]:
+    def _forward(self, events: PassEvents, blocks: dict[int, int]) -> list[int]:
         """Play a forward pass: fill blocks, by storage, and return those that the script still holds."""
         engine, tape = self._engine, self._engine.tape
         tape.begin(RunPhase.FORWARD)
@@ -352,7 +355,7 @@ class _MicroBatches:
         self.let_go()  # the script's names now hold the new outputs
         return kept
 
-    def _backward(self, events: _Events, blocks: dict[int, int]) -> list[int]:
+    def _backward(self, events: PassEvents, blocks: dict[int, int]) -> list[int]:
         """Play the backward pass of what was played forward, and return the blocks that the script holds."""
         setup, tape = self._engine.setup, self._engine.tape
         tape.begin(RunPhase.BACKWARD)

@@ -1,19 +1,34 @@
-"""Shares a pipeline's blocks by memory, where stages that are equally fast do not fit."""
+"""Shares a pipeline's blocks among its stages: by time, and by memory where equally fast ones do not fit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.stage_blocks import fill_stages
+from zerofit.core.stage_blocks import fill_stages, too_few_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.core.facts import ModelFacts
+    from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
     from zerofit.planning.problem import Problem
     from zerofit.planning.training_estimator import TrainingEstimator
+
+
+def share_in_turn(topology: Topology, model: ModelFacts) -> Topology:
+    """Return the topology with the blocks of each stage, where ranks hold several stages in turn.
+
+    Raises:
+        UserError: the model has fewer blocks than stages.
+    """
+    num_stages, num_blocks = topology.num_stages, model.num_layers
+    if topology.pipeline_stages_per_rank == 1 or topology.stage_blocks:
+        return topology
+    if num_blocks < num_stages:
+        raise too_few_blocks(num_stages, num_blocks, model=model.name)
+    return replace(topology, stage_blocks=fill_stages(num_blocks, num_stages, head=_head_in_blocks(model)))
 
 
 def share_by_memory(
