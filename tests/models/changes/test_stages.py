@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.models.changes.stages import as_stage, blocks_by_stage, check_stages, cut, share_blocks
+from zerofit.models.changes.stages import (
+    as_stage,
+    blocks_by_stage,
+    check_stages,
+    cut,
+    replaced,
+    run_stage,
+    share_blocks,
+)
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -111,7 +119,7 @@ def test_a_plan_says_how_many_blocks_each_stage_has() -> None:
 
 
 def test_a_pipeline_is_not_longer_than_the_model() -> None:
-    with pytest.raises(UserError, match="set --pipeline-parallel-size to 5 or less"):
+    with pytest.raises(UserError, match="times --pipeline-stages-per-rank to 5 or less"):
         share_blocks(_model("llama"), 6)
 
 
@@ -121,10 +129,31 @@ def test_stages_hold_each_parameter_once_and_tied_embeddings_at_both_ends(tied: 
     bounds, held = share_blocks(whole, 3), []
     for stage in range(3):
         model = _model("llama", tie_word_embeddings=tied)
-        cut(model, stage, bounds)
+        cut(model, (stage,), bounds)
         held += _names(model)
     twice = ["model.embed_tokens.weight"] * tied
     assert sorted(held) == sorted([*_names(whole), *twice])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_with_several_stages_runs_each_without_the_others(tied: bool) -> None:
+    import torch
+
+    model = _model("llama", tie_word_embeddings=tied).eval()
+    tokens = torch.arange(1, 6)[None]
+    expected = model(input_ids=tokens).logits
+    bounds, ranks = share_blocks(model, 4), []
+    for own in ((0, 2), (1, 3)):
+        part = _model("llama", tie_word_embeddings=tied).eval()
+        ranks.append((part, cut(part, own, bounds)))
+    passed = tokens
+    for stage in range(4):
+        part, others = ranks[stage % 2]
+        before = _names(part)
+        with replaced(others[stage]):
+            passed = run_stage(part, part.forward, stage, 4, passed)
+        assert _names(part) == before
+    assert torch.equal(passed.logits, expected)
 
 
 def test_a_model_is_whole_again_after_a_stage() -> None:

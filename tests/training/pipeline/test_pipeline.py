@@ -32,6 +32,8 @@ _ROWS_OF_PASSES = {
     "frozen last stage": [1] * 8,
     "compiled": [1] * 8,
     "unequal stages": [1] * 8,
+    "interleaved": [1] * 16,
+    "interleaved, five rows": [1] * 12,
 }
 _REFUSED = {
     "logits": "pipeline-logits-in-training",
@@ -80,8 +82,9 @@ def test_two_pipelines_make_the_loss_and_gradients_of_one_process(case: str, res
         assert max(rank["loss"], rank["gradients"], rank["norm"]) < _CLOSE
 
 
-def test_bf16_under_autocast_has_gradients_on_every_stage(results: dict[str, Any]) -> None:
-    for rank in results["bf16"]:
+@pytest.mark.parametrize("case", ["bf16", "interleaved, bf16"])
+def test_bf16_under_autocast_has_gradients_on_every_stage(case: str, results: dict[str, Any]) -> None:
+    for rank in results[case]:
         assert rank["same have one"]
         assert max(rank["loss"], rank["gradients"], rank["norm"]) < _CLOSE_IN_BF16
 
@@ -95,8 +98,9 @@ def test_groups_of_ranks_have_the_time_out_of_the_default_group(results: dict[st
     assert results["timeouts"] == 4 * [{"seconds": 4 * [333.0]}]
 
 
-def test_stages_generate_without_a_cache_and_draw_the_same_tokens(results: dict[str, Any]) -> None:
-    ranks = results["generated"]
+@pytest.mark.parametrize("case", ["generated", "interleaved, generated"])
+def test_stages_generate_without_a_cache_and_draw_the_same_tokens(case: str, results: dict[str, Any]) -> None:
+    ranks = results[case]
     assert all(rank["is_greedy"] and rank["keeps_cache"] for rank in ranks)
     assert ranks[0]["sampled"] == ranks[1]["sampled"]
     assert ranks[2]["sampled"] == ranks[3]["sampled"]
@@ -119,6 +123,13 @@ def test_weights_are_saved_whole_by_all_ranks_and_by_one_alone_not_at_all(result
     assert others == 3 * [{"weights": [], "files": []}]
 
 
+def test_interleaved_stages_are_saved_whole(results: dict[str, Any]) -> None:
+    first, *others = results["interleaved, saved"]
+    assert first == {"files": 3 * [True], "weights": len(first["weights"]) * [True]}
+    assert len(first["weights"]) > 30
+    assert others == 3 * [{"weights": [], "files": []}]
+
+
 @pytest.mark.parametrize("what", _REFUSED)
 def test_what_stages_can_not_do_is_refused_on_every_rank(what: str, results: dict[str, Any]) -> None:
     assert [rank[what] for rank in results["refusals"]] == 4 * [_REFUSED[what]]
@@ -128,8 +139,11 @@ def test_an_output_without_logits_says_so_to_scripts_that_ask(results: dict[str,
     assert [(rank["hasattr"], rank["unpacked"]) for rank in results["refusals"]] == 4 * [(False, 1)]
 
 
-def test_evaluation_gives_the_whole_models_logits_or_the_loss_alone(results: dict[str, Any]) -> None:
-    for rank in results["evaluated"]:
+@pytest.mark.parametrize("case", ["evaluated", "interleaved, evaluated"])
+def test_evaluation_gives_the_whole_models_logits_or_the_loss_alone(
+    case: str, results: dict[str, Any]
+) -> None:
+    for rank in results[case]:
         assert max(rank["logits"], rank["loss"]) < _CLOSE
         assert rank["alone"] == [True, True]
         (note,) = rank["noted"]
@@ -137,30 +151,36 @@ def test_evaluation_gives_the_whole_models_logits_or_the_loss_alone(results: dic
 
 
 @pytest.mark.parametrize(
-    ("rows", "most_rows", "num_stages", "expected"),
+    ("rows", "most_rows", "num_ranks", "expected", "interleaved"),
     [
-        (8, None, 2, (8, 1)),
-        (64, None, 2, (8, 8)),
-        (9, None, 2, (5, 2)),
-        (1, None, 4, (4, 1)),
-        (3, None, 4, (4, 1)),
-        (4, 3, 2, (2, 2)),
-        (11, 3, 2, (4, 3)),
-        (8, 8, 2, (2, 4)),
-        (8, 1, 2, (8, 1)),
+        (8, None, 2, (8, 1), (8, 1)),
+        (64, None, 2, (8, 8), (8, 8)),
+        (9, None, 2, (5, 2), (6, 2)),
+        (1, None, 4, (4, 1), (4, 1)),
+        (3, None, 4, (4, 1), (4, 1)),
+        (4, 3, 2, (2, 2), (2, 2)),
+        (11, 3, 2, (4, 3), (4, 3)),
+        (8, 8, 2, (2, 4), (2, 4)),
+        (9, 1, 2, (9, 1), (10, 1)),
     ],
 )
-def test_micro_batches_are_equal_and_at_least_as_many_as_stages(
-    rows: int, most_rows: int | None, num_stages: int, expected: tuple[int, int]
+def test_micro_batches_are_equal_and_enough_for_all_ranks(
+    rows: int,
+    most_rows: int | None,
+    num_ranks: int,
+    expected: tuple[int, int],
+    interleaved: tuple[int, int],
 ) -> None:
-    assert micro_batches_of(rows, most_rows=most_rows, num_stages=num_stages) == expected
+    assert micro_batches_of(rows, most_rows=most_rows, num_ranks=num_ranks) == expected
+    in_rounds = micro_batches_of(rows, most_rows=most_rows, num_ranks=num_ranks, is_interleaved=True)
+    assert in_rounds == interleaved
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4, 7])
-def test_no_micro_batch_is_larger_than_asked_for(num_stages: int) -> None:
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
+def test_no_micro_batch_is_larger_than_asked_for(num_ranks: int) -> None:
     for rows in range(1, 40):
         for most_rows in (None, *range(1, 12)):
-            passes, size = micro_batches_of(rows, most_rows=most_rows, num_stages=num_stages)
+            passes, size = micro_batches_of(rows, most_rows=most_rows, num_ranks=num_ranks)
             assert size <= (most_rows or rows)
-            assert passes >= num_stages
-            assert 0 <= passes * size - rows < max(size, num_stages * size)
+            assert passes >= num_ranks
+            assert 0 <= passes * size - rows < max(size, num_ranks * size)
