@@ -13,7 +13,7 @@ from planning_problems import RATES, model, problem
 from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
-from zerofit.core.plan import Topology, plan_from_json, plan_to_json
+from zerofit.core.plan import Origin, Reason, Topology, plan_from_json, plan_to_json
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
@@ -23,6 +23,7 @@ from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
 from zerofit.planning.estimate.engines.pipeline import STAGE_BUFFERS
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.layouts import compare_layouts
+from zerofit.planning.plan import ranks_to_plan
 from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.problem import Reserve
 from zerofit.planning.solve import best_of, solve
@@ -317,6 +318,23 @@ def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -
     assert launched.topology == answer.plan.topology
     fewer = Request(plan=kept, num_processes=2, pipeline_stages_per_rank=1)
     assert choose(machine=machine, versions=versions, request=fewer).topology.stage_blocks == ()
+
+
+def test_a_plan_has_the_stages_per_rank_that_a_flag_says() -> None:
+    machine = _problem(2).machine
+    request = Request(pipeline_parallel_size=2, pipeline_stages_per_rank=2)
+    topology = ranks_to_plan(request, machine, num_nodes=1)
+    assert (topology.pipeline_parallel_size, topology.pipeline_stages_per_rank) == (2, 2)
+    reasons = solve(_problem(2, per_rank=2), estimator_of=_estimator).plan.reasons
+    assert (
+        Reason(
+            field="pipeline_stages_per_rank",
+            value="2",
+            origin=Origin.FLAG,
+            why="--pipeline-stages-per-rank says so",
+        )
+        in reasons
+    )
 
 
 def test_more_stages_than_blocks_are_refused() -> None:

@@ -164,6 +164,9 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
             said = problem.request.said_by.get(name, f"--{name.replace('_', '-')}")
             why = problem.why_shared or f"{said} says so"
             yield Reason(field=name, value=str(size), origin=origin, why=why)
+    if (per_rank := problem.topology.pipeline_stages_per_rank) > 1:
+        name, flag = "pipeline_stages_per_rank", "--pipeline-stages-per-rank"
+        yield Reason(field=name, value=str(per_rank), origin=Origin.FLAG, why=f"{flag} says so")
 
 
 def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:

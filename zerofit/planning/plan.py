@@ -316,6 +316,7 @@ def ranks_to_plan(
         num_processes=request.num_processes,
         typed=request.typed,
         elsewhere=is_named,
+        pipeline_stages_per_rank=request.pipeline_stages_per_rank,
         **sizes,
     )
     if is_named:
