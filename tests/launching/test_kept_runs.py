@@ -55,7 +55,8 @@ def _names(folder: Path) -> set[str]:
 
 
 def test_runs_are_listed_with_their_size_and_state(kept: Path) -> None:
-    listed = _runs(kept, "list").check().stdout.splitlines()
+    header, *listed = _runs(kept, "list").check().stdout.splitlines()
+    assert header == "      size  state      run"
     assert [line.split()[2:] for line in listed] == [
         ["exit", "0", _OK],
         ["exit", "1", _FAILED],

@@ -64,7 +64,7 @@ error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
     "accelerate launch --use_megatron_lm train.py": """\
 error[launcher-flag-not-taken]: a flag of accelerate launch is not supported
   found: --use_megatron_lm
-  why:   zerofit plans data parallelism and ZeRO, not pipeline or tensor parallelism
+  why:   zerofit splits models with --tensor-parallel-size and --pipeline-parallel-size, without Megatron-LM
   fix:   leave it out, or start this run without zerofit""",
     "srun -n 1 accelerate launch train.py": """\
 error[runner-behind-zerofit]: zerofit must be started by srun, not the other way round

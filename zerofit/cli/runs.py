@@ -63,6 +63,8 @@ def list_all(run_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([run.as_json() for run in found], indent=2))
         return
+    if found:
+        click.echo(f"{'size':>10}  {'state':<9}  run")
     for run in found:
         click.echo(f"{format_bytes(run.num_bytes):>10}  {run.state:<9}  {run.folder.name}")
 

@@ -66,7 +66,8 @@ _LEFT_OUT = frozenset(_LEFT_OUT_WORDS.split())
 """Flags for the launcher's rendezvous and logs, which zerofit handles itself; ZeRO-3 always loads in shards
 and saves whole weights."""
 _NO_COUNTERPART = {
-    "use_megatron_lm": "zerofit plans data parallelism and ZeRO, not pipeline or tensor parallelism",
+    "use_megatron_lm": "zerofit splits models with --tensor-parallel-size and --pipeline-parallel-size, "
+    "without Megatron-LM",
     "tpu": "zerofit plans for NVIDIA GPUs",
     "use_xpu": "zerofit plans for NVIDIA GPUs",
     "no_python": "zerofit runs inside the Python process of each rank",
