@@ -208,13 +208,16 @@ def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: RunZero
     assert "zerofit: strategy: DeepSpeed ZeRO-1, fp32 on 4 CPU ranks in tensor-parallel groups of 2" in said
 
 
-def test_sequence_parallelism_of_accelerates_file_is_followed(run_zerofit: RunZerofit, folder: Path) -> None:
-    section = "parallelism_config:\n  parallelism_config_sp_size: 2\n"
+@pytest.mark.parametrize(("short", "kind"), [("sp", "sequence"), ("tp", "tensor")])
+def test_groups_of_accelerates_file_are_followed(
+    short: str, kind: str, run_zerofit: RunZerofit, folder: Path
+) -> None:
+    section = f"parallelism_config:\n  parallelism_config_{short}_size: 2\n"
     (folder / "acc.yaml").write_text(_ZERO3 + section)
     line = "--cpu --dry-run --num_processes 4 --config_file acc.yaml train.py"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
-    assert "sequence_parallel_size 2" in said[0]
-    assert any("on 4 CPU ranks in sequence-parallel groups of 2" in one for one in said)
+    assert f"{kind}_parallel_size 2" in said[0]
+    assert any(f"on 4 CPU ranks in {kind}-parallel groups of 2" in one for one in said)
 
 
 def test_plan_replaces_the_strategy_of_a_file(run_zerofit: RunZerofit, folder: Path) -> None:

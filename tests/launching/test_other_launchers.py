@@ -32,6 +32,9 @@ _READ = {
     "accelerate launch --use_deepspeed --use_parallelism_config --parallelism_config_sp_size 2 train.py": (
         "--use-deepspeed --sequence-parallel-size 2 train.py"
     ),
+    "accelerate launch --use_parallelism_config --parallelism_config_tp_size 2 train.py": (
+        "--tensor-parallel-size 2 train.py"
+    ),
     "python3 -m pack.train --x 1": "-m pack.train --x 1",
 }
 

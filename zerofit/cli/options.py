@@ -107,6 +107,7 @@ _FIELD_OPTIONS = (
     number_option(
         "--tensor-parallel-size",
         "--tp-size",
+        "--parallelism-config-tp-size",
         help="Ranks that share each layer of one copy of the model and get the same samples.",
     ),
     click.option(

@@ -48,7 +48,7 @@ _BY_SCRIPT = {
 }
 """Keys whose "auto" accelerate or Trainer fills in from the script, and their fields of Strategy."""
 _GROUP = ("tensor_parallel", "autotp_size")
-_SEQUENCE_GROUP = ("parallelism_config", "parallelism_config_sp_size")
+_PARALLELISM = "parallelism_config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,8 @@ def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str
     groups = {}
     for name, document, path in (
         ("tensor_parallel_size", deepspeed, _GROUP),
-        ("sequence_parallel_size", accelerate, _SEQUENCE_GROUP),
+        ("tensor_parallel_size", accelerate, (_PARALLELISM, f"{_PARALLELISM}_tp_size")),
+        ("sequence_parallel_size", accelerate, (_PARALLELISM, f"{_PARALLELISM}_sp_size")),
     ):
         said = document.said(*path) if document is not None else None
         if said is not None and (whole_number(said.value) or 1) > 1:

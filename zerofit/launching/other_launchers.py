@@ -51,6 +51,7 @@ _RENAMED = {
     "offload_optimizer_nvme_path": "--nvme-path",
     "offload_param_nvme_path": "--nvme-path",
     "parallelism_config_sp_size": "--sequence-parallel-size",
+    "parallelism_config_tp_size": "--tensor-parallel-size",
 }
 _LEFT_OUT_WORDS = """
     multi_gpu same_network rdzv_backend rdzv_id rdzv_conf rdzv_endpoint standalone local_addr
