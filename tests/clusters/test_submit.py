@@ -174,6 +174,7 @@ def test_a_plan_file_is_followed_for_its_own_run_alone(tmp_path: Path) -> None:
         (("loop.py", "9", "0"), "plan-of-another-run"),
         (("--nodes", "4", "loop.py", "8", "0"), "plan-for-other-nodes"),
         (("--zero-stage", "3", "loop.py", "8", "0"), "plan-and-strategy"),
+        (("--pipeline-stages-per-rank", "2", "loop.py", "8", "0"), "plan-and-strategy"),
     ):
         run = _submit(tmp_path, *submit, *words)
         assert (run.exit_code, run.stderr.partition("]")[0]) == (2, f"error[{rule}")

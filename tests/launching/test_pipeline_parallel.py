@@ -59,6 +59,11 @@ _CASES = {
     "four stages": ("qwen3, four blocks", _FOUR, ()),
     "interleaved": ("qwen3, four blocks", (*_PAIR, *_TWO_EACH), ()),
     "interleaved, two pipelines": ("tied, four blocks", (*_TWO_PAIRS, *_TWO_EACH), ("--accumulation", "2")),
+    "interleaved, three ranks": (
+        "llama, seven blocks",
+        ("--num-processes", "3", "--pipeline-parallel-size", "3", *_TWO_EACH),
+        (),
+    ),
     "interleaved, micro-batches of 3": (
         "tied, four blocks",
         (*_PAIR, *_TWO_EACH, "--micro-batch-size", "3", "--gradient-checkpointing"),

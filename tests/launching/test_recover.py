@@ -204,6 +204,9 @@ def test_ranks_share_samples_as_before_and_no_other_way_is_searched() -> None:
     sizes = (kept.tensor_parallel_size, kept.sequence_parallel_size, kept.pipeline_parallel_size)
     assert (sizes, kept.zero_stage) == ((2, 1, 1), ZeroStage.GRADIENTS)
     assert kept.said_by == {"tensor_parallel_size": "the plan before"}
+    in_stages = Topology(world_size=4, pipeline_parallel_size=2, pipeline_stages_per_rank=2)
+    kept = keep_the_groups(Request(), replace(PLAN, topology=in_stages))
+    assert (kept.pipeline_parallel_size, kept.pipeline_stages_per_rank) == (2, 2)
     by_flag = Request(tensor_parallel_size=2)
     assert keep_the_groups(by_flag, replace(PLAN, topology=topology)).said_by == {}
 

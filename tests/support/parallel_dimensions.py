@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "tied": {**_LLAMA, "tie_word_embeddings": True},
     "tied, four blocks": {**_LLAMA, "tie_word_embeddings": True, "num_hidden_layers": 4},
+    "llama, seven blocks": {**_LLAMA, "num_hidden_layers": 7},
     "one key-value head": {**_LLAMA, "num_key_value_heads": 1},
     "three heads": {**_LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48},
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},

@@ -195,7 +195,12 @@ def _left_out(plan: Plan) -> list[str]:
 
 
 def _needed_by_groups(plan: Plan) -> list[str]:
-    """Return a line with the requirements of accelerate's own sequence parallelism on a script."""
+    """Return a line with what groups of ranks need that no file says."""
+    if plan.topology.pipeline_parallel_size > 1:
+        return [
+            "no file says that ranks are stages of a pipeline, and with these each trains the whole model: "
+            "use `zerofit launch` with the same flags"
+        ]
     if plan.topology.sequence_parallel_size == 1:
         return []
     return [

@@ -121,12 +121,12 @@ _FIELD_OPTIONS = (
         "--pipeline-parallel-size",
         "--pp-size",
         type=_POSITIVE,
-        help="Ranks that each hold consecutive blocks of the model, and pass activations on.",
+        help="Ranks that share the blocks of the model, and pass activations on.",
     ),
     click.option(
         "--pipeline-stages-per-rank",
         type=_POSITIVE,
-        help="Stages that each rank of a pipeline holds in turn (interleaved 1F1B): less waiting.",
+        help="Stages that each rank of a pipeline holds (interleaved 1F1B): less waiting, more memory.",
     ),
 )
 num_processes_option = click.option(

@@ -218,11 +218,11 @@ class TraceRequest:
     sequence_parallel_size: int = 1
     """Ranks that share the tokens of a sample; the log is that of the first."""
     pipeline_parallel_size: int = 1
-    """Stages that the model's blocks are divided into; the log is that of one."""
-    pipeline_stage: int = 0
-    """Which of them, counted from 0."""
+    """Ranks that the model's blocks are divided among; the log is that of one."""
+    pipeline_place: int = 0
+    """Which of them, counted from 0: the first of its stages."""
     stage_blocks: tuple[int, ...] = ()
-    """Blocks of each stage; empty where they are shared by time alone."""
+    """Blocks of each stage, a multiple of the ranks; empty where they are shared by time alone."""
     softmax_saves_input: bool = False
     """True if softmax saves its input as well as its output, as in PyTorch up to 1.10."""
 

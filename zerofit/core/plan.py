@@ -63,8 +63,13 @@ class Rejected:
     """One sentence."""
 
 
-KINDS_OF_GROUPS = ("tensor", "sequence", "pipeline")
-"""What ranks of a group share: layers, the tokens of samples, blocks. In the order of Topology's fields."""
+GROUP_FIELDS = (
+    "tensor_parallel_size",
+    "sequence_parallel_size",
+    "pipeline_parallel_size",
+    "pipeline_stages_per_rank",
+)
+"""Fields of Topology, and of Request, that say how ranks share samples; their flags have the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +89,14 @@ class Topology:
     pipeline_parallel_size: int = 1
     """Consecutive ranks that each hold stages of a copy of the model and get the same samples."""
     pipeline_stages_per_rank: int = 1
-    """Stages that each of them holds, in turn: stage i is on rank i modulo pipeline_parallel_size."""
+    """Stages that each of them holds: stage i is on rank i modulo pipeline_parallel_size."""
     stage_blocks: tuple[int, ...] = ()
     """Blocks of each stage; empty where they are shared by time alone."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, *(one.name for one in dataclasses.fields(self) if one.type == "int"))
+        if self.is_interleaved and self.pipeline_parallel_size == 1:
+            raise ValueError(f"pipeline_stages_per_rank: {self.pipeline_stages_per_rank} without a pipeline")
         if self.stage_blocks and len(self.stage_blocks) != self.num_stages:
             raise ValueError(f"stage_blocks: {len(self.stage_blocks)} numbers for {self.num_stages} stages")
         if any(blocks < 1 for blocks in self.stage_blocks):
@@ -105,6 +112,11 @@ class Topology:
     def sample_group_size(self) -> int:
         """Consecutive ranks that get the same samples: 1 with data parallelism alone."""
         return self.tensor_parallel_size * self.sequence_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def is_interleaved(self) -> bool:
+        """True if each rank of a pipeline holds several stages."""
+        return self.pipeline_stages_per_rank > 1
 
     @property
     def num_stages(self) -> int:
@@ -209,11 +221,9 @@ def plan_to_json(plan: Plan) -> str:
 def topology_fields(topology: Topology) -> dict[str, Any]:
     """Return the topology for a file; sizes of unused parallelism are left out."""
     document = dataclasses.asdict(topology)
-    for kind in KINDS_OF_GROUPS:
-        if document[f"{kind}_parallel_size"] == 1:
-            del document[f"{kind}_parallel_size"]
-    if document["pipeline_stages_per_rank"] == 1:
-        del document["pipeline_stages_per_rank"]
+    for name in GROUP_FIELDS:
+        if document[name] == 1:
+            del document[name]
     if not document["stage_blocks"]:
         del document["stage_blocks"]
     return document
@@ -305,6 +315,6 @@ def _ranks(plan: Plan) -> str:
     if topology.sequence_parallel_size > 1:
         ranks += f" in sequence-parallel groups of {topology.sequence_parallel_size}"
     if topology.pipeline_parallel_size > 1:
-        each = f" on {topology.pipeline_parallel_size} ranks" if topology.pipeline_stages_per_rank > 1 else ""
+        each = f", {topology.pipeline_stages_per_rank} on a rank" if topology.is_interleaved else ""
         ranks += f" in pipelines of {topology.num_stages} stages{each}"
     return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

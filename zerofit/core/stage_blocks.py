@@ -52,5 +52,5 @@ def too_few_blocks(num_stages: int, num_blocks: int, *, model: str) -> UserError
         "a pipeline has at most as many stages as the model has blocks",
         found=f"{num_stages} stages and {num_blocks} blocks of {model}",
         why="a stage holds whole blocks",
-        fix=f"set --pipeline-parallel-size times --pipeline-stages-per-rank to {num_blocks} or less",
+        fix=f"take at most {num_blocks} stages: a smaller --pipeline-parallel-size, or fewer on each rank",
     )

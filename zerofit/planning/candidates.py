@@ -152,29 +152,37 @@ def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
 def _fills_stages(steps: int | None, problem: Problem) -> bool:
     """Return True if each forward pass of a pipeline has a micro-batch for each rank, as 1F1B needs.
 
-    Where it is interleaved there are as many for each: ranks take a stage's micro-batches by rounds.
+    Interleaved it needs a multiple of the ranks: they run the micro-batches of a stage by rounds of so many.
     """
     topology = problem.topology
     least = topology.pipeline_parallel_size * problem.passes_per_step
     if topology.pipeline_parallel_size == 1 or steps is None:
         return True
-    return steps >= least and (topology.pipeline_stages_per_rank == 1 or steps % least == 0)
+    return steps >= least and (not topology.is_interleaved or steps % least == 0)
 
 
 def _too_few_for_stages(problem: Problem) -> UserError:
     topology = problem.topology
-    num_stages, ranks = topology.pipeline_parallel_size, topology.data_parallel_size
-    is_interleaved = topology.pipeline_stages_per_rank > 1
+    num_ranks, pipelines = topology.pipeline_parallel_size, topology.data_parallel_size
     passes = f", made in {problem.passes_per_step} passes" if problem.passes_per_step > 1 else ""
+    size = problem.workload.global_batch_size
+    found = f"a global batch of {size} on {pipelines} pipelines of {num_ranks} ranks{passes}"
+    least = num_ranks * problem.passes_per_step * pipelines
+    if topology.is_interleaved and size is not None and size > least:
+        below = size // least * least
+        return UserError(
+            "pipeline-batch-not-in-rounds",
+            "the global batch makes no whole rounds of micro-batches",
+            found=found,
+            why=f"interleaved 1F1B runs the micro-batches of a pass by rounds of {num_ranks}, one a rank",
+            fix=f"set --global-batch-size to {below} or {below + least}, or --pipeline-stages-per-rank to 1",
+        )
     return UserError(
         "pipeline-batch-too-small",
         "the global batch is too small for the stages",
-        found=f"a global batch of {problem.workload.global_batch_size} on {ranks} pipelines of {num_stages} "
-        f"{'ranks' if is_interleaved else 'stages'}{passes}",
-        why="each forward pass needs as many micro-batches for each rank, as interleaved 1F1B runs them"
-        if is_interleaved
-        else "each forward pass needs a micro-batch for each stage, as 1F1B runs them",
-        fix="take a larger batch, smaller micro-batches or fewer stages",
+        found=found,
+        why="each forward pass needs a micro-batch for each rank, as 1F1B runs them",
+        fix="take a larger batch, smaller micro-batches or fewer ranks in a pipeline",
     )
 
 

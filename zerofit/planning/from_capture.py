@@ -16,7 +16,7 @@ from zerofit.planning.constraints import constraints_of, micro_batch_of
 from zerofit.planning.estimate.device_memory.optimizers import ScriptOptimizer, Stepper
 from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.problem import Allow, Problem, Script
-from zerofit.planning.stages import share_in_turn
+from zerofit.planning.stages import with_stage_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +88,7 @@ def problem_from_capture(
     return Problem(
         model=capture.model.facts,
         machine=machine,
-        topology=share_in_turn(topology, capture.model.facts),
+        topology=with_stage_blocks(topology, capture.model.facts),
         workload=workload,
         versions=versions,
         request=request,

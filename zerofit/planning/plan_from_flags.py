@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions, Workload
-from zerofit.core.plan import Origin, Plan, Reason, Topology
+from zerofit.core.plan import GROUP_FIELDS, Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
@@ -39,7 +39,9 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     strategy = replace(strategy, **overrides)
     if not strategy.uses_nvme and request.nvme_path is None:
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
-    reasons = [reason for reason in reasons if reason.field not in overrides]
+    before = plan.topology if plan else topology
+    regrouped = [name for name in GROUP_FIELDS if getattr(before, name) != getattr(topology, name)]
+    reasons = [reason for reason in reasons if reason.field not in (*overrides, *regrouped)]
     reasons += reasons_by_flag(request)
     if request.on_cpu:
         reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
@@ -160,8 +162,9 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     sequence = request.sequence_parallel_size or base.sequence_parallel_size
     pipeline = request.pipeline_parallel_size or base.pipeline_parallel_size
     per_rank = request.pipeline_stages_per_rank
+    is_of_plan = pipeline == base.pipeline_parallel_size
     if per_rank is None:
-        per_rank = base.pipeline_stages_per_rank if pipeline > 1 else 1
+        per_rank = base.pipeline_stages_per_rank if is_of_plan else 1
     elif per_rank > 1 and pipeline == 1:
         raise UserError(
             "stages-per-rank-without-pipeline",
@@ -180,7 +183,7 @@ def topology_of(machine: Machine, request: Request) -> Topology:
         sequence_parallel_size=sequence,
         pipeline_parallel_size=pipeline,
         pipeline_stages_per_rank=per_rank,
-        stage_blocks=base.stage_blocks if pipeline * per_rank == len(base.stage_blocks) else (),
+        stage_blocks=base.stage_blocks if is_of_plan and per_rank == base.pipeline_stages_per_rank else (),
     )
 
 

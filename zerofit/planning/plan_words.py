@@ -38,12 +38,13 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
     """Return a strategy in a few words: "ZeRO-2, checkpointing"; with a precision that `beside` has not."""
     if strategy.engine is Engine.NATIVE:
         schedule = "1F1B" if topology.pipeline_parallel_size > 1 else "DDP"
-        if topology.pipeline_stages_per_rank > 1:
-            schedule = f"interleaved 1F1B x {topology.pipeline_stages_per_rank}"
+        schedule = "interleaved 1F1B" if topology.is_interleaved else schedule
         words = [schedule if topology.world_size > 1 else "one GPU"]
     else:
         words = [f"ZeRO-{strategy.zero_stage.value}"]
     words += [f"{short} {size}" for short, size in group_sizes(topology)]
+    if topology.is_interleaved:
+        words.append(f"{topology.pipeline_stages_per_rank} stages each")
     if strategy.optimizer_offload is not OffloadDevice.NONE:
         words.append(f"optimizer on {strategy.optimizer_offload.value}")
     if strategy.param_offload is not OffloadDevice.NONE:

@@ -148,7 +148,7 @@ class Planner:
         if key not in self._made:
             kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
             if request.pipeline_parallel_size > 1:
-                kind = f"stage {request.pipeline_stage} of {request.pipeline_parallel_size} {kind}"
+                kind = f"part {request.pipeline_place} of {request.pipeline_parallel_size} {kind}"
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
                 self._made[key] = self._subject.trace(request, on_progress=tell)
         return self._made[key]

@@ -134,8 +134,8 @@ def solve(
     notes = (*notes, *problem.notes)
     if problem.topology.stage_blocks:
         blocks = ", ".join(map(str, problem.topology.stage_blocks))
-        is_by_memory = problem.topology.pipeline_stages_per_rank == 1
-        why = "with equally fast ones nothing fits" if is_by_memory else "in turn on the ranks"
+        is_equal = problem.topology.is_interleaved
+        why = "the slowest is as fast as it can be" if is_equal else "with equally fast ones nothing fits"
         notes = (*notes, f"stages of {blocks} blocks: {why}")
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:

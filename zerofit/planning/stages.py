@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from zerofit.planning.training_estimator import TrainingEstimator
 
 
-def share_in_turn(topology: Topology, model: ModelFacts) -> Topology:
-    """Return the topology with the blocks of each stage, where ranks hold several stages in turn.
+def with_stage_blocks(topology: Topology, model: ModelFacts) -> Topology:
+    """Return the topology with the blocks of each stage, where ranks hold several stages.
 
     Raises:
         UserError: the model has fewer blocks than stages.
     """
     num_stages, num_blocks = topology.num_stages, model.num_layers
-    if topology.pipeline_stages_per_rank == 1 or topology.stage_blocks:
+    if not topology.is_interleaved or topology.stage_blocks or not num_blocks:
         return topology
     if num_blocks < num_stages:
         raise too_few_blocks(num_stages, num_blocks, model=model.name)
@@ -72,7 +72,6 @@ def _with_blocks(problem: Problem, blocks: tuple[int, ...]) -> Problem:
 
 
 def _head_in_blocks(model: ModelFacts) -> float:
-    """Return the parameters of the head as a multiple of a block's, of untied embeddings."""
-    head = model.vocab_size * model.hidden_size
-    block = (model.num_parameters - 2 * head) / model.num_layers
-    return head / block if block > 0 else 0.0
+    """Return the parameters of the head as a multiple of a block's."""
+    block = model.num_largest_layer_parameters
+    return model.vocab_size * model.hidden_size / block if block else 0.0

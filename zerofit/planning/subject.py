@@ -20,7 +20,7 @@ from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.planning.inputs import Loop
 from zerofit.planning.problem import Problem
-from zerofit.planning.stages import share_in_turn
+from zerofit.planning.stages import with_stage_blocks
 from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import script_of
@@ -129,7 +129,7 @@ class NamedModel(Subject):
         return Problem(
             model=facts,
             machine=machine,
-            topology=share_in_turn(topology, facts),
+            topology=with_stage_blocks(topology, facts),
             workload=Workload(
                 global_batch_size=request.global_batch_size,
                 sequence_length=flags.sequence_length if facts.vocab_size else None,

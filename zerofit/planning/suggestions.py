@@ -58,6 +58,7 @@ def suggestions(
         presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
     """
     free = (
+        _one_stage_per_rank(problem),
         _allowed(problem, Allow.ADAFACTOR),
         _allowed(problem, Allow.LORA),
         _allowed(problem, Allow.QLORA),
@@ -88,6 +89,13 @@ def suggestions(
         )
         for change, changed, best in (*helping, *first_that_help(machines, solved))
     )
+
+
+def _one_stage_per_rank(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    if problem.topology.is_interleaved:
+        topology = replace(problem.topology, pipeline_stages_per_rank=1, stage_blocks=())
+        request = replace(problem.request, pipeline_stages_per_rank=1)
+        yield "--pipeline-stages-per-rank 1", replace(problem, topology=topology, request=request)
 
 
 def _samples(problem: Problem) -> tuple[int | None, int | None]:

@@ -86,12 +86,7 @@ class TrainingEstimator:
         named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
         self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
         """Bytes; without end where the user names a folder on a disk that is not known."""
-        num_stages = problem.topology.pipeline_parallel_size
-        ends = {0, 1, num_stages - 2, num_stages - 1}
-        self._stages = [one for one in range(num_stages) if one in ends or problem.topology.stage_blocks]
-        """Those that may be the fullest: all if shared by memory. Else the first has most in flight and the
-        embeddings, the second may have a block more, the last but one has as many as any, and the last has
-        the head."""
+        self._places = _places_of_fullest(problem.topology)
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], Lines] = {}
         self._devices: dict[Strategy, MemoryEstimate | None] = {}
@@ -284,7 +279,7 @@ class TrainingEstimator:
 
     def _setups(self, strategy: Strategy) -> list[Setup]:
         """Return the setup of each stage that may be the fullest or the slowest; without stages the one."""
-        return [self._setup(strategy, number) for number in self._stages]
+        return [self._setup(strategy, place) for place in self._places]
 
     def _setup(self, strategy: Strategy, stage: int = -1) -> Setup:
         """Return the setup of a rank; the stages of a pipeline are numbered as a list is."""
@@ -316,7 +311,7 @@ class TrainingEstimator:
     def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
         request = _request_for(strategy, self._problem)
         if request.pipeline_parallel_size > 1:
-            request = replace(request, pipeline_stage=stage % request.pipeline_parallel_size)
+            request = replace(request, pipeline_place=stage % request.pipeline_parallel_size)
         if request not in self._traces:
             self._traces[request] = self._trace(request)
         return self._traces[request].log_for(strategy.micro_batch_size or 1)
@@ -325,12 +320,27 @@ class TrainingEstimator:
         return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
 
 
+def _places_of_fullest(topology: Topology) -> list[int]:
+    """Return the ranks of a pipeline that may be the fullest or the slowest; [0] without one.
+
+    All if blocks are shared by memory. Else the first has most in flight and the embeddings, the second may
+    have a block more, the last but one has as many as any, and the last has the head. Of interleaved stages
+    another may have more blocks: the first that has most.
+    """
+    num_ranks, blocks = topology.pipeline_parallel_size, topology.stage_blocks
+    if blocks and not topology.is_interleaved:
+        return list(range(num_ranks))
+    held = [sum(blocks[place::num_ranks]) for place in range(num_ranks)]
+    return sorted({0, min(1, num_ranks - 1), max(0, num_ranks - 2), num_ranks - 1, held.index(max(held))})
+
+
 def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
     """Return a rank's memory with the stage that it is of, where there are several."""
     if setup.stage is None:
         return device
-    what = "the stages of rank" if setup.stage.blocks else "stage"
-    which = f"{what} {setup.stage.number} of 0 to {setup.stage.num_ranks - 1}"
+    which = f"stage {setup.stage.number} of 0 to {setup.stage.num_stages - 1}"
+    if setup.stage.blocks:
+        which = f"stages {', '.join(map(str, setup.stage.numbers))}, which one GPU holds,"
     return replace(device, uncertainty_source=f"of {which}, the fullest; {device.uncertainty_source}")
 
 
@@ -345,12 +355,14 @@ def _stage_of(problem: Problem, number: int) -> Stage | None:
     if num_ranks == 1:
         return None
     place = number % num_ranks
+    blocks = topology.stage_blocks[place::num_ranks] if topology.is_interleaved else ()
+    assert blocks or not topology.is_interleaved
     tokens = problem.workload.sequence_length or _NO_TOKENS
     width = 4 if problem.weights is Precision.FP32 else 2  # of the residual stream, under autocast too
     return Stage(
         number=place,
         num_ranks=num_ranks,
-        blocks=topology.stage_blocks[place::num_ranks] if topology.pipeline_stages_per_rank > 1 else (),
+        blocks=blocks,
         passes=problem.passes_per_step,
         hidden_bytes_per_sample=problem.rows_per_sample * tokens * problem.model.hidden_size * width,
     )
@@ -437,9 +449,6 @@ def trace_request_for(
     casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
     is_frozen = strategy.lora is not None or bool(strategy.freeze) or has_frozen
     stages = topology.pipeline_parallel_size if topology else 1
-    blocks = topology.stage_blocks if topology else ()
-    if topology and topology.pipeline_stages_per_rank > 1:  # a rank's stages are traced as one
-        blocks = tuple(sum(blocks[rank::stages]) for rank in range(stages))
     return TraceRequest(
         sequence_length=workload.sequence_length or _NO_TOKENS,
         target_length=workload.target_length,
@@ -462,7 +471,7 @@ def trace_request_for(
         tensor_parallel_size=topology.tensor_parallel_size if topology else 1,
         sequence_parallel_size=topology.sequence_parallel_size if topology else 1,
         pipeline_parallel_size=stages,
-        stage_blocks=blocks,
+        stage_blocks=topology.stage_blocks if topology else (),
     )
 
 

@@ -61,7 +61,7 @@ class AppliedSettings:
     @property
     def pipeline_stages_per_rank(self) -> int:
         """Stages that each of these ranks holds."""
-        return self.plan.topology.pipeline_stages_per_rank
+        return 1 if self.uses_deepspeed else self.plan.topology.pipeline_stages_per_rank
 
     @property
     def stage_blocks(self) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ def use_copies() -> None:
     for name in _NAMES:
         setattr(dist, name, _on_copies(getattr(dist, name)))
     schedules._wait_batch_p2p = _wait_and_let_go
+    schedules._batch_p2p = _sending_copies(schedules._batch_p2p)
 
 
 def _wait_and_let_go(works: list[Any]) -> None:
@@ -54,6 +55,23 @@ def _wait_and_let_go(works: list[Any]) -> None:
     for work in works:
         work.wait()
     works.clear()
+
+
+def _sending_copies(inside: Callable[..., Any]) -> Callable[..., Any]:
+    """Send copies: NCCL lets go of what it has sent, and gloo's works hold it until somebody waits."""
+
+    @wraps(inside)
+    def batch(operations: list[Any], *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), torch.no_grad():
+            copies = [
+                dist.P2POp(one.op, one.tensor.detach().clone(), one.peer, one.group, one.tag)
+                if one.op is dist.isend
+                else one
+                for one in operations
+            ]
+            return inside(copies, *args, **kwargs)
+
+    return batch
 
 
 def _on_copies(inside: Callable[..., Any]) -> Callable[..., Any]:

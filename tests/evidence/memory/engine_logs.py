@@ -52,7 +52,7 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
     import torch
 
     from memory.models import make_inputs, make_model
-    from zerofit.models.changes.stages import keep_stage
+    from zerofit.models.changes.stages import keep_stages
     from zerofit.models.trace.layer_parts import cut_layers
     from zerofit.models.trace.parts import Absent, as_one_rank, received_by_stage
     from zerofit.models.trace.raw import Skeleton
@@ -66,7 +66,8 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
     if case.tensor > 1:
         cut_layers(model, Absent(case.tensor))
     if case.pipeline > 1:
-        keep_stage(model, stage, case.pipeline, (2, 2) if case.stages_per_rank > 1 else ())
+        blocks = (1,) * case.pipeline * case.stages_per_rank if case.stages_per_rank > 1 else ()
+        keep_stages(model, stage, case.pipeline, blocks)
     skeleton = Skeleton(**_skeleton(model))
     recorder = Recorder(is_padded=True, as_on_cuda=False)
     for tensor in (*model.parameters(), *model.buffers()):
@@ -75,7 +76,7 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
         sequence_length=case.length,
         sequence_parallel_size=case.sequence,
         pipeline_parallel_size=case.pipeline,
-        pipeline_stage=stage,
+        pipeline_place=stage,
     )
     with ExitStack() as stack:
         stack.enter_context(as_one_rank(model, request))

@@ -119,7 +119,7 @@ def test_a_plan_says_how_many_blocks_each_stage_has() -> None:
 
 
 def test_a_pipeline_is_not_longer_than_the_model() -> None:
-    with pytest.raises(UserError, match="times --pipeline-stages-per-rank to 5 or less"):
+    with pytest.raises(UserError, match="take at most 5 stages: a smaller --pipeline-parallel-size"):
         share_blocks(_model("llama"), 6)
 
 

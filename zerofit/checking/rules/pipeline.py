@@ -99,7 +99,7 @@ def _in_fp16(situation: Situation) -> Iterator[Hit]:
     id="pipeline-saves-on-all-ranks",
     severity=Severity.ERROR,
     summary="a model in pipeline stages can't be saved by a single rank",
-    why="each rank holds the weights of its own stage, and rank 0 waits for those of the others",
+    why="each rank holds the weights of its own blocks, and rank 0 waits for those of the others",
     fix="move it out of the condition, so that every rank calls it; rank 0 alone writes",
     see=_DOCS,
     bad=Example(
@@ -169,7 +169,7 @@ def _generates_by_clock(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="pipeline-state-dict-of-a-stage",
     severity=Severity.ERROR,
-    summary="state_dict() of a model in pipeline stages has the weights of one stage",
+    summary="state_dict() of a model in pipeline stages has the weights of one rank",
     why="each rank holds its own blocks, so that a file of them lacks the others",
     fix="save accelerator.get_state_dict(model), which every rank calls, or use save_pretrained()",
     see=_DOCS,

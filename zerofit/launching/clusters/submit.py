@@ -18,7 +18,7 @@ from zerofit.configs.write.command import Rendezvous
 from zerofit.core.capture import for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.plan import Plan, plan_to_json
+from zerofit.core.plan import GROUP_FIELDS, Plan, plan_to_json
 from zerofit.core.request import FLAGS
 from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
@@ -311,9 +311,7 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
     assert plan is not None
     check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
     said = [flag for name, flag in FLAGS.items() if getattr(request, name) is not None]
-    for kind in ("tensor", "sequence", "pipeline"):
-        if getattr(request, f"{kind}_parallel_size") is not None:
-            said.append(f"--{kind}-parallel-size")
+    said += [f"--{name.replace('_', '-')}" for name in GROUP_FIELDS if getattr(request, name) is not None]
     if said:
         raise UserError(
             "plan-and-strategy",

@@ -162,7 +162,7 @@ def as_stage(
 
 @contextlib.contextmanager
 def replaced(others: Sequence[Replacement]) -> Iterator[None]:
-    """Put empty modules in the place of others, and those back at the end."""
+    """Put empty modules in the place of others, and the others back at the end."""
     before = [(parent, name, getattr(parent, name)) for parent, name, _ in others]
     for parent, name, instead in others:
         setattr(parent, name, instead)
@@ -185,7 +185,7 @@ def cut(
         returns_tuples: as of as_stage().
 
     Returns:
-        By stage, what has to be replaced while it runs: what this rank's other stages hold.
+        By stage, the modules of this rank's other stages, which replaced() is to take out while it runs.
     """
     dropped = _outside(model, stages, bounds, returns_tuples=returns_tuples)
     places = {(id(parent), name) for parent, name, _ in dropped}
@@ -202,17 +202,38 @@ def cut(
     return others
 
 
-def keep_stage(model: nn.Module, stage: int, num_stages: int, planned: tuple[int, ...] = ()) -> None:
-    """Drop all that other stages hold, with no modules in place of their blocks, which the tracer repeats.
+def keep_stages(model: nn.Module, place: int, num_ranks: int, planned: tuple[int, ...] = ()) -> None:
+    """Drop all that other ranks hold, with no modules in place of their blocks, which the tracer repeats.
+
+    Args:
+        model: a whole model.
+        place: of the rank in its pipeline, from 0.
+        num_ranks: of the pipeline.
+        planned: blocks of each stage, of which each rank holds as many; empty for one stage on each.
 
     Raises:
         UserError: there are fewer blocks than stages, or the model is no pipeline.
     """
+    num_stages = len(planned) or num_ranks
     bounds, parts = share_blocks(model, num_stages, planned), parts_of(model)
     name = next(name for name, child in parts.base.named_children() if child is parts.blocks)
-    own = list(parts.blocks)[bounds[stage] : bounds[stage + 1]]
-    cut(model, (stage,), bounds)
+    blocks, stages = list(parts.blocks), range(place, num_stages, num_ranks)
+    own = [blocks[index] for stage in stages for index in range(bounds[stage], bounds[stage + 1])]
+    cut(model, stages, bounds)
     setattr(parts.base, name, nn.ModuleList(own))
+    trains = place > 0 or any(one.requires_grad for one in model.get_input_embeddings().parameters())
+    firsts = [blocks[bounds[stage]] for stage in stages[1:]]
+    for block in own:
+        if block in firsts and not trains:
+            block.receives = True  # tells it from other blocks, for the tracer
+            block.register_forward_pre_hook(_receive)
+        trains = trains or block in firsts or any(one.requires_grad for one in block.parameters())
+
+
+def _receive(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Let hidden states without a gradient be those that a stage receives, whose gradient it sends back."""
+    if torch.is_grad_enabled():
+        inputs[0].requires_grad_()
 
 
 def _outside(

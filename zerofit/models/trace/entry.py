@@ -135,10 +135,10 @@ def trace_made(
             if request.tensor_parallel_size > 1:
                 cut_layers(model, Absent(request.tensor_parallel_size))
             if request.pipeline_parallel_size > 1:
-                from zerofit.models.changes.stages import keep_stage  # imports torch
+                from zerofit.models.changes.stages import keep_stages  # imports torch
 
-                keep_stage(
-                    model, request.pipeline_stage, request.pipeline_parallel_size, request.stage_blocks
+                keep_stages(
+                    model, request.pipeline_place, request.pipeline_parallel_size, request.stage_blocks
                 )
             tracing = _Tracing(model, request, on_progress or (lambda _: None), feed, loss)
             with as_one_rank(model, request):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,11 +79,7 @@ def _repetition(path: str, signatures: list[Any]) -> Stack:
 def _signatures(layers: Any, config: Any) -> list[Any]:
     """Return for each layer a key of everything that defines it, except its index."""
     settings = [_settings(layer) for layer in layers]
-    places = {
-        key
-        for key, value in settings[0].items()
-        if value == 0 and all(found.get(key) == index for index, found in enumerate(settings))
-    }
+    places = {key for key in settings[0] if _is_place([found.get(key) for found in settings])}
     return [
         (
             tuple((key, value) for key, value in settings[index].items() if key not in places),
@@ -90,6 +87,11 @@ def _signatures(layers: Any, config: Any) -> list[Any]:
         )
         for index in range(len(layers))
     ]
+
+
+def _is_place(values: list[Any]) -> bool:
+    """Return True for the numbers of layers: of all, or of those that a rank of a pipeline holds."""
+    return all(type(value) is int for value in values) and all(one < more for one, more in pairwise(values))
 
 
 def _settings(layer: Any) -> dict[tuple[str, str], Any]:

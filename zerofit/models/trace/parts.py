@@ -38,7 +38,7 @@ def _as_stage(model: Any, request: TraceRequest) -> Iterator[None]:
     """Let the forward pass be that of a stage, which returns hidden states, or on the last stage the loss."""
     from zerofit.models.changes.stages import run_stage  # imports torch
 
-    stage, num_stages, own = request.pipeline_stage, request.pipeline_parallel_size, model.forward
+    stage, num_stages, own = request.pipeline_place, request.pipeline_parallel_size, model.forward
 
     @functools.wraps(own)
     def forward(input_ids: Any, *, received: Any = None, **inputs: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def received_by_stage(input_ids: Any, model: Any, request: TraceRequest) -> Any:
     """
     import torch
 
-    if request.pipeline_stage == 0:
+    if request.pipeline_place == 0:
         return None
     shape = (*input_ids.shape, model.config.hidden_size)
     return torch.empty(*shape, dtype=torch_dtype(request.weights), requires_grad=True)

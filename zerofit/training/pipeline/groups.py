@@ -19,13 +19,13 @@ class Groups:
     host: Any
     """The same ranks on gloo, for states that stay in host memory."""
     replicas: Any
-    """Those that hold the same stages of every copy."""
+    """The ranks that hold the same stages, one in each copy of the model."""
     ends: Any
     """The first and the last stage of one copy, which share tied embeddings."""
     place: int
-    """Of this rank among those of its pipeline, from 0: the first stage that it holds."""
+    """This rank's place in its pipeline, from 0; also the first stage that it holds."""
     num_ranks: int
-    """Of one pipeline."""
+    """Ranks of one pipeline."""
 
     @property
     def first_rank(self) -> int:

@@ -114,7 +114,7 @@ def _refuse_copy(used: Any, model: Any) -> None:
             "pipeline-copied-model",
             "a copy of a model in pipeline stages can't run",
             found=f"a copy of the {type(model).__name__} that trains",
-            why="it holds the blocks of one stage alone, and no other rank runs the rest",
+            why="it holds the blocks of one rank alone, and no other rank runs the rest",
             fix="train without --pipeline-parallel-size, or without a moving average of the weights",
         )
 

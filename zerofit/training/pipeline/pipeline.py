@@ -45,7 +45,7 @@ class Pipeline:
     groups: Groups
     changes: Changes
     rows_per_pass: int | None
-    """Rows of one forward pass at most; None to take a number of passes by the stages."""
+    """Rows of one forward pass at most; None to take a number of passes by the ranks."""
     tied: torch.nn.Parameter | None
     """The embedding that the first and the last stage both hold; None on other ranks."""
     accelerator: Any = None

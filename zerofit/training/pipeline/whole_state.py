@@ -28,7 +28,7 @@ _GROUPS = "groups"
 
 _SAVING = Advice(
     rule="pipeline-saves-on-all-ranks",
-    why="each rank holds the weights of its own stage, and rank 0 gathers them from all",
+    why="each rank holds the weights of its own blocks, and rank 0 gathers them from all",
     fix="call it on all ranks, outside of `if accelerator.is_main_process`; rank 0 alone writes",
 )
 
@@ -42,7 +42,7 @@ class _Described:
 
 
 class WholeStates:
-    """Gathers the states of a pipeline on rank 0 while ranks save, and takes a stage's part of loaded ones.
+    """Gathers the states of a pipeline on rank 0 while ranks save, and takes a rank's part of loaded ones.
 
     A checkpoint is therefore that of one process: it resumes on any number of stages.
     """
@@ -62,7 +62,7 @@ class WholeStates:
         self._take_over_model(pipeline.model)
 
     def cut_optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer hold this stage's parameters alone.
+        """Let an optimizer hold this rank's parameters alone.
 
         Args:
             optimizer: torch's; made of the whole model or of the stage.
@@ -170,7 +170,7 @@ class WholeStates:
             if used is not model and kwargs.get("state_dict") is None:
                 raise UserError(
                     "pipeline-saves-a-part",
-                    "this would save the weights of one stage",
+                    "this would save the weights of one rank",
                     found=f"save_pretrained() of a copy of the {kind.__name__} that trains",
                     why="a copy holds the weights of its rank's stage alone",
                     fix="save the model itself, on all ranks",
@@ -252,7 +252,7 @@ class WholeStates:
         return [sorted({name for part in parts for name in part[place]}) for place in range(len(parts[0]))]
 
     def _own_part(self, key: int, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a stage's part of an optimizer's whole state, numbered as its own parameters are."""
+        """Return this rank's part of an optimizer's whole state, numbered as its own parameters are."""
         optimizer, _ = self._optimizers[key]
         parts: list[Any] = [None] * self.pipeline.groups.num_ranks
         dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.host)

@@ -67,7 +67,7 @@ class Setup:
     traces_own_model: bool = False
     """True if the log is of the model that runs, as a script makes it, and not of the class for a name."""
     stage: Stage | None = None
-    """Where a log is that of one stage of a pipeline."""
+    """Where a log is that of a rank's stages of a pipeline."""
 
     @property
     def trains_adapters(self) -> bool:
@@ -127,8 +127,8 @@ class SimulatedEngine:
     def gradient_ready(self, parameter: int, block: int) -> None:
         """A parameter's gradient is whole and in this block, which from now on is the engine's to free."""
 
-    def pass_begins(self, *, left_out: int) -> None:
-        """A pass of a pipeline begins, of which so many micro-batches are not played."""
+    def pass_begins(self) -> None:
+        """A pass of a pipeline begins."""
 
     def stage_ends(self, number: int) -> None:
         """The backward pass of a stage of a pipeline is over for one micro-batch."""
@@ -320,11 +320,11 @@ class _MicroBatches:
         assert stage is not None
         first, more = (script.first, script.more) if with_activations else (script.sketched, script.sketched)
         ahead = stage.in_flight(setup.strategy)
-        number = min(stage.micro_batches(setup.strategy), stage.alike_from(ahead))
+        number = min(stage.micro_batches(setup.strategy), stage.least_played(ahead))
         forward = list(stage.turns(number))
         backward = [(index, stage.stages_per_rank - 1 - place) for index, place in forward]
         self._engine.tape.begin(RunPhase.FORWARD)
-        self._engine.pass_begins(left_out=stage.micro_batches(setup.strategy) - number)
+        self._engine.pass_begins()
         blocks: list[dict[int, int]] = [{} for _ in range(number)]
         own: dict[tuple[int, int], dict[int, int]] = {}
         for step in range(len(forward) + ahead):

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 STAGE_BUFFERS = "stage buffers"
 _EXPLANATION = (
-    "hidden states of a micro-batch x micro-batches, of the stage before, and so many gradients of the next, "
-    "of each stage; what is sent: a gradient, or all of a pass where stages are interleaved",
-    "torch/distributed/pipelining/stage.py, args_recv_info and grad_recv_info: kept from pass to pass; "
-    "schedules.py, _PipelineScheduleRuntime: waits for what it sent at the end of a pass (2.13)",
+    "for each stage of the rank: hidden states of a micro-batch x micro-batches, of the stage before, and so "
+    "many gradients of the next; one gradient that is sent, where each rank has one stage",
+    "torch/distributed/pipelining/stage.py, args_recv_info and grad_recv_info: kept from pass to pass (2.13)",
 )
 
 
@@ -32,8 +31,9 @@ class PipelineEngine(NativeEngine):
         self._stage = setup.stage
         self._of_pass: dict[int, int] = {}
         self._has_buffers = False
-        self._sent: list[int] = []
-        """What other ranks may still read: gradients, and hidden states where stages are interleaved."""
+        self._sent: int | None = None
+        self._outputs: list[int] = []
+        """Of stages whose next one on this rank has run backward, and which have not."""
 
     def explain(self, term: str) -> tuple[str, str] | None:
         return _EXPLANATION if term == STAGE_BUFFERS else super().explain(term)
@@ -41,32 +41,29 @@ class PipelineEngine(NativeEngine):
     def initialise(self) -> None:
         """Nothing: no DistributedDataParallel wraps a stage, and buffers come with the first batch."""
 
-    def pass_begins(self, *, left_out: int) -> None:
-        stage = self._stage
-        if stage.blocks:
-            for number in list(stage.numbers) * left_out:
-                self.stage_ends(number)
+    def pass_begins(self) -> None:
         if self._has_buffers:
             return
-        self._has_buffers = True
+        self._has_buffers, stage = True, self._stage
         for number in stage.numbers:
-            for _ in range(self._neighbours(number) * stage.micro_batches(self.setup.strategy)):
+            neighbours = (number > 0) + (number < stage.num_stages - 1)
+            for _ in range(neighbours * stage.micro_batches(self.setup.strategy)):
                 self._allocate_hidden_states()
 
     def stage_ends(self, number: int) -> None:
-        """Keep what was sent: all of a pass if stages are interleaved, else a gradient until the next one."""
-        stage = self._stage
-        if stage.blocks:
-            # The log frees the output of one of the rank's stages once the next has run backward.
-            is_top = number + stage.num_ranks >= stage.num_stages
-            sent = (number > 0) + (number >= stage.num_ranks) + (is_top and number < stage.num_stages - 1)
-            self._sent += [self._allocate_hidden_states() for _ in range(sent)]
-        elif not self._sent and number > 0:
-            self._sent = [self._allocate_hidden_states()]
+        """Keep what outlives a stage's backward pass.
 
-    def _neighbours(self, number: int) -> int:
-        """Return the stages that a stage exchanges hidden states and their gradients with."""
-        return (number > 0) + (number < self._stage.num_stages - 1)
+        Schedule1F1B names the gradient that goes to the stage before until the next one does. A stage keeps
+        its output until it has run backward; a log of several stages as one frees it once the next of them
+        has, whose input it is there.
+        """
+        stage = self._stage
+        if self._sent is None and number > 0 and not stage.blocks:
+            self._sent = self._allocate_hidden_states()
+        if number + stage.num_ranks < stage.num_stages:
+            self.tape.free(self._outputs.pop())
+        if number >= stage.num_ranks:
+            self._outputs.append(self._allocate_hidden_states())
 
     def _allocate_hidden_states(self) -> int:
         size = self._stage.hidden_bytes_per_sample * (self.setup.strategy.micro_batch_size or 1)
@@ -82,6 +79,6 @@ class PipelineEngine(NativeEngine):
         for parameter, block in self._of_pass.items():
             super().gradient_ready(parameter, block)
         self._of_pass = {}
-        for block in self._sent:
-            self.tape.free(block)
-        self._sent = []
+        if self._sent is not None:
+            self.tape.free(self._sent)
+            self._sent = None

@@ -21,14 +21,14 @@ PassEvents = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The stage of a pipeline whose log is played, or a rank's stages, and the schedule that they run by."""
+    """A rank's stages of a pipeline, mostly one, whose log is played, and the schedule that they run by."""
 
     number: int
-    """Counted from 0: of the stage, and of its rank in the pipeline."""
+    """The first of them, counted from 0; also the rank's place in the pipeline."""
     num_ranks: int
     """Of the pipeline."""
     blocks: tuple[int, ...] = ()
-    """Of each of the rank's stages, where it holds several, whose log is one."""
+    """Blocks of each of them where there are several, whose log is one; else empty."""
     passes: int
     """Forward passes of the model in an optimizer step, which the script counts."""
     hidden_bytes_per_sample: int
@@ -64,15 +64,15 @@ class Stage:
         ahead = (self.stages_per_rank - 1) * self.num_ranks + 2 * behind + 1
         return min(self.micro_batches(strategy) * self.stages_per_rank, ahead)
 
-    def alike_from(self, ahead: int) -> int:
-        """Return the micro-batches after which more of them do as those before.
+    def least_played(self, ahead: int) -> int:
+        """Return how many micro-batches have all peaks of a pass: any more would repeat what these do.
 
         Args:
             ahead: forward passes before the first backward pass.
         """
         if not self.blocks:
             return ahead + 2
-        rounds = math.ceil(ahead / (self.stages_per_rank * self.num_ranks)) + 1
+        rounds = math.ceil(ahead / (self.stages_per_rank * self.num_ranks)) + 2
         return rounds * self.num_ranks
 
     def turns(self, number: int) -> Iterator[tuple[int, int]]:
@@ -109,7 +109,8 @@ def events_by_stage(
     rest = list(backward)
     stages: list[PassEvents] = []
     for passed, first in zip(reversed(passes), (*reversed(firsts), None), strict=True):
-        ends = len(rest) if first is None else rest.index((Event.BACKWARD_LEAVE, first)) + 1
+        left = (Event.BACKWARD_LEAVE, first)
+        ends = rest.index(left) + 1 if left in rest else len(rest)
         own, rest = rest[:ends], rest[ends:]
         # What is sent, an output and a gradient, is the engine's from then on.
         made = {argument for code, argument in (*passed, *own) if code == Event.ALLOCATE}
