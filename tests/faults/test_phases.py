@@ -24,7 +24,7 @@ _FAULTS = {
     ("SIGINT", "zerofit"): (130, "SIGINT"),
 }
 """Signal and who gets it: zerofit's exit code, and what the record says; None without a record."""
-_QUICK = {("SIGKILL", "rank", "backward"), ("SIGKILL", "zerofit", "saving")}
+_QUICK = {("SIGKILL", "rank", "backward")}
 _CASES = [
     pytest.param(
         number,

@@ -47,6 +47,7 @@ def limited_group() -> Iterator[Path]:
     pytest.skip("no cgroup with a memory limit can be made here")
 
 
+@pytest.mark.faults
 def test_a_full_cgroup_halves_the_micro_batch_and_resumes(limited_group: Path, tmp_path: Path) -> None:
     script = [str(SCRIPTS / "resumable_loop.py"), "--num-steps=5", "--losses=losses.json"]
     script += ["--length=2048", "--num-short=3", "--save-at=2", "--continues"]

@@ -41,7 +41,6 @@ _ALLOCATING_NOTHING = (
     *((route, "one", "saving") for route in ("accelerate", "trainer")),
     ("trainer", "one", "optimizer_step"),  # Trainer's AdamW is fused
 )
-_FIRST_SAVE = ("accelerate", "z2")
 _FEW_BYTES = {"accelerate": 4_600_000, "trainer": 4_750_000}
 _SAVED_EACH = 2
 """Steps between checkpoints, and so the most that are repeated."""
@@ -170,13 +169,8 @@ def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(
     assert_same(example.losses(run.folder), plain_losses("trainer", example.large), tolerance=FP32_TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("route", "plan"),
-    [
-        pytest.param(route, plan, marks=() if (route, plan) == _FIRST_SAVE else pytest.mark.slow)
-        for route, plan in product(_EXAMPLES, ("one", "z2"))
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("route", "plan"), product(_EXAMPLES, ("one", "z2")))
 def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_refuses(
     route: str, plan: str, data_dir: Path, plain_losses: PlainLosses, tmp_path: Path
 ) -> None:

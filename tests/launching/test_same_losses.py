@@ -112,6 +112,7 @@ def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
     assert written_precision(run) == "bf16"
 
 
+@pytest.mark.evidence
 def test_a_trainer_script_trains_in_bf16_and_as_the_plan_says_whatever_its_own_deepspeed_file(
     launch: Launch, data_dir: Path, plain_trainer: Losses
 ) -> None:

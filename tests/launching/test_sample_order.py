@@ -30,7 +30,7 @@ def _steps(folder: Path, plan: str, *arguments: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("plan", "arguments"),
     [
-        pytest.param(_ONE, [], id="one process"),
+        pytest.param(_ONE, [], id="one process", marks=_SLOW),
         pytest.param(_ONE, ["--own-generator"], id="a generator of its own", marks=_SLOW),
         pytest.param(_ONE, ["--workers=2"], id="workers", marks=_SLOW),
         pytest.param(_TWO, [], id="two ranks", marks=_SLOW),
@@ -56,6 +56,7 @@ def test_the_order_is_that_of_another_number_of_ranks(before: str, after: str, t
     assert [indices for indices, _ in resumed][: 2 * _EPOCH - at] == [indices for indices, _ in whole[rest]]
 
 
+@pytest.mark.slow
 def test_a_new_epoch_draws_its_own_order(tmp_path: Path) -> None:
     whole = _steps(tmp_path, _ONE, f"--save-at={_EPOCH}")
     resumed = _steps(tmp_path, _ONE, f"--resume={_EPOCH}")
