@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -352,6 +353,8 @@ def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -
     assert answer.fits
     assert answer.plan.topology.stage_blocks == (1, 2, 2, 1)
     assert "stages of 1, 2, 2, 1 blocks: the slowest is as fast as it can be" in answer.notes
+    said = answer.head.estimate.device.uncertainty_source
+    assert re.match("of stages (0, 2|1, 3), which one GPU holds, the fullest; ", said)
     kept = plan_from_json(plan_to_json(answer.plan), name="plan.json")
     machine, versions = answer.plan.machine, answer.plan.versions
     launched = choose(machine=machine, versions=versions, request=Request(plan=kept, num_processes=2))

@@ -340,7 +340,7 @@ def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
         return device
     which = f"stage {setup.stage.number} of 0 to {setup.stage.num_stages - 1}"
     if setup.stage.blocks:
-        which = f"stages {', '.join(map(str, setup.stage.numbers))}, which one GPU holds,"
+        which = f"stages {', '.join(map(str, setup.stage.numbers))}, which one GPU holds"
     return replace(device, uncertainty_source=f"of {which}, the fullest; {device.uncertainty_source}")
 
 
