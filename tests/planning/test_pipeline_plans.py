@@ -321,15 +321,10 @@ def test_the_order_of_passes_is_that_of_torch(num_ranks: int, per_rank: int, rou
         stage = Stage(
             number=rank, num_ranks=num_ranks, blocks=(1,) * per_rank, passes=1, hidden_bytes_per_sample=1
         )
-        turns, ahead = list(stage.turns(number)), stage.in_flight(strategy)
-        ours = []
-        for step in range(len(turns) + ahead):
-            if step >= ahead:
-                index, place = turns[step - ahead]
-                ours.append(("B", index, stage.numbers[per_rank - 1 - place]))
-            if step < len(turns):
-                index, place = turns[step]
-                ours.append(("F", index, stage.numbers[place]))
+        ours = [
+            ("F" if is_forward else "B", index, stage.numbers[place])
+            for is_forward, index, place in stage.passes_in_order(number, stage.in_flight(strategy))
+        ]
         assert ours == theirs
 
 

@@ -63,13 +63,13 @@ class Rejected:
     """One sentence."""
 
 
-GROUP_FIELDS = (
-    "tensor_parallel_size",
-    "sequence_parallel_size",
-    "pipeline_parallel_size",
-    "pipeline_stages_per_rank",
-)
-"""Fields of Topology, and of Request, that say how ranks share samples; their flags have the same names."""
+GROUP_FLAGS = {
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "sequence_parallel_size": "--sequence-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "pipeline_stages_per_rank": "--pipeline-stages-per-rank",
+}
+"""Fields of Topology, and of Request, that say how ranks share samples, and their flags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ def plan_to_json(plan: Plan) -> str:
 def topology_fields(topology: Topology) -> dict[str, Any]:
     """Return the topology for a file; sizes of unused parallelism are left out."""
     document = dataclasses.asdict(topology)
-    for name in GROUP_FIELDS:
+    for name in GROUP_FLAGS:
         if document[name] == 1:
             del document[name]
     if not document["stage_blocks"]:

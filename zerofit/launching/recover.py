@@ -16,7 +16,7 @@ from zerofit.core.allocation_log import TensorKind
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
-from zerofit.core.plan import GROUP_FIELDS
+from zerofit.core.plan import GROUP_FLAGS
 from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
@@ -276,7 +276,7 @@ def _planned(
 
 def keep_the_groups(said: Request, failed: Plan) -> Request:
     """Return a request whose ranks share samples as before: checkpoints hold layers that are cut for it."""
-    sizes = {name: getattr(failed.topology, name) for name in GROUP_FIELDS}
+    sizes = {name: getattr(failed.topology, name) for name in GROUP_FLAGS}
     chosen = [name for name, size in sizes.items() if size > 1 and getattr(said, name) is None]
     said_by = {**said.said_by, **dict.fromkeys(chosen, "the plan before")}
     return replace(said, said_by=said_by, **cast("Any", sizes))

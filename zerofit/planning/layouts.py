@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.core.plan import GROUP_FIELDS
+from zerofit.core.plan import GROUP_FLAGS
 from zerofit.planning.from_capture import on_other_ranks
 from zerofit.planning.search import OFFLOADED, ROOM_TIME, SAME_TIME
 
@@ -73,8 +73,8 @@ def check_open(request: Request) -> None:
 
 def _said(request: Request) -> list[str]:
     """Return the flags that say how ranks share samples."""
-    sizes = {name: getattr(request, name) for name in GROUP_FIELDS}
-    return [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size is not None]
+    sizes = {flag: getattr(request, name) for name, flag in GROUP_FLAGS.items()}
+    return [f"{flag} {size}" for flag, size in sizes.items() if size is not None]
 
 
 def wants_layouts(chosen: EstimatedStrategy | None, tier_of: Callable[[Strategy], float]) -> bool:
@@ -118,7 +118,7 @@ def _with_topology(problem: Problem, topology: Topology) -> Problem | None:
     size = problem.workload.global_batch_size
     if problem.script is not None and size is None:
         return None
-    sizes = {name: getattr(topology, name) for name in GROUP_FIELDS}
+    sizes = {name: getattr(topology, name) for name in GROUP_FLAGS}
     request = replace(problem.request, global_batch_size=size, **sizes)
     try:
         return on_other_ranks(replace(problem, request=request), problem.machine, topology)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.capture import for_plan
-from zerofit.core.plan import GROUP_FIELDS, Origin, Plan, Reason, Rejected
+from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Rejected
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
 from zerofit.core.units import format_bytes
@@ -156,11 +156,11 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
 
 def _of_groups(problem: Problem) -> Iterator[Reason]:
     """Yield why ranks share samples, for each kind of group that there is."""
-    for name in GROUP_FIELDS:
+    for name, flag in GROUP_FLAGS.items():
         size = getattr(problem.topology, name)
         if size > 1:
             origin = Origin.PLANNER if problem.why_shared else Origin.FLAG
-            said = problem.request.said_by.get(name, f"--{name.replace('_', '-')}")
+            said = problem.request.said_by.get(name, flag)
             why = problem.why_shared or f"{said} says so"
             yield Reason(field=name, value=str(size), origin=origin, why=why)
 

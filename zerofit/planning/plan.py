@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.plan import GROUP_FIELDS, Plan
+from zerofit.core.plan import GROUP_FLAGS, Plan
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, check_capture_limit, check_model_flags, settings_of
@@ -310,7 +310,7 @@ def ranks_to_plan(
         UserError: they do not divide over the nodes or into groups, there are fewer GPUs, or they do not make
             the global batch that the request names.
     """
-    sizes = {name: getattr(request, name) for name in GROUP_FIELDS}
+    sizes = {name: getattr(request, name) for name in GROUP_FLAGS}
     ranks = Request(
         num_nodes=num_nodes,
         num_processes=request.num_processes,

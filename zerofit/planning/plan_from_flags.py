@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions, Workload
-from zerofit.core.plan import GROUP_FIELDS, Origin, Plan, Reason, Topology
+from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
@@ -40,7 +40,7 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     if not strategy.uses_nvme and request.nvme_path is None:
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
     before = plan.topology if plan else topology
-    regrouped = [name for name in GROUP_FIELDS if getattr(before, name) != getattr(topology, name)]
+    regrouped = [name for name in GROUP_FLAGS if getattr(before, name) != getattr(topology, name)]
     reasons = [reason for reason in reasons if reason.field not in (*overrides, *regrouped)]
     reasons += reasons_by_flag(request)
     if request.on_cpu:

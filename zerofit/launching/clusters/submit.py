@@ -18,7 +18,7 @@ from zerofit.configs.write.command import Rendezvous
 from zerofit.core.capture import for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.plan import GROUP_FIELDS, Plan, plan_to_json
+from zerofit.core.plan import GROUP_FLAGS, Plan, plan_to_json
 from zerofit.core.request import FLAGS
 from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
@@ -310,8 +310,8 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
     plan = request.plan
     assert plan is not None
     check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
-    said = [flag for name, flag in FLAGS.items() if getattr(request, name) is not None]
-    said += [f"--{name.replace('_', '-')}" for name in GROUP_FIELDS if getattr(request, name) is not None]
+    flags = {**FLAGS, **GROUP_FLAGS}
+    said = [flag for name, flag in flags.items() if getattr(request, name) is not None]
     if said:
         raise UserError(
             "plan-and-strategy",

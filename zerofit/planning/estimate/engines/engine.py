@@ -321,25 +321,22 @@ class _MicroBatches:
         first, more = (script.first, script.more) if with_activations else (script.sketched, script.sketched)
         ahead = stage.in_flight(setup.strategy)
         number = min(stage.micro_batches(setup.strategy), stage.least_played(ahead))
-        forward = list(stage.turns(number))
-        backward = [(index, stage.stages_per_rank - 1 - place) for index, place in forward]
         self._engine.tape.begin(RunPhase.FORWARD)
         self._engine.pass_begins()
         blocks: list[dict[int, int]] = [{} for _ in range(number)]
         own: dict[tuple[int, int], dict[int, int]] = {}
-        for step in range(len(forward) + ahead):
-            if step >= ahead:
-                index, place = backward[step - ahead]
-                self._backward((more if index else first)[place], blocks[index])
-                for block in own.pop((index, place)).values():
-                    self._engine.tape.free(block)
-                self._engine.stage_ends(stage.numbers[place])
-            if step < len(forward):
-                index, place = forward[step]
+        for is_forward, index, place in stage.passes_in_order(number, ahead):
+            events = (more if index else first)[place]
+            if is_forward:
                 own[index, place] = {}
                 if place and with_activations:
                     self._play(script.of_every_stage, own[index, place])
-                self._forward((more if index else first)[place], blocks[index])
+                self._forward(events, blocks[index])
+            else:
+                self._backward(events, blocks[index])
+                for block in own.pop((index, place)).values():
+                    self._engine.tape.free(block)
+                self._engine.stage_ends(stage.numbers[place])
         for block in (one for made in blocks for one in made.values()):
             self._engine.tape.free(block)
         self._engine.backward_ends(is_boundary=is_boundary)

@@ -75,6 +75,21 @@ class Stage:
         rounds = math.ceil(ahead / (self.stages_per_rank * self.num_ranks)) + 2
         return rounds * self.num_ranks
 
+    def passes_in_order(self, number: int, ahead: int) -> Iterator[tuple[bool, int, int]]:
+        """Yield of each pass whether it runs forward, its micro-batch, and which of this rank's stages runs.
+
+        Args:
+            number: micro-batches, a multiple of the ranks where this rank holds several stages.
+            ahead: forward passes before the first backward pass.
+        """
+        turns = list(self.turns(number))
+        for step in range(len(turns) + ahead):
+            if step >= ahead:
+                index, place = turns[step - ahead]
+                yield False, index, self.stages_per_rank - 1 - place
+            if step < len(turns):
+                yield True, *turns[step]
+
     def turns(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield the micro-batch and the stage, of this rank's, of each forward pass in order.
 
