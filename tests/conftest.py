@@ -6,6 +6,7 @@ import difflib
 import gc
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,9 +67,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of tests out of each garbage collection, of which zerofit and torch ask for many."""
+    """Leave thousands of tests out of each garbage collection, and train tiny models on one thread.
+
+    zerofit and torch collect often; two threads that share a core wait for each other.
+    """
     gc.collect()
     gc.freeze()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -143,6 +149,19 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _same_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("same") / "folder"
+
+
+@pytest.fixture
+def same_folder(_same_folder: Path) -> Path:
+    """Return an empty folder at the same path for each test: a script is captured once and then cached."""
+    shutil.rmtree(_same_folder, ignore_errors=True)
+    _same_folder.mkdir()
+    return _same_folder
 
 
 @pytest.fixture(autouse=True)

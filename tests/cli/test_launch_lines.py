@@ -29,10 +29,10 @@ if accelerator.is_main_process:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(same_folder: Path) -> Path:
     """Return a folder with a script that takes any arguments."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path
+    (same_folder / "train.py").write_text(SCRIPT)
+    return same_folder
 
 
 def test_line_of_accelerate_trains(run_zerofit: RunZerofit, folder: Path) -> None:

@@ -47,10 +47,10 @@ def _manifest(place: Path, *words: str, **more: str) -> tuple[dict[str, Any], di
         ('Error from server (NotFound): namespaces "x" not found', None),
     ],
 )
-def test_a_cluster_out_of_reach_is_no_refusal(tmp_path: Path, says: str, error: str | None) -> None:
-    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
-    path = path_with(tmp_path, "kubectl", script=f"echo '{says}' >&2; exit 1")
-    done = run_command((*_SUBMIT, *_NODES, "loop.py", "4", "0"), tmp_path, PATH=path)
+def test_a_cluster_out_of_reach_is_no_refusal(same_folder: Path, says: str, error: str | None) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", same_folder)
+    path = path_with(same_folder, "kubectl", script=f"echo '{says}' >&2; exit 1")
+    done = run_command((*_SUBMIT, *_NODES, "loop.py", "4", "0"), same_folder, PATH=path)
     assert done.exit_code == 1
     what = "kubectl can't reach its scheduler" if error else "kubectl refused the request"
     assert f"error[scheduler-{'unreachable' if error else 'refused'}]: {what}\n" in done.stderr
@@ -58,10 +58,10 @@ def test_a_cluster_out_of_reach_is_no_refusal(tmp_path: Path, says: str, error: 
     assert ("`kubectl cluster-info` tells if one responds" in done.stderr) == bool(error)
 
 
-def test_a_dry_run_shows_the_job_and_not_the_plan(tmp_path: Path) -> None:
-    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+def test_a_dry_run_shows_the_job_and_not_the_plan(same_folder: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", same_folder)
     words = ("--dry-run", "--cpu", *_NODES, "loop.py", "4", "0")
-    done = run_command((*_SUBMIT, *words), tmp_path).check()
+    done = run_command((*_SUBMIT, *words), same_folder).check()
     assert len(done.stdout.splitlines()) < 120
     assert "kind: TrainJob" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("kubectl create --output=name --filename=")
@@ -69,10 +69,10 @@ def test_a_dry_run_shows_the_job_and_not_the_plan(tmp_path: Path) -> None:
     assert "--cpu: host memory is requested as for the plan on GPUs, but no GPU" in done.stderr
 
 
-def test_an_output_folder_beside_the_volume_is_named(tmp_path: Path) -> None:
-    shutil.copy(_SCRIPTS / "trainer.py", tmp_path)
+def test_an_output_folder_beside_the_volume_is_named(same_folder: Path) -> None:
+    shutil.copy(_SCRIPTS / "trainer.py", same_folder)
     words = ("--dry-run", "--volume", "checkpoints:/data", *_NODES)
-    done = run_command((*_SUBMIT, *words, "trainer.py", "4", "0"), tmp_path).check()
+    done = run_command((*_SUBMIT, *words, "trainer.py", "4", "0"), same_folder).check()
     assert (
         "checkpoints go to out, which is lost with its node: --volume only keeps /data; make the script "
         "write to /data/out" in done.stderr
@@ -84,16 +84,16 @@ def test_an_output_folder_beside_the_volume_is_named(tmp_path: Path) -> None:
     [((), "TrainerV1alpha1TrainJob"), (("--job-set",), "JobsetV1alpha2JobSet")],
     ids=["TrainJob", "JobSet"],
 )
-def test_a_manifest_holds_against_the_schema(tmp_path: Path, words: tuple[str, ...], model: str) -> None:
+def test_a_manifest_holds_against_the_schema(same_folder: Path, words: tuple[str, ...], model: str) -> None:
     models = pytest.importorskip(
         "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed"
     )
-    volume = ("--volume", "checkpoints:/data", "--env", "HF_TOKEN", "--node-selector", "a/b=c")
-    config_map, job = _manifest(tmp_path, *words, *volume, HF_TOKEN="hf_not_for_files")
+    volume = ("--volume", "checkpoints:/data", "--env", "MY_TOKEN", "--node-selector", "a/b=c")
+    config_map, job = _manifest(same_folder, *words, *volume, MY_TOKEN="not_for_files")
     # The models take unknown fields silently: what comes back shows whether all of them were known.
     assert _without_none(getattr(models, model).from_dict(job).to_dict()) == job
     assert _without_none(models.IoK8sApiCoreV1ConfigMap.from_dict(config_map).to_dict()) == config_map
-    assert "hf_not_for_files" not in json.dumps([config_map, job])
+    assert "not_for_files" not in json.dumps([config_map, job])
 
 
 def _without_none(value: Any) -> Any:
@@ -102,9 +102,9 @@ def _without_none(value: Any) -> Any:
     return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
-def test_a_pod_asks_for_what_the_plan_needs(tmp_path: Path) -> None:
+def test_a_pod_asks_for_what_the_plan_needs(same_folder: Path) -> None:
     label = "nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB"
-    _, job = _manifest(tmp_path, "--time", "60", "--node-selector", label)
+    _, job = _manifest(same_folder, "--time", "60", "--node-selector", label)
     (patch,) = job["spec"]["runtimePatches"]
     (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     selected = replicated["template"]["spec"]["template"]["spec"]["nodeSelector"]
@@ -120,10 +120,10 @@ def test_a_pod_asks_for_what_the_plan_needs(tmp_path: Path) -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 3600
 
 
-def test_pods_need_an_image(tmp_path: Path) -> None:
-    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+def test_pods_need_an_image(same_folder: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", same_folder)
     without = tuple(word for word in _SUBMIT if word not in ("--image", "i:1"))
-    done = run_command((*without, *_NODES, "loop.py", "4", "0"), tmp_path)
+    done = run_command((*without, *_NODES, "loop.py", "4", "0"), same_folder)
     assert done.exit_code == 2
     assert done.stderr == (
         "error[image-missing]: pods need an image\n"
@@ -167,12 +167,12 @@ def _of_operator(job: dict[str, Any], index: int) -> tuple[dict[str, Any], dict[
 @pytest.mark.skipif(not can_make_nodes(), reason="network namespaces need root and iproute2")
 @pytest.mark.parametrize("words", [(), ("--job-set",)], ids=["TrainJob", "JobSet"])
 def test_each_pods_command_runs_as_it_is_written(
-    tmp_path: Path, pod_folders: None, built_ops: None, words: tuple[str, ...]
+    same_folder: Path, pod_folders: None, built_ops: None, words: tuple[str, ...]
 ) -> None:
-    config_map, job = _manifest(tmp_path, "--cpu", *words)
-    (tmp_path / "mounted").mkdir()
+    config_map, job = _manifest(same_folder, "--cpu", *words)
+    (same_folder / "mounted").mkdir()
     for name, text in config_map["data"].items():
-        (tmp_path / "mounted" / name).write_text(text)
+        (same_folder / "mounted" / name).write_text(text)
     with NamespaceNodes(2) as nodes:
         name = job["metadata"]["name"]
         nodes.call(f"{name}-node-0-0.{name}", 0)
@@ -185,14 +185,16 @@ def test_each_pods_command_runs_as_it_is_written(
                 re.sub(r"\$\((\w+)\)", lambda found, known=known: known.get(found[1], found[0]), word)
                 for word in (*container["command"], *container["args"])
             ]
-            (tmp_path / f"run{index}").mkdir()
-            mounts = dict(zip(_POD_FOLDERS, (tmp_path / "mounted", tmp_path / f"run{index}"), strict=True))
-            output = tmp_path / f"out{index}"
-            pods.append(nodes.start(index, words_of_pod, tmp_path, output, mounts=mounts, **known))
+            (same_folder / f"run{index}").mkdir()
+            mounts = dict(
+                zip(_POD_FOLDERS, (same_folder / "mounted", same_folder / f"run{index}"), strict=True)
+            )
+            output = same_folder / f"out{index}"
+            pods.append(nodes.start(index, words_of_pod, same_folder, output, mounts=mounts, **known))
         codes = [pod.wait(timeout=_START_S) for pod in pods]
-    assert codes == [0, 0], (tmp_path / "out0").read_text()
-    assert "2 nodes have met" in (tmp_path / "out0").read_text()
-    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 4
+    assert codes == [0, 0], (same_folder / "out0").read_text()
+    assert "2 nodes have met" in (same_folder / "out0").read_text()
+    assert len((same_folder / "losses.jsonl").read_text().splitlines()) == 4
     for index in (0, 1):
-        record = json.loads((tmp_path / f"run{index}" / "ranks" / f"rank{index}.json").read_text())
+        record = json.loads((same_folder / f"run{index}" / "ranks" / f"rank{index}.json").read_text())
         assert record["exit_code"] == 0

@@ -57,26 +57,28 @@ def _job(place: Path, *words: str, says: str = "Managed Job ID: 7", **more: str)
     ],
 )
 def test_the_state_is_that_of_the_queue(
-    tmp_path: Path, records: list[dict[str, Any]], state: str | None
+    same_folder: Path, records: list[dict[str, Any]], state: str | None
 ) -> None:
-    _job(tmp_path, "--gpus", "1xA100-80G")
+    _job(same_folder, "--gpus", "1xA100-80G")
     queue = f"echo 'Checking the controller [1/2]'; echo '{json.dumps(records, indent=2)}'"
-    path = path_with(tmp_path, "sky", script=f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}')
+    path = path_with(
+        same_folder, "sky", script=f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}'
+    )
     command = (sys.executable, "-m", "zerofit", "runs", "status", "--json")
-    status = json.loads(run_command(command, tmp_path, PATH=path).check().stdout)
+    status = json.loads(run_command(command, same_folder, PATH=path).check().stdout)
     assert status["job_id"] == "7"
     assert status["scheduler_state"] == state
 
 
-def test_a_cloud_out_of_reach_is_no_refusal(tmp_path: Path) -> None:
+def test_a_cloud_out_of_reach_is_no_refusal(same_folder: Path) -> None:
     said = "sky.exceptions.CloudError: requests error (ConnectionError): Max retries exceeded with url: /x"
-    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
-    path = path_with(tmp_path, "sky", script=f"echo '{said}' >&2; exit 1")
-    done = run_command((*_SUBMIT, "--gpus", "1xA100-80G", "loop.py", "4", "0"), tmp_path, PATH=path)
+    shutil.copy(_SCRIPTS / "loop.py", same_folder)
+    path = path_with(same_folder, "sky", script=f"echo '{said}' >&2; exit 1")
+    done = run_command((*_SUBMIT, "--gpus", "1xA100-80G", "loop.py", "4", "0"), same_folder, PATH=path)
     assert done.exit_code == 1
     assert "error[scheduler-unreachable]: sky can't reach its scheduler\n" in done.stderr
     assert said in done.stderr
-    assert not list(tmp_path.glob("zerofit-runs/2*"))
+    assert not list(same_folder.glob("zerofit-runs/2*"))
 
 
 @pytest.fixture(scope="session")
@@ -90,21 +92,21 @@ def skypilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_skypilot_takes_the_job_and_each_command(tmp_path: Path, skypilot: Path) -> None:
+def test_skypilot_takes_the_job_and_each_command(same_folder: Path, skypilot: Path) -> None:
     words = ("--gpus", "8xA100-80G", "--env", "HF_TOKEN", "--volume", "s3://bucket:/data", "--image", "a/b:1")
-    job, call = _job(tmp_path, *words, HF_TOKEN="hf_not_for_files")
-    there = {**os.environ, "HOME": str(tmp_path), "HF_TOKEN": "hf_not_for_files"}
+    job, call = _job(same_folder, *words, HF_TOKEN="hf_not_for_files")
+    there = {**os.environ, "HOME": str(same_folder), "HF_TOKEN": "hf_not_for_files"}
     command = (skypilot / "python", "-c", _READ_JOB, job)
-    done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=same_folder, env=there, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout.splitlines()[-1])
     assert read["accelerators"] == {"A100-80GB": 8}
     assert read["nodes"] == 2
     assert read["recovery"]["recover_on_exit_codes"] == [75]
     assert "HF_TOKEN" not in read["envs"]
-    (tmp_path / "again").mkdir()
-    _job(tmp_path / "again", "--gpus", "1xA100-80G", says=read["hint"])
-    (submitted,) = (tmp_path / "again" / "zerofit-runs").glob("*/submitted.json")
+    (same_folder / "again").mkdir()
+    _job(same_folder / "again", "--gpus", "1xA100-80G", says=read["hint"])
+    (submitted,) = (same_folder / "again" / "zerofit-runs").glob("*/submitted.json")
     assert json.loads(submitted.read_text())["job_id"] == "7"
     verbs = ("jobs queue --all --output json", "jobs cancel --yes 7", "jobs logs --no-follow 7")
     for words in (shlex.split(call), *map(str.split, verbs)):  # an unknown flag is an error before --help
@@ -116,10 +118,10 @@ def test_skypilot_takes_the_job_and_each_command(tmp_path: Path, skypilot: Path)
 
 @pytest.mark.faults
 @pytest.mark.skipif(not can_make_nodes(), reason="network namespaces need root and iproute2")
-def test_the_commands_of_two_nodes_run_as_they_are_written(tmp_path: Path, built_ops: None) -> None:
-    job, _ = _job(tmp_path, "--gpus", "1xA100-80G", "--zero-stage", "2", "--cpu", "--image", "a/b:1")
+def test_the_commands_of_two_nodes_run_as_they_are_written(same_folder: Path, built_ops: None) -> None:
+    job, _ = _job(same_folder, "--gpus", "1xA100-80G", "--zero-stage", "2", "--cpu", "--image", "a/b:1")
     document = yaml.safe_load(job.read_text())
-    homes = [tmp_path / f"home{node}" for node in (0, 1)]
+    homes = [same_folder / f"home{node}" for node in (0, 1)]
     with NamespaceNodes(2) as nodes:
         addresses = "\n".join(nodes.address(node) for node in (0, 1))
         started = []
@@ -130,9 +132,9 @@ def test_the_commands_of_two_nodes_run_as_they_are_written(tmp_path: Path, built
                 shutil.copy(source, target)
             own = {"HOME": str(home), "SKYPILOT_NODE_RANK": str(node), "SKYPILOT_NODE_IPS": addresses}
             variables = document.get("envs", {}) | own
-            words, output = ["bash", "-c", document["run"]], tmp_path / f"out{node}"
-            started.append(nodes.start(node, words, tmp_path, output, **variables))
+            words, output = ["bash", "-c", document["run"]], same_folder / f"out{node}"
+            started.append(nodes.start(node, words, same_folder, output, **variables))
         codes = [one.wait(timeout=150) for one in started]
-    assert codes == [0, 0], (tmp_path / "out0").read_text()
-    assert "2 nodes have met" in (tmp_path / "out0").read_text()
-    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 4
+    assert codes == [0, 0], (same_folder / "out0").read_text()
+    assert "2 nodes have met" in (same_folder / "out0").read_text()
+    assert len((same_folder / "losses.jsonl").read_text().splitlines()) == 4

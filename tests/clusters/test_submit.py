@@ -17,6 +17,8 @@ from zerofit.launching.nodes import is_host
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _SUBMIT = (sys.executable, "-m", "zerofit", "submit")
+_NO_CAPTURE = ("--model", "gpt2", "--sequence-length", "64", "--global-batch-size", "8", "--fast")
+"""Flags that tell all that a plan needs."""
 
 
 def _submit(place: Path, *words: str, **more: str) -> Run:
@@ -24,12 +26,14 @@ def _submit(place: Path, *words: str, **more: str) -> Run:
     return run_command((*_SUBMIT, *words), place, **more)
 
 
-def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(tmp_path: Path) -> None:
+def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(same_folder: Path) -> None:
     # A secret by its name, one that nobody named, and a setting that every job takes along.
     secrets = {"HF_TOKEN": "hf_not_for_files", "WANDB_API_KEY": "not-for-files", "NCCL_DEBUG": "INFO"}
     words = ("--dry-run", "--nodes", "2", "--gpus", "2xA100-80G", "--fast", "--env", "HF_TOKEN")
     slurm = (
-        _submit(tmp_path, "--on", "slurm", "--constraint", "a100&ib", *words, "loop.py", "8", "0", **secrets)
+        _submit(
+            same_folder, "--on", "slurm", "--constraint", "a100&ib", *words, "loop.py", "8", "0", **secrets
+        )
         .check()
         .stdout
     )
@@ -39,7 +43,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
     assert {"HF_TOKEN", "NCCL_DEBUG", "PATH"} <= set(export.partition("--export=")[2].split(","))
     assert "WANDB_API_KEY" not in export
     document = json.loads(
-        _submit(tmp_path, "--json", "--on", "slurm", *words, "loop.py", "8", "0", **secrets).check().stdout
+        _submit(same_folder, "--json", "--on", "slurm", *words, "loop.py", "8", "0", **secrets).check().stdout
     )
     assert (document["job_id"], list(document)) == (None, ["job_id", "folder", "command", "files"])
     (job,) = document["files"]
@@ -54,16 +58,16 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
         '--constraint="a100&ib"',
     ):
         assert f"#SBATCH {line}" in slurm.splitlines()
-    assert not (tmp_path / "zerofit-runs").exists()
+    assert not (same_folder / "zerofit-runs").exists()
 
-    sky = _submit(tmp_path, "--on", "skypilot", *words, "loop.py", "8", "0", **secrets).check().stdout
+    sky = _submit(same_folder, "--on", "skypilot", *words, "loop.py", "8", "0", **secrets).check().stdout
     assert "  accelerators: A100-80GB:2" in sky.splitlines()
     assert "  HF_TOKEN: null" in sky.splitlines()
     assert "not_for_files" not in sky
 
 
-def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: Path) -> None:
-    (tmp_path / "never.py").write_text("raise SystemExit('it ran')\n")
+def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder: Path) -> None:
+    (same_folder / "never.py").write_text("raise SystemExit('it ran')\n")
     words = (
         "--on",
         "slurm",
@@ -76,7 +80,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: P
         "--seq-len",
         "512",
     )
-    run = _submit(tmp_path, *words, "--global-batch-size", "64", "never.py").check()
+    run = _submit(same_folder, *words, "--global-batch-size", "64", "never.py").check()
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%",
         "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
@@ -146,37 +150,37 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(tmp_path: P
     ],
 )
 def test_what_can_not_be_submitted_is_said_before_anything_is_planned(
-    tmp_path: Path, words: tuple[str, ...], files: tuple[str, ...], error: str
+    same_folder: Path, words: tuple[str, ...], files: tuple[str, ...], error: str
 ) -> None:
     for name in files:
-        (tmp_path / name).write_text("PATH=/tmp\n")
-    run = _submit(tmp_path, "--on", "slurm", "--dry-run", *words)
+        (same_folder / name).write_text("PATH=/tmp\n")
+    run = _submit(same_folder, "--on", "slurm", "--dry-run", *words)
     assert (run.exit_code, run.stderr.splitlines()[0]) == (2, error)
     assert "hf_abcdefghij" not in run.stderr
-    assert not (tmp_path / "zerofit-runs").exists()
+    assert not (same_folder / "zerofit-runs").exists()
 
 
-def test_a_missing_client_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_missing_client_is_named_and_nothing_is_left(same_folder: Path) -> None:
     plan = ("--gpus", "1xA100-80G", "--fast")
-    run = _submit(tmp_path, "--on", "skypilot", *plan, "loop.py", "8", "0", PATH="/nowhere")
+    run = _submit(same_folder, "--on", "skypilot", *plan, "loop.py", "8", "0", PATH="/nowhere")
     assert run.exit_code == 2
     assert "error[client-missing]: sky is not installed here" in run.stderr
-    assert list((tmp_path / "zerofit-runs").glob("2*")) == []
+    assert list((same_folder / "zerofit-runs").glob("2*")) == []
 
 
-def test_a_plan_file_is_followed_for_its_own_run_alone(tmp_path: Path) -> None:
-    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+def test_a_plan_file_is_followed_for_its_own_run_alone(same_folder: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", same_folder)
     flags = ("--fast", "--gpus", "2xA100-80G", "--nodes", "2", "--output", "plan.json")
-    run_command((*_SUBMIT[:-1], "plan", *flags, "loop.py", "8", "0"), tmp_path).check()
+    run_command((*_SUBMIT[:-1], "plan", *flags, "loop.py", "8", "0"), same_folder).check()
     submit = ("--on", "slurm", "--dry-run", "--plan", "plan.json")
-    assert "#SBATCH --nodes=2" in _submit(tmp_path, *submit, "loop.py", "8", "0").check().stdout
+    assert "#SBATCH --nodes=2" in _submit(same_folder, *submit, "loop.py", "8", "0").check().stdout
     for words, rule in (
         (("loop.py", "9", "0"), "plan-of-another-run"),
         (("--nodes", "4", "loop.py", "8", "0"), "plan-for-other-nodes"),
         (("--zero-stage", "3", "loop.py", "8", "0"), "plan-and-strategy"),
         (("--pipeline-stages-per-rank", "2", "loop.py", "8", "0"), "plan-and-strategy"),
     ):
-        run = _submit(tmp_path, *submit, *words)
+        run = _submit(same_folder, *submit, *words)
         assert (run.exit_code, run.stderr.partition("]")[0]) == (2, f"error[{rule}")
 
 
@@ -221,7 +225,7 @@ def test_a_node_with_a_broken_job_says_so_in_one_message(tmp_path: Path) -> None
 def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str) -> None:
     place = tmp_path / name
     place.mkdir()
-    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE, "loop.py", "8", "0")
     shown = _submit(place, *words).check().stdout
     job = shown[shown.index("#!/bin/bash") : shown.index("\nsbatch ")]
     (trap,) = [line for line in job.splitlines() if line.startswith("trap ")]
@@ -246,16 +250,15 @@ def test_a_folder_that_would_end_its_line_is_refused(tmp_path: Path) -> None:
     assert "error[folder-unprintable]: a job's folder has a character that sbatch can't read" in run.stderr
 
 
-def test_a_variable_whose_value_has_a_password_is_a_secret(tmp_path: Path) -> None:
+def test_a_variable_whose_value_has_a_password_is_a_secret(same_folder: Path) -> None:
     variables = {"DATABASE_URL": "postgres://u:not4files@h/db", "HTTPS_PROXY": "http://proxy:3128"}
     words = ("--on", "kubernetes", "--dry-run", "--gpus", "1xA100-80G", "--fast", "--image", "a/b:1")
     named = [word for name in variables for word in ("--env", name)]
-    shown = _submit(tmp_path, *words, *named, "loop.py", "8", "0", **variables).check().stdout
+    shown = _submit(same_folder, *words, *named, "loop.py", "8", "0", **variables).check().stdout
     assert "not4files" not in shown
     assert "http://proxy:3128" in shown
 
 
-def test_a_script_that_was_not_captured_is_read_for_its_way_to_resume(tmp_path: Path) -> None:
-    model = ("--model", "gpt2", "--sequence-length", "64", "--global-batch-size", "8", "--fast")
-    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *model)
-    assert "#SBATCH --requeue" in _submit(tmp_path, *words, "loop.py", "8", "0").check().stdout
+def test_a_script_that_was_not_captured_is_read_for_its_way_to_resume(same_folder: Path) -> None:
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE)
+    assert "#SBATCH --requeue" in _submit(same_folder, *words, "loop.py", "8", "0").check().stdout

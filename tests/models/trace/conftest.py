@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,17 +135,6 @@ def run_once(name: str, request: TraceRequest, *, num_layers: int = 2, samples: 
     with flash_package(request), FakeTensorMode(allow_non_fake_inputs=True):
         model = prepare_model(build, config, request)
         return run_micro_batch(model, describe(model), samples, request)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Let real runs wait for no other core: two threads that take turns on one are slower than one."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from zerofit.models.trace.run import run_micro_batch
 if TYPE_CHECKING:
     from zerofit.models.trace.raw import RawLog
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 _PLAIN = TraceRequest(sequence_length=16, is_padded=False)
 _CHECKPOINTED = replace(_PLAIN, gradient_checkpointing=True)

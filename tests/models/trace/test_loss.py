@@ -21,7 +21,6 @@ from zerofit.models.trace.script_loss import ScriptLoss
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 _SAMPLES, _LENGTH = 2, 32
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}

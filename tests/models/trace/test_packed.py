@@ -24,7 +24,6 @@ from zerofit.planning.estimate.closed_form.shape import Shape
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 _LORA = Lora(rank=4, alpha=8)
 _REQUEST = TraceRequest(

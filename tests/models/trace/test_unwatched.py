@@ -15,8 +15,6 @@ from zerofit.models.trace.run import run_micro_batch
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _check(make_tiny: Any, name: str, request_: TraceRequest, num_micro_batches: int, within: float) -> None:
     config, build = make_tiny(name, 3)
