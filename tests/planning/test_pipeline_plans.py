@@ -406,7 +406,8 @@ def test_more_stages_than_blocks_are_refused() -> None:
 
 def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:
     asked = problem(facts=_FACTS, num_gpus=4, sequence_length=_TOKENS, global_batch_size=16)
-    asked = replace(asked, request=Request(gradient_checkpointing=False, precision=Precision.FP32))
+    fixed: Any = {"gradient_checkpointing": False, "precision": Precision.FP32}
+    asked = replace(asked, request=Request(micro_batch_size=2, optimizer=OptimizerName.ADAMW, **fixed))
     layouts = compare_layouts(asked, solve=lambda one: best_of(one, _estimator))
     in_stages = {
         one.problem.topology.pipeline_parallel_size: one.best
