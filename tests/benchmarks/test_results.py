@@ -28,9 +28,10 @@ from gpu_truth.results import (
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
 from kept_cases import CPU, DATE, VERSIONS, measurement, result_of
+from small_runs import NO_GPU
 
 from zerofit.core.errors import UserError
-from zerofit.core.facts import Machine, Versions
+from zerofit.core.facts import Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.core.units import GIB
 from zerofit.core.validation import strict_schema
@@ -60,7 +61,6 @@ def _full() -> Results:
     tried = Tried(name="micro-batch 8", strategy=None, outcome=DONE, samples_per_s=12.5)
     full = TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="CUDA out of memory")
     slow = TrialOutcome(state=TrialState.NOT_RUN, reason="predicted to take 9 x as long as the choice")
-    machine = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1)
     rate = Rate(
         name=RateName.DISPATCH, value=1e-5, unit=Unit.SECONDS, basis=Basis.MEASURED, source="1,000 operators"
     )
@@ -110,7 +110,7 @@ def _full() -> Results:
                 runs=2,
             ),
         ),
-        ladder=empty_ladder(machine, VERSIONS),
+        ladder=empty_ladder(NO_GPU, VERSIONS),
         not_run=("regret gpt2-4g",),
     )
 
