@@ -1,4 +1,4 @@
-"""The file of results: its schema, its way there and back, which older ones stand, and the tables of it."""
+"""The file of results: its schema, its round trip, which older results are kept, and its tables."""
 
 from __future__ import annotations
 
@@ -272,13 +272,9 @@ FIRST = _rung(
 SECOND = _rung(1, step_time_s=0.5, device_used=None, published=Published(memory_g=7.5, epoch_time_s=120.0))
 
 
-def _rows(results: Results) -> list[str]:
-    _, table = short_table(results).split("\nladder\n")
-    return [" ".join(line.split()) for line in table.splitlines()]
-
-
 def test_device_figure_and_epochs_stand_beside_the_published_ones() -> None:
-    head, first, second = _rows(_ladder(FIRST, SECOND))
+    _, table = short_table(_ladder(FIRST, SECOND)).split("\nladder\n")
+    head, first, second = (" ".join(line.split()) for line in table.splitlines())
     assert head == "rung allocated predicted device published G s a step x first published x"
     assert first == "rung 0 10.0 GiB 11.0 GiB 14.0 GiB 15.1 0.25 1.00 1.00"
     assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 2.00 3.00"

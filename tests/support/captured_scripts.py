@@ -1,4 +1,4 @@
-"""Captures to plan from: a loop with Accelerator() or a Trainer around the small model."""
+"""Captures to plan from: an Accelerator loop or a Trainer with the small model."""
 
 from __future__ import annotations
 

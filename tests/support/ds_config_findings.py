@@ -1,4 +1,4 @@
-"""What the rules of ds_config.json find in a text, without the layers around it."""
+"""Findings of the rules of ds_config.json in a configuration alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault it is where a trace fails, and what is said before one is begun."""
+"""Errors of a failed trace, and refusals before one starts."""
 
 from __future__ import annotations
 

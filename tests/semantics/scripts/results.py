@@ -1,4 +1,4 @@
-"""Writes what a script of this folder counted, for the test beside it."""
+"""Writes the counters and losses of a script of this folder."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said of ds_config.json by itself: keys, params, values and switches."""
+"""Findings in ds_config.json by itself: keys, params, values and switches."""
 
 from __future__ import annotations
 
