@@ -1,4 +1,4 @@
-"""What a measurement is kept with: the machine it was made on, and the versions that it was made of."""
+"""The machine and the library versions that a measurement is stored with."""
 
 from __future__ import annotations
 

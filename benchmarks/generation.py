@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OUT = Path(__file__).parent / "measured" / "generation.json"
 PACKAGES = ("deepspeed", "torch", "transformers")
 WAYS = {"layer by layer": "never", "gathered once": "always"}
-"""What is measured, and how zerofit.generate is asked for it."""
+"""What is measured, with the arguments of zerofit.generate."""
 SIZES = {
     "vocab_size": 8192,
     "hidden_size": 512,

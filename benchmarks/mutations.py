@@ -1,4 +1,4 @@
-"""Documents with damage done to them, for fuzzing; the same seed gives the same text."""
+"""Damaged documents for fuzzing; the same seed gives the same text."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class PublishedPeak:
     fast_bytes: int | None = None
     """Predicted by closed forms, as `plan --fast` does; ± UNCERTAINTY. None for LitGPT's adapters."""
     by_transformers_bytes: int | None = None
-    """Predicted by transformers' classes, where the run had a model code of its own."""
+    """Predicted with transformers' classes, though the run had its own model code."""
 
     @property
     def error(self) -> float | None:

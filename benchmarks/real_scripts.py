@@ -1,4 +1,4 @@
-"""Runs scripts that nobody here wrote, plainly and by `zerofit launch`, and compares what they trained.
+"""Runs third-party scripts plainly and by `zerofit launch`, and compares what they trained.
 
 The scripts are fetched by whoever runs this, into one folder, laid out as real_scripts_table.py names them.
 Each runs offline, on models and data made for it, on the CPU: by plain `accelerate launch` in one process and
@@ -67,7 +67,7 @@ COMPARED_WHOLE = {"plain": "whole", "plain-2": "whole-2"}
 
 
 def reference(script: Script, way: str) -> str:
-    """Return the way of which this one's training has to be the same; empty where there is none."""
+    """Return the way that has to train the same as this one; empty where there is none."""
     compared_with = WAYS[way].compared_with
     return COMPARED_WHOLE.get(compared_with, "") if script.ignores_num_items else compared_with
 

@@ -29,7 +29,7 @@ class Script:
     """Below the folder of all fetched scripts."""
     arguments: str
     micro_batch_size: int = 2
-    """What zerofit is asked for: less than the script's own."""
+    """The micro-batch that zerofit is given: smaller than the script's."""
     has_trainer: bool = False
     """True if its loop is that of a Trainer."""
     ignores_num_items: bool = False
@@ -54,7 +54,7 @@ class Script:
 def _transformers(
     folder: str, task: str, model: str, arguments: str, *, trainer: str = "", loop: str = ""
 ) -> tuple[Script, ...]:
-    """Return the Trainer variant of an example of transformers and the one with a loop of its own."""
+    """Return the Trainer variant of a transformers example and its no_trainer variant."""
     common = f"--model_name_or_path models/{model} {arguments}"
     files = {task: f"{_TRAINER} {trainer}", f"{task}_no_trainer": f"{_LOOP} {loop}"}
     return tuple(

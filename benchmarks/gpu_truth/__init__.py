@@ -1,1 +1,1 @@
-"""What zerofit predicts, measured on this machine: memory, many ranks on one GPU, regret, the ladder."""
+"""Measures on this machine what zerofit predicts: memory, rank 0 of many, regret, the ladder."""

@@ -1,4 +1,4 @@
-"""Builds what DeepSpeed compiles at its first use, before anything is measured: no process of a case does."""
+"""Builds the ops that DeepSpeed compiles at first use, before anything is measured."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _left_locks(ops: Collection[str]) -> list[Path]:
 
 def _unheld(ops: Collection[str]) -> set[Path]:
     top, own = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=None)
-    python = own.name.removesuffix("cpu")  # whatever torch was built for, of which only torch knows
+    python = own.name.removesuffix("cpu")  # "cpu" or "cu128", which only torch knows
     try:
         locks = [Path(one.path) for one in find_build_locks(top) if not one.is_held]
     except FileNotFoundError:  # one was released while it was looked at

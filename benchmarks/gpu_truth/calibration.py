@@ -1,4 +1,4 @@
-"""What the measurements of one machine say for zerofit's catalog: its GPU's context, and achieved rates."""
+"""Catalog entries from the measurements of one machine: its GPU's context, and achieved rates."""
 
 from __future__ import annotations
 

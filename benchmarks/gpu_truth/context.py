@@ -1,4 +1,4 @@
-"""What a process holds of its GPU beside tensors, measured by this very file, run as a program.
+"""Measures the GPU memory that a process holds beside tensors; this file is also the measuring program.
 
 It prints one line of JSON on stdout, an object with the fields of ContextMeasured, or null without a GPU; all
 that torch prints goes to stderr. A program, because CUDA, once started, can't be undone, and because what ran
@@ -33,7 +33,7 @@ _LENGTH, _HIDDEN, _HEADS, _VOCABULARY = 128, 512, 8, 1024
 def measure_context(
     *, limit_s: float, tell: Callable[[str], None], program: tuple[str, ...] = PROGRAM
 ) -> ContextMeasured | None:
-    """Return what a process of its own measured, or None where there is no GPU.
+    """Return what a separate process measured, or None without a GPU.
 
     A program that fails, or does not end in time, gives None too: the rest of the harness goes on.
 

@@ -1,4 +1,4 @@
-"""How far the predictions are off: relative errors of each case, and their statistics by group."""
+"""Relative errors of predictions, case by case, and their statistics by group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 0.05
 ALL = "all"
 """Stands for all groups together."""
 _OWN_OPTIMIZER = "adamw foreach"
-"""What the loop takes of its own (zerofit/measuring/training_loop.py)."""
+"""The training loop's default (zerofit/measuring/training_loop.py)."""
 
 
 class Quantity(StrEnum):
@@ -95,7 +95,7 @@ def case_errors(results: Iterable[CaseResult]) -> tuple[CaseError, ...]:
 
 
 def traits_of(case: Case) -> tuple[str, ...]:
-    """Return what a case's strategy makes of the training, in words of which several cases share each."""
+    """Return a short description of a case's strategy, which groups cases that share it."""
     strategy = case.strategy
     precision = strategy.precision or Precision.FP32
     number_format = precision.value if precision is case.weights else f"autocast {precision}"

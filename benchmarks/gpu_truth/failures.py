@@ -1,4 +1,4 @@
-"""What failed of a run of the harness, section by section, and with which exit code the run ends."""
+"""Failures of a run of the harness by section, and its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAILED = frozenset({TrialState.FAILED, TrialState.KILLED})
 def find_failures(
     results: Results, sections: Iterable[Section], broken: Mapping[Section, Sequence[str]]
 ) -> tuple[SectionFailure, ...]:
-    """Return the sections of which something failed, each with how much and the first error.
+    """Return the sections with failures: how many, and the first error.
 
     That a case can't run here, as without bitsandbytes, is no failure unless nothing of its section could.
 

@@ -1,4 +1,4 @@
-"""True if what was predicted to fit did, and what was predicted not to fit did not."""
+"""Whether predictions of what fits came true."""
 
 from __future__ import annotations
 

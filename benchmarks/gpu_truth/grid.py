@@ -1,4 +1,4 @@
-"""One question of regret: what zerofit plans for it, and every strategy that this is measured against."""
+"""A regret question's grid: zerofit's choice, and every strategy that it is measured against."""
 
 from __future__ import annotations
 

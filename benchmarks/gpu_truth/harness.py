@@ -1,4 +1,4 @@
-"""Runs sections within a budget of time, keeps what each measured, and writes table and plot at the end."""
+"""Runs sections within a time budget, stores each measurement, and writes table and plot at the end."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _session(order: Order, machine: Machine, folder: Path, *, sets_aside: bool =
 
 
 def _asked(session: Session, section: Section, question: Callable[[Section], object]) -> bool:
-    """Return what the session answers of a section; False where that fails, as the section then will too."""
+    """Return a session's answer about a section; False where it fails, as the section itself will then."""
     try:
         return bool(question(section))
     except Exception:

@@ -1,4 +1,4 @@
-"""The published ladder as cases, and a Ladder of how they ended."""
+"""The published ladder as cases, and their results as a Ladder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that is measured, also where torch alone knows its GPU."""
+"""The measured machine, also where only torch knows its GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run of the harness is told: where to, how long, which sections."""
+"""Options of one run of the harness: output folder, time budget, sections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is to be measured."""
+    """The options."""
 
     out: Path
     """Takes the results, the table and the plot."""
@@ -26,7 +26,7 @@ class Order:
     anew: bool = False
     """True if what is there is measured again; each result stays until there is a newer one."""
     lookahead: int | None = None
-    """How many processes import ahead; None goes by the cores."""
+    """Processes that import ahead; None chooses by the number of cores."""
     logs: Path | None = None
     """Takes what the processes print; None keeps nothing of it."""
 

@@ -1,4 +1,4 @@
-"""What the estimator says of cases, computed in processes of their own while other cases are measured."""
+"""The estimator's predictions, computed in separate processes while other cases are measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zerofit.measuring.results import TrialPrediction
 
 PENDING = "not computed yet"
-"""What stands for a reason until there is a prediction or a refusal."""
+"""The reason while there is neither a prediction nor a refusal."""
 _CORES_OF_ONE = 4
 """ASSUMPTION: a process that predicts does not slow the measured one where there are so many cores for it."""
 _MOST_PROCESSES = 4
@@ -107,7 +107,7 @@ class Predictions:
 
 
 def predict(case: Case, circumstances: Circumstances) -> Prediction:
-    """Return what the estimator says of a case; a refusal, or a failure of its own, is a reason in words."""
+    """Return the prediction for a case; a refusal or a failure of the estimator becomes its reason."""
     machine = circumstances.machine
     run = LadderRun(
         strategy=case.strategy,

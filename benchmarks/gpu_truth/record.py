@@ -1,4 +1,4 @@
-"""One question of regret while it is measured: how each strategy ended, and what is still to be run."""
+"""A regret question while it is measured: the outcome of each strategy, and what is left to run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Record:
         return tuple(one for one in wanted if self._of(one).state not in LASTING)
 
     def repeats_left(self) -> tuple[Strategy, ...]:
-        """Return the choice and its rival by turns, as often as they are to be measured again."""
+        """Return the choice and its rival, alternating, as often as they are still to be repeated."""
         result = self.result()
         if not lacks_repeats(result):
             return ()
@@ -94,7 +94,8 @@ class Record:
     def result(self) -> RegretResult:
         """Return what is known by now; what was not run says so."""
         question, choice = self._question, self._grid.choice
-        note = _changes(choice) if choice else ""
+        changes_states = choice is not None and tier(choice) > OFFLOADED
+        note = "8-bit optimizer states, which the grid has not" if changes_states else ""
         return RegretResult(
             key=question.key,
             model=question.model,
@@ -155,8 +156,3 @@ class Record:
     def _speed(self, outcome: TrialOutcome) -> float | None:
         measured = outcome.measured
         return self._question.global_batch_size / measured.step_time_s if measured else None
-
-
-def _changes(choice: Strategy) -> str:
-    """Return what of the training the choice changes, as it does where nothing else is planned to fit."""
-    return "8-bit optimizer states, which the grid has not" if tier(choice) > OFFLOADED else ""

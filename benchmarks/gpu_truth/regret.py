@@ -1,4 +1,4 @@
-"""Regret: what zerofit plans under a limit of memory, measured against all that it might have planned."""
+"""Regret: zerofit's plan under a memory limit, measured against all alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured on one machine beside what was predicted: one JSON file a machine."""
+"""Measurements and predictions of one machine, in one JSON file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerofit.measuring.ladder import Ladder
 from zerofit.measuring.results import TrialOutcome, TrialPrediction
 
 SCHEMA_VERSION = 1
-"""Raised whenever a file of before can no longer be read as it was meant."""
+"""Raised whenever older files can no longer be read correctly."""
 
 
 class Section(StrEnum):
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """How a case ended."""
+    """The result of a case."""
 
     case: Case
     outcome: TrialOutcome
@@ -106,7 +106,7 @@ class ContextMeasured:
     cublaslt_workspace_bytes: int
     """What a product with a bias, which goes to cuBLASLt, adds to that."""
     backward_workspace_bytes: int
-    """What the products of a backward pass add, whose thread has a handle of its own."""
+    """What the products of a backward pass add: its thread has its own handle."""
 
 
 class Rule(StrEnum):
@@ -130,13 +130,13 @@ class Tried:
     samples_per_s: float | None
     """Of its first run; None where that did not come to its end."""
     repeats_samples_per_s: tuple[float, ...] = ()
-    """Of its further runs, by turns with that of the strategy that it is compared with."""
+    """Of its repeats, which alternate with those of the strategy it is compared with."""
     predicted_bytes: int | None = None
     """What torch's allocator is predicted to hold at its peak; None where that was not asked."""
     left_out: Rule | None = None
     """The rule that keeps it out of what is measured of the grid; it may have run as what is usual."""
     note: str = ""
-    """What it changed that nobody asked for, such as the global batch, or why it ran all the same."""
+    """An unrequested change, such as another global batch, or why it ran after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +165,14 @@ class RegretResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFailure:
-    """A section of which something failed."""
+    """A section with failures."""
 
     section: Section
     num_failed: int
     num_ended: int
-    """How many came to an end, those that failed included; what the budget left out is not among them."""
+    """Cases that ended, failures included; those that the budget left out are not counted."""
     first_error: str
-    """Of what, and what it said."""
+    """The case and its error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class Results:
     """All that was measured on one machine."""
 
     failed: tuple[SectionFailure, ...] = ()
-    """Sections of which something failed; empty until the end of the harness's run."""
+    """Sections with failures; empty until the end of the run."""
 
     machine: MachineRecord
     versions: Versions

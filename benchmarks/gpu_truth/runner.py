@@ -111,7 +111,7 @@ class Pace:
 
 
 def spec_of(case: Case, *, on_cpu: bool, memory_limit_bytes: int | None = None) -> TrialSpec:
-    """Return what the process of a case is told; it waits for its turn with all imported.
+    """Return the spec of a case for its process, which imports everything and then waits for its turn.
 
     Args:
         case: what runs.

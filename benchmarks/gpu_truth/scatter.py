@@ -1,4 +1,4 @@
-"""Draws what was predicted against what was measured, with matplotlib, into a file."""
+"""Plots predictions against measurements with matplotlib."""
 
 from __future__ import annotations
 

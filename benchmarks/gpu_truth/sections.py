@@ -1,4 +1,4 @@
-"""What each section of the harness measures; each returns what its time did not suffice for."""
+"""The sections of the harness; each returns the cases that it had no time for."""
 
 from __future__ import annotations
 

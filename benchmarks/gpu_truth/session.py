@@ -1,4 +1,4 @@
-"""One run of the harness on one machine: what it is given, and what of each section is left to measure."""
+"""One run of the harness on one machine: its inputs, and what each section has left to measure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zerofit.measuring.ladder import Ladder, RungResult
 
 CUT_OFF = "the rest:"
-"""How zerofit/machine/calibration.py begins what a calibration lacks that did not come to its end."""
+"""Begins the entry in `left_out` of a calibration that ended early (zerofit/machine/calibration.py)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Session:
     """Takes the files of the processes, a folder a section."""
     store: Store
     anew: bool = False
-    """True if what is there is measured again."""
+    """True to measure again what was measured."""
     predictions: Predictions | None = None
     """None until the rates are known, which they are made for."""
     build: CpuAdamBuild | None = None
@@ -86,7 +86,7 @@ class Session:
         return tuple(one for one in found if one not in done)
 
     def questions_left(self) -> tuple[Question, ...]:
-        """Return the questions of the regret that are still to be measured, or of which something is."""
+        """Return the regret questions that are not fully measured."""
         from gpu_truth.regret import QUESTIONS, QUESTIONS_ON_CPU
 
         found = QUESTIONS_ON_CPU if self.on_cpu else QUESTIONS

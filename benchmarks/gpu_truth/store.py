@@ -1,4 +1,4 @@
-"""Results in their file: read when the harness begins, and written whole after each measurement."""
+"""The file of results: read at the start, and written whole after each measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as text: a short table by group, and a long one with every case."""
+"""Tables of results: a short one by group, and a long one with every case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user would take without a plan: plain bf16, the preset that offloads all, Trainer's own search."""
+"""Baselines of a user without a plan: plain bf16, the preset that offloads all, Trainer's own search."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def case_of(question: Question, strategy: Strategy, *, key: str) -> Case:
 
 
 def start_trainer(question: Question, *, folder: Path, on_cpu: bool) -> RunningTrial:
-    """Start the process of Trainer, which imports and then waits until it is told to go on.
+    """Start the Trainer process, which imports everything and waits for its turn.
 
     Args:
         question: what it trains, and within which limit.

@@ -1,4 +1,4 @@
-"""What a question of regret came to: how much of its grid ran, and the choice against the best of it."""
+"""The result of a regret question: how much of its grid ran, and the choice against the best."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ apart from their extremes."""
 
 
 def kept(result: RegretResult) -> tuple[Tried, ...]:
-    """Return the choice and what the rules keep of the grid: what has to run."""
+    """Return the choice and the part of the grid that no rule leaves out: what has to run."""
     return (
         *((result.choice,) if result.choice else ()),
         *(one for one in result.grid if one.left_out is None),
@@ -31,13 +31,13 @@ def is_measured(result: RegretResult) -> bool:
 
 
 def is_whole(result: RegretResult) -> bool:
-    """Return True if nothing of a question has to be run, or run again, by a later run of the harness."""
+    """Return True if a later run of the harness has nothing left to run for a question."""
     lasting = all(one.outcome.state in LASTING for one in result.usual)
     return lasting and is_measured(result) and not lacks_repeats(result)
 
 
 def is_cut_off(result: RegretResult) -> bool:
-    """Return True if the budget left out something of a question; what failed was not left out."""
+    """Return True if the budget cut a question off; failures do not count."""
     left = (*kept(result), *result.usual)
     return any(one.outcome.state is TrialState.NOT_RUN for one in left) or lacks_repeats(result)
 
@@ -106,7 +106,7 @@ def verdict(result: RegretResult) -> str:
 
 
 def counted(result: RegretResult) -> str:
-    """Return in words how many ran of how many, how the others ended, and how many each rule left out."""
+    """Return a summary: how many ran, how the others ended, and how many each rule left out."""
     of = kept(result)
     states = Counter(one.outcome.state for one in of)
     words = [f"{states.pop(TrialState.DONE, 0)} of {len(of)} ran"]

@@ -1,1 +1,1 @@
-"""The mutation run: one small change to the code at a time, and whether a test fails by it."""
+"""Mutation testing: one small change to the code at a time, and whether a test catches it."""

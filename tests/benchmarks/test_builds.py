@@ -1,4 +1,4 @@
-"""The build of DeepSpeed's ops: what became of it, and locks that ended builds left."""
+"""Builds of DeepSpeed's ops: their outcome, and locks that killed builds left."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ from gpu_truth.ladder import LADDER, LADDER_ON_CPU
 from gpu_truth.predictions import Circumstances, predict
 from gpu_truth.rank_cases import RANKS, RANKS_ON_CPU
 from gpu_truth.results import Case
+from kept_cases import HOST
 
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
-from zerofit.core.facts import Machine
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import OffloadDevice, OptimizerName, Precision
 from zerofit.machine.gpu_catalog import find_gpu
@@ -23,7 +24,6 @@ from zerofit.machine.rates import catalog_rates
 from zerofit.machine.versions import probe_versions
 
 LISTS = {"gpu": ACCURACY, "cpu": ACCURACY_ON_CPU}
-HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**34, host_memory_available_bytes=2**34)
 
 
 def test_there_are_forty_for_a_gpu_and_twelve_for_the_cpu() -> None:
@@ -108,9 +108,7 @@ def test_a_small_case_can_be_predicted(one: Case, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("one", ACCURACY, ids=lambda one: one.key)
 def test_a_case_of_the_gpu_can_be_predicted_and_fits_80_gb(one: Case) -> None:
     gpu = find_gpu("H100-80G")
-    machine = Machine(
-        gpus=(gpu,), num_cpu_cores=16, host_memory_bytes=2**37, host_memory_available_bytes=2**37
-    )
+    machine = replace(HOST, gpus=(gpu,), host_memory_bytes=2**37, host_memory_available_bytes=2**37)
     circumstances = Circumstances(machine=machine, versions=probe_versions(), rates=catalog_rates())
     found = predict(one, circumstances)
     assert found.predicted is not None, found.refused

@@ -54,10 +54,6 @@ def _on_gpu(
     )
 
 
-def _on_cpu(key: str, *, counted: TensorBytes, predicted: TensorBytes) -> CaseResult:
-    return _result(_case(key), measurement(0.5, counted=counted), TrialPrediction(parts=predicted))
-
-
 def _result(case: Case, measured: TrialMeasurement, predicted: TrialPrediction) -> CaseResult:
     return result_of(case, TrialOutcome(state=TrialState.DONE, measured=measured), predicted)
 
@@ -74,7 +70,8 @@ def test_on_a_gpu_the_allocator_and_the_time_are_compared() -> None:
 
 
 def test_on_the_cpu_counted_tensors_are_compared_and_nothing_with_nothing_is_not() -> None:
-    result = _on_cpu("a", counted=_parts(100), predicted=_parts(105))
+    predicted = TrialPrediction(parts=_parts(105))
+    result = _result(_case("a"), measurement(0.5, counted=_parts(100)), predicted)
     found = {one.quantity.value: round(one.error, 6) for one in case_errors([result])}
     assert found == {"weights": 0.05, "gradients": 0.0}
 

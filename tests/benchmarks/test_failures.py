@@ -1,4 +1,4 @@
-"""What failed of a run is said first, in the table and in the file, and the exit code tells it."""
+"""Failures of a run come first in the table and in the file, and set the exit code."""
 
 from __future__ import annotations
 

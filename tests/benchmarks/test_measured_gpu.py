@@ -9,7 +9,7 @@ import pytest
 from gpu_truth.errors import ALL, Quantity, case_errors, summaries
 from gpu_truth.machine import gpu_of
 from gpu_truth.predictions import Circumstances, predict
-from gpu_truth.results import CaseResult, Results, results_from_json
+from gpu_truth.results import Results, results_from_json
 
 from zerofit.core.facts import Machine
 from zerofit.machine.rates import catalog_rates
@@ -36,22 +36,16 @@ def _circumstances(results: Results) -> Circumstances:
     )
 
 
-def _check(recorded: CaseResult) -> None:
+@pytest.mark.parametrize(
+    "key",
+    [*sorted(_FEW), *(pytest.param(key, marks=pytest.mark.evidence) for key in sorted(_CASES.keys() - _FEW))],
+)
+def test_a_recorded_prediction_is_todays(key: str) -> None:
+    recorded = _CASES[key]
     found = predict(recorded.case, _circumstances(_MEASURED)).predicted
     assert found
     assert recorded.predicted
     assert found == replace(recorded.predicted, step_time_s=pytest.approx(recorded.predicted.step_time_s))
-
-
-@pytest.mark.parametrize("key", sorted(_FEW))
-def test_a_recorded_prediction_is_todays(key: str) -> None:
-    _check(_CASES[key])
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("key", sorted(_CASES.keys() - _FEW))
-def test_every_recorded_prediction_is_todays(key: str) -> None:
-    _check(_CASES[key])
 
 
 def test_the_documents_state_the_errors_of_the_file() -> None:

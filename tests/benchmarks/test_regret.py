@@ -187,21 +187,18 @@ def measured(small: Question, tmp_path_factory: pytest.TempPathFactory) -> Regre
             Entry(strategy=slow, predicted_s=9.0, rule=Rule.SLOW, why="slow"),
         ),
     )
-    told: list[RegretResult] = []
-    result = measure_question(small, grid, _means(tmp_path_factory.mktemp("measured")), keep=told.append)
-    assert [_num_ended(one) for one in told] == [1, 2, 3, 4]
-    assert replace(told[-1], date=result.date) == result
-    return result
-
-
-def _means(folder: Path) -> Means:
-    return Means(
-        folder=folder,
+    means = Means(
+        folder=tmp_path_factory.mktemp("measured"),
         ends_at=time.monotonic() + LONG_S,
         lookahead=1,
         on_cpu=True,
         has_cpu_adam=False,
     )
+    told: list[RegretResult] = []
+    result = measure_question(small, grid, means, keep=told.append)
+    assert [_num_ended(one) for one in told] == [1, 2, 3, 4]
+    assert replace(told[-1], date=result.date) == result
+    return result
 
 
 def _num_ended(result: RegretResult) -> int:

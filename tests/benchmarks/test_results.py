@@ -1,4 +1,4 @@
-"""The file of results: its schema, its way there and back, which older ones stand, and the tables of it."""
+"""The file of results: its schema, its round trip, which older results are kept, and its tables."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from gpu_truth.results import (
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
 from kept_cases import CPU, DATE, VERSIONS, measurement, result_of
+from small_runs import NO_GPU
 
 from zerofit.core.errors import UserError
-from zerofit.core.facts import Machine, Versions
+from zerofit.core.facts import Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.core.units import GIB
 from zerofit.core.validation import strict_schema
@@ -60,7 +61,6 @@ def _full() -> Results:
     tried = Tried(name="micro-batch 8", strategy=None, outcome=DONE, samples_per_s=12.5)
     full = TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="CUDA out of memory")
     slow = TrialOutcome(state=TrialState.NOT_RUN, reason="predicted to take 9 x as long as the choice")
-    machine = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1)
     rate = Rate(
         name=RateName.DISPATCH, value=1e-5, unit=Unit.SECONDS, basis=Basis.MEASURED, source="1,000 operators"
     )
@@ -110,7 +110,7 @@ def _full() -> Results:
                 runs=2,
             ),
         ),
-        ladder=empty_ladder(machine, VERSIONS),
+        ladder=empty_ladder(NO_GPU, VERSIONS),
         not_run=("regret gpt2-4g",),
     )
 
@@ -272,13 +272,9 @@ FIRST = _rung(
 SECOND = _rung(1, step_time_s=0.5, device_used=None, published=Published(memory_g=7.5, epoch_time_s=120.0))
 
 
-def _rows(results: Results) -> list[str]:
-    _, table = short_table(results).split("\nladder\n")
-    return [" ".join(line.split()) for line in table.splitlines()]
-
-
 def test_device_figure_and_epochs_stand_beside_the_published_ones() -> None:
-    head, first, second = _rows(_ladder(FIRST, SECOND))
+    _, table = short_table(_ladder(FIRST, SECOND)).split("\nladder\n")
+    head, first, second = (" ".join(line.split()) for line in table.splitlines())
     assert head == "rung allocated predicted device published G s a step x first published x"
     assert first == "rung 0 10.0 GiB 11.0 GiB 14.0 GiB 15.1 0.25 1.00 1.00"
     assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 2.00 3.00"

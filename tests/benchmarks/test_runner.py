@@ -17,14 +17,12 @@ from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.predictions import PENDING, Circumstances, Predictions
 from gpu_truth.results import Case, CaseResult
 from gpu_truth.runner import Pace, run_cases, run_specs, spec_of
-from kept_cases import measurement
+from kept_cases import HOST, measurement
 
-from zerofit.core.facts import Machine
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.machine.versions import probe_versions
 from zerofit.measuring.results import TrialState
 
-HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**34, host_memory_available_bytes=2**34)
 TINY = {
     "model_type": "bert",
     "vocab_size": 64,

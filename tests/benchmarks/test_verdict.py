@@ -1,4 +1,4 @@
-"""What a question of regret came to: ratios by hand, failures in words, and what fitted."""
+"""Results of regret questions: ratios by hand, failures as text, and what fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No message of a launch with defaults names a flag: what a planner chose, nobody typed."""
+"""Messages of a launch with defaults name no flag: the planner chose the values."""
 
 from __future__ import annotations
 

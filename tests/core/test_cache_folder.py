@@ -1,4 +1,4 @@
-"""The folder of what is kept, and files that are there whole or not at all."""
+"""The cache folder, and files that are written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder are complete, with and without a manifest, and what is said of the others."""
+"""Complete and incomplete checkpoints of a folder, with and without a manifest."""
 
 from __future__ import annotations
 

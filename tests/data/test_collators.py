@@ -97,12 +97,10 @@ def test_workers_mask_other_tokens_in_each_epoch_and_the_same_in_each_run(task: 
 
 def test_workers_of_transformers_own_mask_the_same_tokens_in_each_epoch() -> None:
     rows = transformers.DataCollatorForLanguageModeling(english(), seed=2)
-    first, second = _two_epochs(lambda batch: rows([_without_words(row) for row in batch]))
+    first, second = _two_epochs(
+        lambda batch: rows([{key: row[key] for key in row if key != "word_ids"} for row in batch])
+    )
     assert torch.equal(first, second)
-
-
-def _without_words(row: dict) -> dict:
-    return {name: value for name, value in row.items() if name != "word_ids"}
 
 
 def test_a_causal_model_learns_to_end_though_the_end_also_pads() -> None:

@@ -1,4 +1,4 @@
-"""Workers, pinned memory and prefetching: what is chosen of which facts, and that DataLoader takes it."""
+"""Workers, pinned memory and prefetching: how they are chosen, and that DataLoader accepts them."""
 
 from __future__ import annotations
 

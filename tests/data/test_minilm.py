@@ -36,16 +36,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_command(command, tmp_path_factory.mktemp("minilm")).check()
 
 
-def _metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-
-
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "out" / "model" / "model.safetensors")
 
 
 def test_it_reaches_a_lower_loss_than_where_it_began(run: Run) -> None:
-    first, *_, last = _metrics(run.folder)
+    lines = (run.folder / "out" / "metrics.jsonl").read_text().splitlines()
+    first, *_, last = map(json.loads, lines)
     print(f"held-out loss {first['eval_loss']:.3f} -> {last['eval_loss']:.3f}, {last['step']} steps")
     print(f"accuracy {first['accuracy']:.2f} -> {last['accuracy']:.2f}")
     assert last["step"] == 12

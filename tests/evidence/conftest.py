@@ -1,4 +1,4 @@
-"""What the tests of the evidence share: one runner, with a cache outside the repository."""
+"""Shared by the evidence tests: one runner, with a cache outside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of many cases: kept while they are made, so that a run that was stopped goes on."""
+"""Measurements of many cases, stored as they are made, so that a stopped run can continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of stock accelerate and DeepSpeed that measure case after case, started anew where they die."""
+"""Ranks of stock accelerate and DeepSpeed that measure case after case, restarted where they die."""
 
 from __future__ import annotations
 
@@ -94,17 +94,17 @@ class Ranks:
             "ACCELERATE_USE_DEEPSPEED": "true",
         }
         self._ranks = [
-            _Rank(self._module, self._log_folder / f"rank{rank}.log", environment | _numbered(rank))
+            _Rank(
+                self._module,
+                self._log_folder / f"rank{rank}.log",
+                {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
             for rank in range(self._num_ranks)
         ]
         deadline = time.monotonic() + _START_LIMIT_S
         if any(rank.receive(deadline) is None for rank in self._ranks):
             self.stop()
             raise RuntimeError(f"the ranks did not start: see {self._log_folder}")
-
-
-def _numbered(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
 class _Rank:

@@ -1,4 +1,4 @@
-"""The harness itself: right ranks, runs as the stock launcher starts them, and no wrong row gets through."""
+"""The evidence harness: right ranks, runs as the stock launcher starts them, and wrong rows are caught."""
 
 from __future__ import annotations
 

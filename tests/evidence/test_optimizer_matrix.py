@@ -1,4 +1,4 @@
-"""The optimizer table says what was measured, of every combination, and no wrong row gets through."""
+"""The optimizer table agrees with the measurements of every combination; wrong rows are caught."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -144,15 +142,6 @@ def test_this_machine_has_cores_and_memory() -> None:
     machine = probe_machine()
     assert machine.num_cpu_cores >= 1
     assert 0 < machine.host_memory_available_bytes <= machine.host_memory_bytes
-
-
-def test_probing_the_machine_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from zerofit.machine.this_node import probe_machine; probe_machine();"
-        "print(sorted({'torch', 'accelerate', 'deepspeed', 'transformers', 'pydantic'} & sys.modules.keys()))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
 
 
 _FREE = {"scratch": 3000, "": 500, "home": 800, "my disk": 40}

@@ -1,4 +1,4 @@
-"""Machines that are not here: what the flags say, what is assumed, and what is refused."""
+"""Machines described by flags: what is assumed, and what is refused."""
 
 from __future__ import annotations
 

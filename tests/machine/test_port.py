@@ -1,4 +1,4 @@
-"""A port that is taken is no failure."""
+"""A port in use is not an error."""
 
 from __future__ import annotations
 

@@ -37,10 +37,6 @@ def _touch(path: Path) -> Path:
     return path
 
 
-def _reporting(report: object) -> tuple[str, ...]:
-    return (sys.executable, "-c", f"print({json.dumps(report)!r})")
-
-
 def _ds_op(name: str, *, is_in_wheel: bool = False, is_compatible: bool = True) -> dict[str, object]:
     return {"name": name, "is_in_wheel": is_in_wheel, "is_compatible": is_compatible, "needs_nvcc": True}
 
@@ -53,7 +49,8 @@ def test_toolchain_joins_the_report_with_what_lies_in_the_extensions_folder(tmp_
         "deepspeed": {"answer": [_ds_op("async_io"), _ds_op("fused_adam", is_in_wheel=True)], "error": None},
     }
     environ = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1", "DS_SKIP_CUDA_CHECK": "1"}
-    toolchain = probe_toolchain(environ=environ, home=tmp_path, report_command=_reporting(report))
+    command = (sys.executable, "-c", f"print({json.dumps(report)!r})")
+    toolchain = probe_toolchain(environ=environ, home=tmp_path, report_command=command)
     assert toolchain.torch_build == TorchBuild(cuda_version=(13, 0), cuda_error="no driver")
     assert toolchain.ops == (
         DeepSpeedOp(

@@ -99,9 +99,33 @@ def _part(sizes: list[int], stage: int, num_ranks: int) -> int:
     return 2 * -(-sum(sizes) // (2 * num_ranks))
 
 
-def _check_rank(folder: Path, spec: TrialSpec) -> None:
-    held, strategy = _held(folder, spec), spec.strategy
-    stage, whole = strategy.zero_stage.value, held["whole"]
+_OFFLOADS_OF_STAGE = {1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "param")}
+_REST = [
+    *(
+        (stage, num_ranks, offload, {})
+        for stage, offloads in _OFFLOADS_OF_STAGE.items()
+        for offload in offloads
+        for num_ranks in (1, 2, 8, 64)
+    ),
+    *((stage, 8, "none", {"precision": Precision.FP32, "windows": 2}) for stage in _OFFLOADS_OF_STAGE),
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "num_ranks", "offload", "more"),
+    [
+        pytest.param(2, 2, "optimizer", {}, marks=pytest.mark.slow),
+        pytest.param(3, 64, "param", {}, marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST),
+    ],
+)
+@pytest.mark.usefixtures("built_ops")
+def test_rank_0_holds_its_part_of_the_model_and_takes_all_steps(
+    tmp_path: Path, stage: int, num_ranks: int, offload: str, more: dict[str, Any]
+) -> None:
+    spec = _spec(tmp_path, stage, num_ranks, offload, **more)
+    held, strategy = _held(tmp_path, spec), spec.strategy
+    whole = held["whole"]
     offloads = strategy.optimizer_offload is OffloadDevice.CPU
     part = _part(whole, stage, spec.num_ranks)
     assert (held["ranks"], held["steps"], held["skipped"]) == (spec.num_ranks, 2, 0)
@@ -110,41 +134,6 @@ def _check_rank(folder: Path, spec: TrialSpec) -> None:
     assert held["optimizer"] == ("DeepSpeedCPUAdam" if offloads else "AdamW")
     is_fp32 = strategy.precision is Precision.FP32
     assert held["weight_formats"] == ["torch.float32" if is_fp32 else "torch.bfloat16"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "num_ranks", "offload"), [(2, 2, "optimizer"), (3, 64, "param")])
-@pytest.mark.usefixtures("built_ops")
-def test_rank_0_holds_its_part_of_the_model(tmp_path: Path, stage: int, num_ranks: int, offload: str) -> None:
-    _check_rank(tmp_path, _spec(tmp_path, stage, num_ranks, offload))
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("num_ranks", [1, 2, 8, 64])
-@pytest.mark.parametrize(
-    ("stage", "offload"),
-    [
-        (1, "none"),
-        (1, "optimizer"),
-        (2, "none"),
-        (2, "optimizer"),
-        (3, "none"),
-        (3, "optimizer"),
-        (3, "param"),
-    ],
-)
-@pytest.mark.usefixtures("built_ops")
-def test_rank_0_of_every_kind_holds_its_part(
-    tmp_path: Path, stage: int, num_ranks: int, offload: str
-) -> None:
-    _check_rank(tmp_path, _spec(tmp_path, stage, num_ranks, offload))
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.usefixtures("built_ops")
-def test_rank_0_takes_all_steps_in_fp32_with_accumulation(tmp_path: Path, stage: int) -> None:
-    _check_rank(tmp_path, _spec(tmp_path, stage, 8, precision=Precision.FP32, windows=2))
 
 
 def test_nothing_of_the_configuration_is_left_to_a_script(tmp_path: Path) -> None:

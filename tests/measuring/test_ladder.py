@@ -125,13 +125,9 @@ def test_published_figures_stand_beside_the_same_run_only(
     assert published_of(model, base, run) == expected
 
 
-def _read(text: str) -> Ladder:
-    return TypeAdapter(Ladder).validate_json(text)
-
-
 def test_a_ladder_comes_back_from_its_json_as_it_was() -> None:
     for ladder in (on_cpu(), on_gpu(), not_counted()):
-        assert _read(ladder_to_json(ladder)) == ladder
+        assert TypeAdapter(Ladder).validate_json(ladder_to_json(ladder)) == ladder
 
 
 def test_rungs_are_compared_by_torchs_peak_on_a_gpu_and_by_the_process_elsewhere() -> None:

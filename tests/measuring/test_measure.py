@@ -1,4 +1,4 @@
-"""The training that every trial has in common, what is counted of it, and what is not."""
+"""The training loop of all trials, and what is counted of it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from small_specs import VIT, files_in, spec_in
 
 from zerofit.cli.bench import ladder
 from zerofit.core.facts import Versions
-from zerofit.core.strategy import Precision, Strategy
+from zerofit.core.strategy import Precision
 from zerofit.measuring.ladder import LadderRun
 from zerofit.measuring.predict import Predictor
 from zerofit.measuring.random_model import make_model, make_samples
@@ -67,16 +67,13 @@ def test_a_model_of_images_in_bf16_trains_and_is_predicted(
     assert measured.counted is not None
     model = probe_model(str(tmp_path), task=Task.IMAGE_CLASSIFICATION)
     versions = Versions(python="3.11", zerofit="0.1.0", torch=torch.__version__)
-    predicted = Predictor(model=model, gpu=None, versions=versions).predict(_run(spec.strategy))
+    run = LadderRun(strategy=spec.strategy, sequence_length=1, weights=Precision.BF16)
+    predicted = Predictor(model=model, gpu=None, versions=versions).predict(run)
     assert predicted is not None
     assert predicted.parts is not None
     assert measured.counted.weights == predicted.parts.weights == 2 * model.facts.num_parameters
     assert measured.counted.gradients == predicted.parts.gradients
     assert measured.num_trained_parameters == model.facts.num_parameters
-
-
-def _run(strategy: Strategy) -> LadderRun:
-    return LadderRun(strategy=strategy, sequence_length=1, weights=Precision.BF16)
 
 
 @pytest.mark.parametrize(

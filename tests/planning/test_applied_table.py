@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from captures import LOOP, TRAINER, with_model
+from small_runs import PLAN
 
 from zerofit.core.capture import Capture
-from zerofit.core.facts import Machine, Versions, Workload
+from zerofit.core.facts import Workload
 from zerofit.core.plan import Origin, Plan, Reason, Topology
 from zerofit.core.strategy import (
     Engine,
@@ -23,15 +24,12 @@ from zerofit.core.strategy import (
 )
 from zerofit.planning.applied_table import Row, applied_rows, applied_table
 
-_MACHINE = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2, host_memory_available_bytes=1)
-
 
 def _plan(*, world_size: int = 2, global_batch: int | None = None, reasons: Any = (), **fields: Any) -> Plan:
-    return Plan(
+    return replace(
+        PLAN,
         strategy=Strategy(**fields),
         topology=Topology(world_size=world_size),
-        machine=_MACHINE,
-        versions=Versions(python="3.12.4", zerofit="0.1.0"),
         workload=Workload(global_batch_size=global_batch),
         reasons=tuple(
             Reason(field=field, value="", origin=origin, why=why) for field, origin, why in reasons

@@ -243,12 +243,11 @@ def test_a_fixed_optimizer_is_no_change_of_the_training() -> None:
 
 def test_labels_tell_candidates_apart() -> None:
     asked = problem(allow=frozenset(Allow), machine_fields={"nvme_bytes": 10**12})
-    found = {_without_batch(one): label(one, asked.topology) for one in candidates(asked).strategies}
+    found = {
+        replace(one, micro_batch_size=None, gradient_accumulation_steps=None): label(one, asked.topology)
+        for one in candidates(asked).strategies
+    }
     assert len(set(found.values())) == len(found)
-
-
-def _without_batch(strategy: Strategy) -> Strategy:
-    return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
 
 
 @pytest.mark.parametrize("condition", ["", "if accelerator.is_main_process: "])

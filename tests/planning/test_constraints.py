@@ -1,4 +1,4 @@
-"""Fields of a strategy that a script leaves open, and why the others are not."""
+"""Strategy fields that a script pins, with the reasons, and those that it leaves open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observed needs of runs of the same kind take the place of predictions, or scale them."""
+"""Observed peaks of similar runs replace or scale predictions."""
 
 from __future__ import annotations
 

@@ -16,18 +16,18 @@ from captured_scripts import (
     trainer,
     with_lengths,
 )
-from planning_problems import A100, LARGE, RATES, VERSIONS, machine, made_trace, model, replays, solved
+from planning_problems import A100, LARGE, RATES, made_trace, model, replays, solved
 
 from zerofit.core.capture import Capture, CapturedTensor
 from zerofit.core.errors import UserError
-from zerofit.core.plan import Origin, Topology
+from zerofit.core.plan import Origin
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES, ScriptOptimizer, Stepper
-from zerofit.planning.from_capture import own_stepper, problem_from_capture
+from zerofit.planning.from_capture import own_stepper
 from zerofit.planning.inputs import ModelFlags
-from zerofit.planning.problem import Allow, Problem
+from zerofit.planning.problem import Allow
 from zerofit.planning.subject import CapturedRun
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -456,25 +456,15 @@ def test_a_files_accumulation_is_taken_where_it_is_the_scripts_own(
     request = Request(gradient_accumulation_steps=asked, said_by=said_by)
     found = capture(gradient_accumulation_steps=2, accumulates_by_hand=by_hand)
     if is_taken:
-        assert _problem_on_a_node(found, request) == _problem_on_a_node(found, Request())
+        assert captured_problem(found, num_gpus=1, request=request) == captured_problem(found, num_gpus=1)
         return
     with pytest.raises(UserError) as error:
-        _problem_on_a_node(found, request)
+        captured_problem(found, num_gpus=1, request=request)
     own = found.passes_per_step
     assert error.value.found == (
         f"acc.yaml:4: gradient_accumulation_steps {asked}, and its loop steps after {own} forward passes"
     )
     assert error.value.fix == f"write {own} there, or leave it out"
-
-
-def _problem_on_a_node(found: Capture, request: Request) -> Problem:
-    return problem_from_capture(
-        found,
-        request=request,
-        machine=machine(1, memory_gib=80, host_gib=512),
-        versions=VERSIONS,
-        topology=Topology(world_size=1),
-    )
 
 
 def test_the_engine_of_a_launch_line_is_no_part_of_what_the_script_was_seen_to_do() -> None:

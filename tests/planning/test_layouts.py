@@ -1,4 +1,4 @@
-"""Layouts: where ranks share samples, which layout is taken, and the table of all."""
+"""Layouts of ranks that share samples: which one is chosen, and the table of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars of memory, and the words of a plan's table."""
+"""Bars of memory, and the text of a plan's table."""
 
 from __future__ import annotations
 

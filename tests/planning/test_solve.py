@@ -1,4 +1,4 @@
-"""From a problem to an answer: reasons, losers, the script as it is, what helps where nothing fits."""
+"""solve: reasons, rejected candidates, the unchanged script, and suggestions where nothing fits."""
 
 from __future__ import annotations
 

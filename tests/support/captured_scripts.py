@@ -1,10 +1,11 @@
-"""Captures to plan from: a loop with Accelerator() or a Trainer around the small model."""
+"""Captures to plan from: an Accelerator loop or a Trainer with the small model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from captures import LOOP, MODEL
 from planning_problems import VERSIONS, machine, model
 
 from zerofit.core.capture import (
@@ -12,7 +13,6 @@ from zerofit.core.capture import (
     CapturedBatch,
     CapturedGroup,
     CapturedLengths,
-    CapturedLoader,
     CapturedModel,
     CapturedModule,
     CapturedOptimizer,
@@ -60,41 +60,24 @@ def captured_model(**fields: Any) -> CapturedModel:
         "class_path": "transformers.models.llama.modeling_llama.LlamaForCausalLM",
         "name": "small",
         "facts": facts,
-        "is_transformers": True,
         "modules": (module,),
-        "can_checkpoint": True,
-        "attention": "sdpa",
-        "passes_num_items": True,
     }
-    return CapturedModel(**{**ordinary, **fields})
+    return replace(MODEL, **{**ordinary, **fields})
 
 
 def capture(**fields: Any) -> Capture:
     """Return a loop of 8 samples a pass and 2 passes a step; fields of the model begin with "model_"."""
     of_model = {name.removeprefix("model_"): fields.pop(name) for name in [*fields] if name[:6] == "model_"}
+    assert LOOP.loader
     ordinary: dict[str, Any] = {
         "target": ("train.py",),
-        "route": Route.ACCELERATE,
-        "stopped_at": "train.py:10",
         "model": captured_model(**of_model),
         "optimizers": (optimizer(),),
-        "schedulers": (),
-        "loader": CapturedLoader(
-            batch_size=8,
-            num_batches=80,
-            num_samples=640,
-            collator="DataCollatorWithPadding",
-            draws_random=False,
-            sampler="RandomSampler",
-            drops_last=False,
-            num_workers=0,
-        ),
+        "loader": replace(LOOP.loader, num_batches=80, num_samples=640, collator="DataCollatorWithPadding"),
         "batches": (batch(),),
         "lengths": CapturedLengths(num_samples=80, is_whole=True, p50=100, p90=300, p99=500, longest=512),
-        "micro_batch_size": 8,
-        "gradient_accumulation_steps": 2,
     }
-    return Capture(**{**ordinary, **fields})
+    return replace(LOOP, **{**ordinary, **fields})
 
 
 def trainer(**fields: Any) -> Capture:

@@ -1,4 +1,4 @@
-"""A script that was captured, made by hand: an ordinary loop with Accelerator(), or a Trainer."""
+"""Handmade captures of GPT-2 scripts: an ordinary Accelerator loop, and a Trainer."""
 
 from __future__ import annotations
 

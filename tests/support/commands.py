@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BIN = ".environment/bin"
-"""Where `make -n` is told that the programs are; nothing of it is there."""
+"""The folder of programs that `make -n` is given; it does not exist."""
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _SHELL, _SESSION = frozenset({"sh", "bash"}), "console"
 _PROGRAMS = frozenset({"zerofit", "make", "python", "python3", "accelerate"})

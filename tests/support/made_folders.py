@@ -48,7 +48,7 @@ def make_folder(folder: Path, family: Family, *, is_for_chats: bool = True) -> P
 
 
 def _give_own_head(model: PreTrainedModel) -> None:
-    """Make a T5 one as flan-T5 is: its head has weights of its own, whatever its settings say."""
+    """Untie a T5's head, as in flan-T5, whatever its config says."""
     import torch
 
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Nodes on one machine: network namespaces on one bridge, each with a name and a hosts file of its own."""
+"""Nodes on one machine: network namespaces on one bridge, each with its own name and hosts file."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from zerofit.core.allocation_log import Trace
@@ -57,7 +58,7 @@ def model(**fields: Any) -> ModelFacts:
 
 def machine(num_gpus: int = 8, *, memory_gib: float = 80, host_gib: float = 512, **fields: Any) -> Machine:
     """Return a node of A100s with another memory."""
-    gpu = GpuSpec(**{**_fields(A100), "memory_bytes": int(memory_gib * GIB)})
+    gpu = replace(A100, memory_bytes=int(memory_gib * GIB))
     return Machine(
         gpus=(gpu,) * num_gpus,
         num_cpu_cores=32,
@@ -91,7 +92,7 @@ def problem(
 
 
 def made_trace(facts: ModelFacts) -> Any:
-    """Return what makes traces of a model by closed forms."""
+    """Return a function that traces a model by closed forms."""
     return lambda request: Trace(request=request, logs=(closed_form_log(facts, request),))
 
 
@@ -103,23 +104,19 @@ LARGE = model(
     hidden_size=2560,
     intermediate_size=10_240,
 )
-"""A decoder whose states a small GPU does not hold."""
+"""A decoder whose model states do not fit a small GPU."""
 
 
 def closed_forms(asked: Problem) -> ClosedFormEstimator:
-    """Return what estimates a problem's strategies without a trace."""
+    """Return an estimator that needs no trace."""
     return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 
 def replays(asked: Problem) -> TrainingEstimator:
-    """Return what estimates them as with a trace, whose log is made by closed forms."""
+    """Return the estimator of traces, with logs made by closed forms."""
     return TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 
 def solved(asked: Problem, **options: Any) -> Answer:
     """Return the answer to a problem by closed forms."""
     return solve(asked, estimator_of=closed_forms, is_fast=True, **options)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""One rank that runs many cases, one after the other, each with an engine of its own.
+"""One rank that runs many cases in turn, each with its own engine.
 
 Usage: torchrun --nproc_per_node N ranks_of_cases.py FOLDER NUMBER...; ranks write FOLDER/NUMBER/rank0.json
 and so on.

@@ -27,7 +27,7 @@ def llama():
 
 
 def large_llama():
-    """Return a model with two weights of which each rank's shard is large enough for NVMe: 1 MiB."""
+    """Return a model with two weights whose shards are large enough for NVMe: 1 MiB."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
     return LlamaForCausalLM(LlamaConfig(vocab_size=2**15, **sizes, eos_token_id=None))
@@ -103,7 +103,7 @@ def same_tokens(make, **settings):
 
 
 def train(make, do_between, **engine_settings):
-    """Return losses and final weights of a short training, in the middle of which something is done."""
+    """Return losses and final weights of a short training, interrupted by a callback."""
     trained = engine(make(), **engine_settings)
     random = torch.Generator().manual_seed(torch.distributed.get_rank())
     batches = torch.randint(0, VOCABULARY, (6, 1, 6), generator=random)

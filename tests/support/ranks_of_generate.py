@@ -277,7 +277,7 @@ _SIMPLE: dict[str, Callable[[int], Any]] = {
     "zero3_gathered": lambda rank: tokens(shared(), gather="always"),
     "zero3_encoder_decoder": lambda rank: tokens(shared_t5(), num_beams=2, num_return_sequences=2),
     "zero3_sampling": lambda rank: tokens(shared(), do_sample=True, top_k=0, seed=5),
-    # Two prompts of different lengths, of which one rank's end early: its mask would outgrow its tokens.
+    # Prompts of different lengths, and one rank ends early: its mask would outgrow its tokens.
     "zero3_without_cache": lambda rank: tokens(shared(), use_cache=False, eos_token_id=list(range(0, 64, 3))),
     "own_prompts": lambda rank: tokens(shared(), PROMPTS if rank else [], per_rank=True),
     "other_prompts_on_each_rank": lambda rank: error_of(shared(), PROMPTS[rank:]),

@@ -74,7 +74,7 @@ def run_ranks(
 
 
 def run_cases(cases: Sequence[Case], folder: Path) -> None:
-    """Run cases of one number of ranks, each of which leaves its results in FOLDER/NUMBER."""
+    """Run cases of one world size; each leaves its results in FOLDER/NUMBER."""
     for case in cases:
         (folder / str(case.number)).mkdir(parents=True, exist_ok=True)
         prepare(case, folder / str(case.number))

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munge, a controller and two nodes, each in a network namespace of its own."""
+"""A real Slurm on this machine: munge, a controller and two nodes, each in its own network namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of small models, for tests that run a rung in a process of its own."""
+"""Specs of small models, for tests that run a rung in a separate process."""
 
 from __future__ import annotations
 

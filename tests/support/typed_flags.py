@@ -1,4 +1,4 @@
-"""Flags that a message names though nobody typed them: whoever reads it looks for them in vain."""
+"""Finds flags that a message names though the user did not type them."""
 
 from __future__ import annotations
 

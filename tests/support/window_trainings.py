@@ -110,6 +110,11 @@ def windows(
     return list(model.parameters()), changes.lines
 
 
+def off_from_big_batches(ours: list[torch.Tensor], kind: str, *, clip: float | None = None) -> float:
+    """Return how far a training is from that by one big batch a window, relative to how far that went."""
+    return distance(ours, big_batches(kind, clip=clip), list(KINDS[kind][0]().parameters()))
+
+
 def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor], start: list[torch.Tensor]) -> float:
     """Return how far two trainings are apart, of how far they went."""
     apart, went = (

@@ -231,7 +231,8 @@ def test_values_fit_a_key_exactly_where_its_model_takes_them() -> None:
                     or _is_decided_by_validators(where, value)
                 ):
                     continue
-                if _fits(key, value) is not _is_taken(model, key, value):
+                fits = is_right_type(key, value) and is_in_range(key, value)
+                if fits is not _is_taken(model, key, value):
                     wrong.append((where, value, _is_taken(model, key, value)))
     assert not wrong, wrong
 
@@ -241,10 +242,6 @@ def _is_decided_by_validators(where: str, value: Any) -> bool:
         where == path and value == narrow and type(value) is type(narrow)
         for path, narrow in _DECIDED_BY_VALIDATORS
     )
-
-
-def _fits(key: Key, value: Any) -> bool:
-    return is_right_type(key, value) and is_in_range(key, value)
 
 
 def _is_taken(model: Any, key: Key, value: Any) -> bool:

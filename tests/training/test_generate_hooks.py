@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from refusals import refusal
 
 from zerofit.generation.ranks.meeting import arranged
@@ -15,7 +16,7 @@ from zerofit.training.changes import Changes
 from zerofit.training.generate_hooks import install
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class _Status(Enum):
@@ -27,8 +28,6 @@ class _Status(Enum):
 
 def _partitioned(status: _Status | None, *, has_hooks: bool) -> Any:
     """Return a module with a weight as ZeRO-3 leaves it; status None is without ZeRO-3."""
-    import torch
-
     module = torch.nn.Linear(1, 1, bias=False)
     if status is not None:
         weight: Any = module.weight
@@ -58,38 +57,30 @@ def two_ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def hooked() -> Callable[..., tuple[Any, Changes]]:
-    """Return a function that makes a model whose hooked generate returns what it was given."""
+class _Mixin(torch.nn.Module):
+    """A model whose generate returns what it was given."""
 
-    import torch
+    generation_config = types.SimpleNamespace(prefill_chunk_size=None)
 
-    def make(
-        status: _Status | None, *, zero3_is_enabled: bool = False, has_hooks: bool | None = None
-    ) -> tuple[Any, Changes]:
-        class Mixin(torch.nn.Module):
-            generation_config = types.SimpleNamespace(prefill_chunk_size=None)
+    def generate(
+        self, inputs: Any = None, generation_config: Any = None, synced_gpus: Any = None, **kwargs: Any
+    ) -> Any:
+        return synced_gpus
 
-            def generate(
-                self,
-                inputs: Any = None,
-                generation_config: Any = None,
-                synced_gpus: Any = None,
-                **kwargs: Any,
-            ) -> Any:
-                return synced_gpus
 
-        module: Any = types.ModuleType("utils")
-        module.GenerationMixin = Mixin
-        module.is_deepspeed_zero3_enabled = lambda: zero3_is_enabled
-        changes = Changes(announce=False)
-        install(module, changes, limit_s=30)
-        model = Mixin()
-        hooks = status is _Status.NOT_AVAILABLE if has_hooks is None else has_hooks
-        model.layer = _partitioned(status, has_hooks=hooks)
-        return model, changes
-
-    return make
+def hooked(
+    status: _Status | None, *, zero3_is_enabled: bool = False, has_hooks: bool | None = None
+) -> tuple[Any, Changes]:
+    """Return a model whose generate is hooked, and what is noted."""
+    module: Any = types.ModuleType("utils")
+    module.GenerationMixin = type("Mixin", (_Mixin,), {})
+    module.is_deepspeed_zero3_enabled = lambda: zero3_is_enabled
+    changes = Changes(announce=False)
+    install(module, changes, limit_s=30)
+    model = module.GenerationMixin()
+    hooks = status is _Status.NOT_AVAILABLE if has_hooks is None else has_hooks
+    model.layer = _partitioned(status, has_hooks=hooks)
+    return model, changes
 
 
 def _noted(call: str) -> str:
@@ -138,7 +129,6 @@ def test_a_partitioned_model_generates_in_step(
     settings: dict[str, Any],
     synced: bool | None,
     note: str | None,
-    hooked: Callable[..., tuple[Any, Changes]],
 ) -> None:
     model, changes = hooked(status, zero3_is_enabled=enabled)
     assert model.generate(*arguments, **settings) is synced
@@ -155,7 +145,6 @@ def test_ranks_meet_before_each_call_in_step_whoever_put_it_there(
     said: bool | None,
     enabled: bool,
     meets: bool,
-    hooked: Callable[..., tuple[Any, Changes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     met: list[str] = []
@@ -167,9 +156,7 @@ def test_ranks_meet_before_each_call_in_step_whoever_put_it_there(
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_a_call_that_the_ranks_have_agreed_on_is_left_alone(
-    hooked: Callable[..., tuple[Any, Changes]],
-) -> None:
+def test_a_call_that_the_ranks_have_agreed_on_is_left_alone() -> None:
     model, changes = hooked(_Status.NOT_AVAILABLE)
     with arranged():
         assert model.generate(synced_gpus=False, prefill_chunk_size=4) is False
@@ -177,7 +164,7 @@ def test_a_call_that_the_ranks_have_agreed_on_is_left_alone(
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_the_hybrid_engines_own_call_is_left_alone(hooked: Callable[..., tuple[Any, Changes]]) -> None:
+def test_the_hybrid_engines_own_call_is_left_alone() -> None:
     model, changes = hooked(_Status.NOT_AVAILABLE)
     inner = model.generate
     model.generate = DeepSpeedHybridEngine().generate
@@ -185,7 +172,7 @@ def test_the_hybrid_engines_own_call_is_left_alone(hooked: Callable[..., tuple[A
     assert not changes.lines
 
 
-def test_one_rank_is_left_alone(hooked: Callable[..., tuple[Any, Changes]]) -> None:
+def test_one_rank_is_left_alone() -> None:
     model, changes = hooked(_Status.NOT_AVAILABLE)
     assert model.generate(synced_gpus=False) is False
     assert not changes.lines
@@ -211,7 +198,7 @@ def test_one_rank_is_left_alone(hooked: Callable[..., tuple[Any, Changes]]) -> N
     ],
 )
 def test_settings_that_take_ranks_out_of_step_are_refused(
-    settings: dict[str, Any], found: str | None, hooked: Callable[..., tuple[Any, Changes]]
+    settings: dict[str, Any], found: str | None
 ) -> None:
     model, _ = hooked(_Status.NOT_AVAILABLE)
     if found is None:
@@ -225,20 +212,14 @@ def test_settings_that_take_ranks_out_of_step_are_refused(
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_weights_that_the_script_gathered_go_in_step_while_zeros_hooks_are_on(
-    hooked: Callable[..., tuple[Any, Changes]],
-) -> None:
+def test_weights_that_the_script_gathered_go_in_step_while_zeros_hooks_are_on() -> None:
     model, changes = hooked(_Status.AVAILABLE, has_hooks=True)
     assert model.generate(synced_gpus=False) is True
     assert len(changes.lines) == 1
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_separate_experts_are_refused_by_the_line_of_the_call(
-    hooked: Callable[..., tuple[Any, Changes]],
-) -> None:
-    import torch
-
+def test_separate_experts_are_refused_by_the_line_of_the_call() -> None:
     model, _ = hooked(_Status.NOT_AVAILABLE)
     model.experts = torch.nn.ModuleDict({"first": torch.nn.Linear(1, 1)})
     refused = refusal(lambda: model.generate())  # its line is the one that is named

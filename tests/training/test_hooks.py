@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zerofit.training
-from zerofit.training.hooks import ACCELERATOR_HOOKS, MODULE_HOOKS, TRAINER_HOOKS, Hook
+from zerofit.training.hooks import ACCELERATOR_HOOKS, MODULE_HOOKS, TRAINER_HOOKS
 
 _WING = Path(zerofit.training.__file__).parent
 
@@ -33,9 +33,6 @@ def test_every_install_function_of_the_wing_stands_in_a_list() -> None:
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.lstrip("_").startswith("install")
     }
-    listed = {_name(hook) for hooks in _LISTS.values() for hook in hooks}
+    installs = [hook.install for hooks in _LISTS.values() for hook in hooks]
+    listed = {f"{install.__module__}.{install.__name__}" for install in installs}
     assert found == listed | _USED_ELSEWHERE
-
-
-def _name(hook: Hook) -> str:
-    return f"{hook.install.__module__}.{hook.install.__name__}"

@@ -1,4 +1,4 @@
-"""A run that resumes with other samples in a step than the run that saved."""
+"""A run that resumes with another global batch than the run that saved."""
 
 from __future__ import annotations
 

@@ -7,23 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import PLAN
 
-from zerofit.core.facts import Machine, Versions
-from zerofit.core.plan import Plan, Topology, plan_to_json
-from zerofit.core.strategy import Strategy
+from zerofit.core.plan import Topology, plan_to_json
 
-_PLAN = plan_to_json(
-    Plan(
-        strategy=Strategy(),
-        topology=Topology(world_size=2, on_cpu=True),
-        machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
-        versions=Versions(python="3.12.4", zerofit="0.1.0"),
-    )
-)
+_PLAN = plan_to_json(replace(PLAN, topology=Topology(world_size=2, on_cpu=True)))
 
 
 @pytest.fixture

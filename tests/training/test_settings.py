@@ -1,4 +1,4 @@
-"""What micro-batch, accumulation and global batch mean together, against the script's own numbers."""
+"""The plan's micro-batch, accumulation and global batch against the script's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was captured takes the place of what the source shows; files and flags stay."""
+"""Captured facts replace what the source shows; files and flags stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of a command to its launcher, flags, script and arguments; the launchers' flags."""
+"""Commands, parsed into launcher, flags, script and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configurations that a command, arguments, a script and an accelerate file name, and what they meet."""
+"""Configuration files that commands, arguments, scripts and accelerate files name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of accelerate's file, launch flags, TrainingArguments and the script beside each other."""
+"""Findings across accelerate's file, launch flags, TrainingArguments and the script."""
 
 from __future__ import annotations
 

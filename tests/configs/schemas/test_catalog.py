@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,13 +108,7 @@ def test_find_knows_aliases() -> None:
     assert schema.find("zero_optimization", "stage", "deeper") is None
 
 
-def test_loading_costs_milliseconds_and_no_heavy_import() -> None:
-    script = (
-        "import sys; from zerofit.configs.schemas.catalog import load_schemas; load_schemas();"
-        "print([name for name in ('pydantic', 'torch', 'deepspeed', 'yaml') if name in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n"
+def test_loading_costs_milliseconds() -> None:
     start = time.process_time()
     load_schemas()
     assert time.process_time() - start < 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.configs.document import Document, Entries, Format, Items, Node
+from zerofit.configs.document import Entries, Format, Items, Node
 from zerofit.configs.text.read import decode, read_document, repeated_keys
 from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.errors import Unreadable
@@ -96,11 +96,7 @@ def test_repeated_keys_are_found_in_lists_too_and_merges_repeat_nothing() -> Non
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_a_place_counts_lines_of_every_kind(line_end: str) -> None:
     document = read_document(f'{{{line_end}  "a": 1}}', name="ds_config.json")
-    assert _place(document) == Place(file="ds_config.json", line=2, column=3)
-
-
-def _place(document: Document) -> Place:
-    return document.place(document.root.entries[0].key_span)
+    assert document.place(document.root.entries[0].key_span) == Place(file="ds_config.json", line=2, column=3)
 
 
 _BYTES = [

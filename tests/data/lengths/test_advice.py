@@ -1,4 +1,4 @@
-"""What is recommended for which lengths: each case as a user would have it, with the whole reason."""
+"""Recommendations for distributions of lengths, with the whole reason."""
 
 from __future__ import annotations
 

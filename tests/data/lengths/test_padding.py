@@ -15,12 +15,8 @@ from zerofit.data.lengths.padding import Cost, dynamic, fixed, least_rows, packe
 from zerofit.data.packing import pack_lengths
 
 
-def _batches(lengths: list[int], size: int) -> list[list[int]]:
-    return [lengths[start : start + size] for start in range(0, len(lengths), size)]
-
-
 def _cost(lengths: list[int], size: int) -> tuple[int, int]:
-    batches = _batches(lengths, size)
+    batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
     tokens = sum(len(batch) * max(batch) for batch in batches)
     return tokens, sum(len(batch) * max(batch) ** 2 for batch in batches)
 

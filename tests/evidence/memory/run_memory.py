@@ -1,4 +1,4 @@
-"""Measures all cases, goes on where an earlier run was stopped, and keeps what each rank said."""
+"""Measures all cases, continues a stopped run, and stores what each rank measured."""
 
 from __future__ import annotations
 

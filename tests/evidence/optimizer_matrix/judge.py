@@ -1,4 +1,4 @@
-"""What a measurement comes to, and whether the optimizer table says the same."""
+"""The answer that a measurement gives, and whether the optimizer table agrees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLACK = 2.0
 
 
 def answer_of(measured: Mapping[str, Any]) -> OptimizerAnswer:
-    """Return what a measurement comes to.
+    """Return the answer that a measurement gives.
 
     Args:
         measured: what `Pair.run` returns.
@@ -56,7 +56,7 @@ def mismatch(row: OptimizerRow, measured: Mapping[str, Any]) -> str | None:
 
 
 def show(measured: Mapping[str, Any]) -> str:
-    """Return a measurement in a few words."""
+    """Return a measurement as text."""
     if "raised" in measured:
         return str(measured["raised"])
     return f"{measured['stepped']} off by {measured['error']:.2g}"

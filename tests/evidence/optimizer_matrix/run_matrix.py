@@ -1,4 +1,4 @@
-"""Runs the matrix, goes on where an earlier run was stopped, and writes what was measured."""
+"""Runs the matrix, continues a stopped run, and stores the measurements."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tiny_traces import kept_bytes, run_once
 
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.strategy import Precision
@@ -232,25 +233,20 @@ def test_a_fused_kernel_on_fake_tensors_makes_what_pytorchs_meta_kernel_does(
     assert ours == [told(made[0]), *map(told, gradients)]
 
 
-@pytest.fixture
-def bytes_a_layer(kept_bytes: Any, make_raw_log: Any) -> Any:
-    """Returns what says what one more layer of GPT-2's kind keeps: bytes a token and channel."""
-
-    def count(attention: str) -> float:
-        request = TraceRequest(
-            sequence_length=_LENGTH, is_padded=False, weights=Precision.FP16, attention=attention
-        )
-        two, three = (kept_bytes(make_raw_log("gpt2-gelu", request, num_layers=layers)) for layers in (2, 3))
-        return float(three - two) / (_SAMPLES * _LENGTH * _WIDTH)
-
-    return count
+def _bytes_a_layer(attention: str) -> float:
+    """Return what one more layer of GPT-2's kind keeps: bytes a token and channel."""
+    request = TraceRequest(
+        sequence_length=_LENGTH, is_padded=False, weights=Precision.FP16, attention=attention
+    )
+    two, three = (kept_bytes(run_once("gpt2-gelu", request, num_layers=layers)) for layers in (2, 3))
+    return float(three - two) / (_SAMPLES * _LENGTH * _WIDTH)
 
 
-def test_an_eager_layer_keeps_what_korthikanti_and_others_count(bytes_a_layer: Any) -> None:
+def test_an_eager_layer_keeps_what_korthikanti_and_others_count() -> None:
     """sbh (34 + 5as/h): https://arxiv.org/abs/2205.05198, with a = 4 heads, s = 128, h = 256."""
-    assert bytes_a_layer("eager") == pytest.approx(34 + 5 * 4 * 128 / 256, rel=0.01)
+    assert _bytes_a_layer("eager") == pytest.approx(34 + 5 * 4 * 128 / 256, rel=0.01)
 
 
-def test_a_layer_with_flash_attention_keeps_no_scores(bytes_a_layer: Any) -> None:
+def test_a_layer_with_flash_attention_keeps_no_scores() -> None:
     """34sbh, and 4abs for the sums of each row; two of the 34 are the score's output, kept in both."""
-    assert bytes_a_layer("sdpa") == pytest.approx(34 + 4 * 4 / 256, rel=0.01)
+    assert _bytes_a_layer("sdpa") == pytest.approx(34 + 4 * 4 / 256, rel=0.01)

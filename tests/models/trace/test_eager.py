@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiny_traces import tiny
 
 from zerofit.core.allocation_log import Event, TraceRequest
 from zerofit.core.strategy import Lora, Precision
@@ -47,41 +48,31 @@ def _sequence(log: RawLog) -> list[tuple[Any, ...]]:
     return told
 
 
-def _run(make_tiny: Any, name: str, request_: TraceRequest) -> RawLog:
-    config, build = make_tiny(name, 2)
+def _run(name: str, request_: TraceRequest) -> RawLog:
+    config, build = tiny(name, 2)
     model = prepare_model(build, config, request_)
     return run_micro_batch(model, describe(model), 3, request_, as_on_cuda=False)
 
 
-def _check(make_tiny: Any, name: str, request_: TraceRequest) -> None:
+@pytest.mark.parametrize(
+    ("name", "request_"), [*_FAST, *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST)]
+)
+def test_a_fake_run_allocates_what_a_real_one_does(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        fake = _run(make_tiny, name, request_)
-    real = _run(make_tiny, name, request_)
+        fake = _run(name, request_)
+    real = _run(name, request_)
     assert len(fake.kinds) > 100
     assert _sequence(fake) == _sequence(real)
 
 
-@pytest.mark.parametrize(("name", "request_"), _FAST)
-def test_a_fake_run_allocates_what_a_real_one_does(make_tiny: Any, name: str, request_: TraceRequest) -> None:
-    _check(make_tiny, name, request_)
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize(("name", "request_"), _REST)
-def test_a_fake_run_allocates_what_a_real_one_does_in_every_family(
-    make_tiny: Any, name: str, request_: TraceRequest
-) -> None:
-    _check(make_tiny, name, request_)
-
-
-def test_no_layer_is_left_out_by_chance(make_tiny: Any) -> None:
+def test_no_layer_is_left_out_by_chance() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     products = []
     for chance in (0.0, 0.5):
-        config, build = make_tiny("whisper", 2)
+        config, build = tiny("whisper", 2)
         config.encoder_layerdrop = config.decoder_layerdrop = chance
         with FakeTensorMode(allow_non_fake_inputs=True):
             model = prepare_model(build, config, _PLAIN)

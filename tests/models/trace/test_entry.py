@@ -1,4 +1,4 @@
-"""Whose fault it is where a trace fails, and what is said before one is begun."""
+"""Errors of a failed trace, and refusals before one starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_traces import tiny
 
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.errors import UserError
@@ -16,8 +17,8 @@ from zerofit.models.trace import entry, trace_model
 _REQUEST = TraceRequest(sequence_length=8)
 
 
-def test_what_fails_in_a_model_is_told_as_the_models(make_tiny: Any) -> None:
-    config, _ = make_tiny("bert", 1)
+def test_what_fails_in_a_model_is_told_as_the_models() -> None:
+    config, _ = tiny("bert", 1)
 
     def build(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such layer\nat all")
@@ -27,10 +28,8 @@ def test_what_fails_in_a_model_is_told_as_the_models(make_tiny: Any) -> None:
     assert (caught.value.rule, caught.value.found) == ("trace-failed", "bert: RuntimeError: no such layer")
 
 
-def test_what_fails_in_zerofit_is_no_error_of_the_users(
-    make_tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, build = make_tiny("bert", 1)
+def test_what_fails_in_zerofit_is_no_error_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, build = tiny("bert", 1)
     monkeypatch.setattr(entry, "_STARTS", ())
     monkeypatch.setattr(entry._Tracing, "_affine", lambda self: 1)  # what _logs takes apart is no pair
     with pytest.raises(TypeError, match="cannot unpack"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiny_traces import run_once
 
 from zerofit.core.allocation_log import Event, TraceRequest
 from zerofit.core.errors import UserError
@@ -32,30 +33,28 @@ def _events(log: RawLog) -> list[tuple[Any, ...]]:
     ]
 
 
-def _check(make_raw_log: Any, name: str, request_: TraceRequest) -> None:
+_REST = [
+    (name, request)
+    for name in ("bert", "gpt2", "bart", "whisper", "vit", "mixtral")
+    for request in (_LOW, _AUTOCAST, _HOPPER)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [("llama", _LOW), *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST)],
+)
+def test_without_padding_it_allocates_what_sdpa_does(name: str, request_: TraceRequest) -> None:
     ampere = replace(request_, attention="sdpa", compute_capability=(8, 0))  # on Hopper it would take cuDNN
-    package, built_in = make_raw_log(name, request_), make_raw_log(name, ampere)
+    package, built_in = run_once(name, request_), run_once(name, ampere)
     assert any("flash" in name for name in built_in.operator_names)
     assert _events(package) == _events(built_in)
 
 
-def test_without_padding_it_allocates_what_sdpa_does(make_raw_log: Any) -> None:
-    _check(make_raw_log, "llama", _LOW)
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("request_", [_LOW, _AUTOCAST, _HOPPER])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "bart", "whisper", "vit", "mixtral"])
-def test_without_padding_it_allocates_what_sdpa_does_in_every_family(
-    make_raw_log: Any, name: str, request_: TraceRequest
-) -> None:
-    _check(make_raw_log, name, request_)
-
-
-def test_a_padded_batch_is_gathered_and_makes_no_square_of_its_length(make_raw_log: Any) -> None:
+def test_a_padded_batch_is_gathered_and_makes_no_square_of_its_length() -> None:
     padded = replace(_LOW, is_padded=True)
     short, long = (
-        make_raw_log("llama", replace(padded, sequence_length=length), num_layers=1) for length in (128, 256)
+        run_once("llama", replace(padded, sequence_length=length), num_layers=1) for length in (128, 256)
     )
     assert long.codes == short.codes
     assert all(

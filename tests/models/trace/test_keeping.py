@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tiny_traces import kept_bytes, run_once, tiny
 
 from zerofit.core.allocation_log import TensorKind, TraceRequest
 from zerofit.core.strategy import Lora, Precision
@@ -42,21 +43,18 @@ def test_the_linear_function_keeps_and_returns_what_deepspeeds_does(
         assert ours is None or torch.equal(ours, theirs)
 
 
-def test_under_lora_stage_3_keeps_the_inputs_of_frozen_layers(make_raw_log: Any, kept_bytes: Any) -> None:
+def test_under_lora_stage_3_keeps_the_inputs_of_frozen_layers() -> None:
     plain, kept = (
-        kept_bytes(make_raw_log("llama", replace(_ADAPTED, saves_linear_inputs=saves)))
-        for saves in (False, True)
+        kept_bytes(run_once("llama", replace(_ADAPTED, saves_linear_inputs=saves))) for saves in (False, True)
     )
     # What nothing else keeps of 3 x 16 tokens, in 2 bytes: the input of gate and up (32 channels) and of down
     # (48) in 2 layers; of q, k and v (32) in the second, as no gradient flows to the first; of the head (32).
     assert kept - plain == 3 * 16 * 2 * (2 * (32 + 48) + 32 + 32)
 
 
-def test_without_frozen_weights_the_linear_function_keeps_what_pytorch_does(
-    make_raw_log: Any, kept_bytes: Any
-) -> None:
+def test_without_frozen_weights_the_linear_function_keeps_what_pytorch_does() -> None:
     plain, kept = (
-        kept_bytes(make_raw_log("bert", replace(_LOW, saves_linear_inputs=saves))) for saves in (False, True)
+        kept_bytes(run_once("bert", replace(_LOW, saves_linear_inputs=saves))) for saves in (False, True)
     )
     assert plain == kept
 
@@ -78,12 +76,10 @@ def test_the_old_softmax_computes_the_same_and_keeps_its_input(name: str) -> Non
     assert (kept, old_kept) == (False, True)
 
 
-def test_with_an_old_pytorch_each_eager_layer_keeps_its_scores_twice(
-    make_raw_log: Any, kept_bytes: Any
-) -> None:
+def test_with_an_old_pytorch_each_eager_layer_keeps_its_scores_twice() -> None:
     eager = replace(_LOW, weights=Precision.FP32, attention="eager")
     modern, old = (
-        kept_bytes(make_raw_log("vit", replace(eager, softmax_saves_input=saves))) for saves in (False, True)
+        kept_bytes(run_once("vit", replace(eager, softmax_saves_input=saves))) for saves in (False, True)
     )
     # ViT: 16 patches and a class token, 4 heads, 2 layers, 3 samples. The loss's logits are held anyway.
     assert old - modern == 2 * 3 * 4 * 17 * 17 * 4
@@ -91,12 +87,12 @@ def test_with_an_old_pytorch_each_eager_layer_keeps_its_scores_twice(
 
 @pytest.mark.parametrize("keeps_outputs", [True, False])
 def test_what_the_graph_holds_past_the_backward_pass_lives_as_long_as_the_outputs(
-    keeps_outputs: bool, make_tiny: Any
+    keeps_outputs: bool,
 ) -> None:
     """A loop that holds `outputs` holds the cache of keys and values, and what a Function's context keeps."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    config, build = make_tiny("llama", 2)
+    config, build = tiny("llama", 2)
     request = TraceRequest(sequence_length=16, is_padded=False, keeps_outputs=keeps_outputs)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = prepare_model(build, config, request)

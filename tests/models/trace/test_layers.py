@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tiny_traces import run_once, tiny
 
 from zerofit.core.allocation_log import AllocationLog, TraceRequest
 from zerofit.core.strategy import Lora, Precision
@@ -63,20 +64,11 @@ def _at(log: AllocationLog, samples: int) -> tuple[Any, ...]:
     )
 
 
-def _check(make_tiny: Any, name: str, request_: TraceRequest, num_layers: int) -> None:
-    config, build = make_tiny(name, num_layers)
-    said: list[str] = []
-    short = trace_config(config, build, request_, on_progress=said.append)
-    whole = trace_config(config, build, request_, all_layers=True)
-    assert f"of {num_layers} layers" in said[-1], "it fell back to all layers"
-    assert short == whole
-
-
 @pytest.mark.parametrize(("name", "request_", "num_layers"), _FAST)
 def test_a_replicated_log_is_at_any_size_what_all_layers_do(
-    make_tiny: Any, make_raw_log: Any, name: str, request_: TraceRequest, num_layers: int
+    name: str, request_: TraceRequest, num_layers: int
 ) -> None:
-    config, build = make_tiny(name, num_layers)
+    config, build = tiny(name, num_layers)
     said: list[str] = []
     short = trace_config(config, build, request_, on_progress=said.append)
     assert f"of {num_layers} layers" in said[-1], "it fell back to all layers"
@@ -87,13 +79,18 @@ def test_a_replicated_log_is_at_any_size_what_all_layers_do(
         parameters=log.parameters,
         buffer_bytes=log.buffer_bytes,
     )
-    raw = make_raw_log(name, request_, num_layers=num_layers, samples=5)
+    raw = run_once(name, request_, num_layers=num_layers, samples=5)
     assert _at(log, 5) == _at(to_allocation_log(exact(raw), skeleton, 5), 5)
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize(("name", "request_", "num_layers"), _REST)
 def test_a_replicated_log_is_the_log_of_all_layers_in_every_family(
-    make_tiny: Any, name: str, request_: TraceRequest, num_layers: int
+    name: str, request_: TraceRequest, num_layers: int
 ) -> None:
-    _check(make_tiny, name, request_, num_layers)
+    config, build = tiny(name, num_layers)
+    said: list[str] = []
+    short = trace_config(config, build, request_, on_progress=said.append)
+    whole = trace_config(config, build, request_, all_layers=True)
+    assert f"of {num_layers} layers" in said[-1], "it fell back to all layers"
+    assert short == whole

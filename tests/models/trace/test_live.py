@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_traces import run_once, tiny
 from torch import nn
 
-from zerofit.core.allocation_log import Trace, TraceRequest
+from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
@@ -36,9 +37,9 @@ def _tokens(samples: int = 4, length: int = 16, target: int | None = None, **mor
     return (), {"input_ids": ids, "attention_mask": ids.clone(), **more, "labels": labels}
 
 
-def _live(make_tiny: Any, name: str, num_layers: int, *, device: str = "meta") -> tuple[Any, Any, Any]:
+def _live(name: str, num_layers: int, *, device: str = "meta") -> tuple[Any, Any, Any]:
     """Return a configuration, what builds it, and the model as Trainer has it: without a cache of keys."""
-    config, build = make_tiny(name, num_layers)
+    config, build = tiny(name, num_layers)
     config.use_cache = False
     with torch.device(device):
         return config, build, build(config)
@@ -65,26 +66,24 @@ def _given(name: str) -> Any:
     ],
 )
 def test_a_live_model_of_transformers_has_the_trace_of_its_configuration(
-    make_tiny: Any, name: str, num_layers: int, request_: TraceRequest
+    name: str, num_layers: int, request_: TraceRequest
 ) -> None:
-    config, build, model = _live(make_tiny, name, num_layers)
+    config, build, model = _live(name, num_layers)
     live = trace_live(model, _given(name), request_, has_tokens=name != "vit")
     assert live == trace_config(config, build, request_)
 
 
 @pytest.mark.parametrize("request_", [_PLAIN, _LOW, _AUTOCAST], ids=["fp32", "bf16", "autocast"])
 @pytest.mark.parametrize("name", ["bert", "llama", "t5", "vit"])
-def test_one_run_of_a_live_model_is_that_of_its_configuration(
-    make_tiny: Any, make_raw_log: Any, name: str, request_: TraceRequest
-) -> None:
+def test_one_run_of_a_live_model_is_that_of_its_configuration(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    _, _, model = _live(make_tiny, name, 2)
+    _, _, model = _live(name, 2)
     batch = live_batch(_given(name), has_tokens=name != "vit", has_decoder=name == "t5", micro_batch_size=4)
     with FakeTensorMode(allow_non_fake_inputs=True):
         copied = prepare_live(model, request_)
         live = run_micro_batch(copied, describe(copied), 3, request_, feed=batch.feed)
-    assert live == make_raw_log(name, request_)
+    assert live == run_once(name, request_)
 
 
 class _Words(nn.Module):
@@ -151,10 +150,6 @@ def _no_single_sample() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 
 
-def _elements(trace: Trace) -> int:
-    return sum(one.num_elements for one in trace.logs[-1].parameters)
-
-
 @pytest.mark.parametrize(
     ("device", "make", "given", "has_tokens"),
     [
@@ -177,14 +172,16 @@ def test_any_module_is_traced_and_left_as_it_is(device: str, make: Any, given: A
     before = [(name, one.device.type, id(one), one.grad) for name, one in model.named_parameters()]
     trace = trace_live(model, given, _PLAIN, has_tokens=has_tokens)
     assert [(name, one.device.type, id(one), one.grad) for name, one in model.named_parameters()] == before
-    assert _elements(trace) == sum(one.numel() for one in model.parameters())
+    assert sum(one.num_elements for one in trace.logs[-1].parameters) == sum(
+        one.numel() for one in model.parameters()
+    )
     assert trace.request == _PLAIN
 
 
-def _adapted(make_tiny: Any) -> Any:
+def _adapted() -> Any:
     from peft import LoraConfig, get_peft_model
 
-    _, _, model = _live(make_tiny, "llama", 1, device="cpu")
+    _, _, model = _live("llama", 1, device="cpu")
     model.to(torch.bfloat16).resize_token_embeddings(80, mean_resizing=False)
     adapter = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
     return get_peft_model(model, adapter)
@@ -204,12 +201,10 @@ def _adapted(make_tiny: Any) -> Any:
         pytest.param(TraceRequest(sequence_length=24), {4}, id="in fp32"),
     ],
 )
-def test_adapters_of_the_scripts_own_train_and_nothing_else(
-    make_tiny: Any, request_: TraceRequest, widths: set[int]
-) -> None:
+def test_adapters_of_the_scripts_own_train_and_nothing_else(request_: TraceRequest, widths: set[int]) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    model = _adapted(make_tiny)
+    model = _adapted()
     with FakeTensorMode(allow_non_fake_inputs=True):
         parameters = describe(prepare_live(model, request_)).parameters
     trained = {name for name, one in model.named_parameters() if one.requires_grad}
@@ -218,8 +213,8 @@ def test_adapters_of_the_scripts_own_train_and_nothing_else(
     assert next(one.shape for one in parameters if one.is_embedding) == (80, 32)
 
 
-def test_norms_that_a_script_keeps_in_fp32_stay_so(make_tiny: Any) -> None:
-    _, _, model = _live(make_tiny, "llama", 1)
+def test_norms_that_a_script_keeps_in_fp32_stay_so() -> None:
+    _, _, model = _live("llama", 1)
     model.to(torch.bfloat16).model.norm.to(torch.float32)
     for weights, expected in ((Precision.BF16, {2, 4}), (Precision.FP16, {2})):
         request = TraceRequest(sequence_length=24, weights=weights)
@@ -229,10 +224,8 @@ def test_norms_that_a_script_keeps_in_fp32_stay_so(make_tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(("switched", "asked"), [(False, True), (True, False)])
-def test_checkpointing_is_the_requests_and_not_the_scripts(
-    make_tiny: Any, switched: bool, asked: bool
-) -> None:
-    _, _, model = _live(make_tiny, "llama", 1)
+def test_checkpointing_is_the_requests_and_not_the_scripts(switched: bool, asked: bool) -> None:
+    _, _, model = _live("llama", 1)
     if switched:
         enable_checkpointing(model, use_reentrant=False)
     trace = trace_live(model, _tokens(), TraceRequest(sequence_length=24, gradient_checkpointing=asked))
@@ -253,10 +246,10 @@ def _fail(*_: Any) -> None:
     raise AssertionError("a hook of the capture's ran")
 
 
-def test_neither_zerofits_hooks_nor_accelerates_wrapper_run(make_tiny: Any) -> None:
+def test_neither_zerofits_hooks_nor_accelerates_wrapper_run() -> None:
     from accelerate import Accelerator
 
-    _, _, plain = _live(make_tiny, "gpt2", 1, device="cpu")
+    _, _, plain = _live("gpt2", 1, device="cpu")
     expected = trace_live(plain, _tokens(), _PLAIN)
     model = Accelerator(cpu=True, mixed_precision="bf16").prepare(plain)
     _fail.__module__ = "zerofit.scripts.capture.child.loop_hooks"
@@ -265,10 +258,10 @@ def test_neither_zerofits_hooks_nor_accelerates_wrapper_run(make_tiny: Any) -> N
     assert list(model._forward_pre_hooks.values()) == [_fail]
 
 
-def test_a_copy_has_no_values(make_tiny: Any) -> None:
+def test_a_copy_has_no_values() -> None:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-    _, _, model = _live(make_tiny, "bert", 1, device="cpu")
+    _, _, model = _live("bert", 1, device="cpu")
     with FakeTensorMode(allow_non_fake_inputs=True):
         copied = copy_without_values(model, _PLAIN)
     tensors = [*copied.parameters(), *copied.buffers()]

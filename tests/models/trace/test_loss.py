@@ -86,27 +86,18 @@ _REST = [
 ]
 
 
-def _run(tmp_path: Path, name: str, weights: Precision, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "weights", "factor"),
+    [*_FAST, *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST)],
+)
+def test_a_loss_over_a_large_vocabulary_holds_what_its_trace_holds(
+    tmp_path: Path, name: str, weights: Precision, factor: float
+) -> None:
     arguments = TrainingArguments(
         str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=factor
     )
     dtype = torch.bfloat16 if weights is Precision.BF16 else torch.float32
     _check(Trainer(model=_model(name, dtype), args=arguments), weights)
-
-
-@pytest.mark.parametrize(("name", "weights", "factor"), _FAST)
-def test_a_loss_over_a_large_vocabulary_holds_what_its_trace_holds(
-    tmp_path: Path, name: str, weights: Precision, factor: float
-) -> None:
-    _run(tmp_path, name, weights, factor)
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize(("name", "weights", "factor"), _REST)
-def test_a_loss_over_a_large_vocabulary_holds_what_its_trace_holds_in_every_family(
-    tmp_path: Path, name: str, weights: Precision, factor: float
-) -> None:
-    _run(tmp_path, name, weights, factor)
 
 
 def test_a_loss_that_selects_positions_adds_its_gradient_in_place(tmp_path: Path) -> None:

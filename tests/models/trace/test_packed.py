@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from allocator_counts import PLAIN, SAMPLES, composed, counted, counted_in
+from tiny_traces import tiny
 
 from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.facts import ModelFacts
@@ -55,8 +56,8 @@ def _states(model: Any) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_a_quantized_base_takes_the_bytes_of_bitsandbytes(make_tiny: Any, tmp_path: Path, name: str) -> None:
-    config, build = make_tiny(name, 2)
+def test_a_quantized_base_takes_the_bytes_of_bitsandbytes(tmp_path: Path, name: str) -> None:
+    config, build = tiny(name, 2)
     real = _real(config, build, tmp_path)
     made = describe(prepare_model(build, config, _REQUEST))
     own = {
@@ -70,8 +71,8 @@ def test_a_quantized_base_takes_the_bytes_of_bitsandbytes(make_tiny: Any, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_quantized_base_allocates_what_bitsandbytes_does(make_tiny: Any, tmp_path: Path, name: str) -> None:
-    config, build = make_tiny(name, 3)
+def test_a_quantized_base_allocates_what_bitsandbytes_does(tmp_path: Path, name: str) -> None:
+    config, build = tiny(name, 3)
     peak, end = counted(_real(config, build, tmp_path), 1)
     model = prepare_model(build, config, _REQUEST)
     log = run_micro_batch(model, describe(model), SAMPLES, _REQUEST, as_on_cuda=False)
@@ -79,10 +80,10 @@ def test_a_quantized_base_allocates_what_bitsandbytes_does(make_tiny: Any, tmp_p
     assert composed(log, 1)[0] == pytest.approx(peak, rel=0.02)
 
 
-def test_an_own_quantized_base_is_copied_with_its_bytes(make_tiny: Any, tmp_path: Path) -> None:
+def test_an_own_quantized_base_is_copied_with_its_bytes(tmp_path: Path) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    config, build = make_tiny("llama", 2)
+    config, build = tiny("llama", 2)
     real = _real(config, build, tmp_path)
     with FakeTensorMode(allow_non_fake_inputs=True):
         made = describe(prepare_live(real, TraceRequest(sequence_length=PLAIN.sequence_length)))
@@ -94,7 +95,7 @@ def test_an_own_quantized_base_is_copied_with_its_bytes(make_tiny: Any, tmp_path
     assert sum(made.buffer_bytes) - buffers == sum(_states(real).values())
 
 
-def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so(make_tiny: Any) -> None:
+def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so() -> None:
     falcon = probe_model("falcon-7b")
     request = replace(_REQUEST, sequence_length=8, lora=Lora(rank=4, target_modules=("query_key_value",)))
     trace = trace_model(falcon, request, cache_folder=None)
@@ -103,7 +104,7 @@ def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so(make_tiny: Any) 
         "nf4 quantizes nothing of this model: transformers replaces torch's Linear and its own Conv1D, "
         "and the model's linear layers are of other classes (FalconLinear)",
     )
-    config, build = make_tiny("llama", 2)
+    config, build = tiny("llama", 2)
     assert trace_config(config, build, _REQUEST).notes == ()
 
 

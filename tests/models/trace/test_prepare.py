@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tiny_traces import kept_bytes, run_once, tiny
 
 from zerofit.core.allocation_log import CostKind, Pass, TensorKind, TraceRequest
 from zerofit.core.strategy import Lora, Precision
@@ -63,13 +64,13 @@ def test_a_log_has_the_parameters_that_the_catalog_counts(name: str) -> None:
     assert sum(one.num_elements for one in trace.logs[0].parameters) == source.facts.num_parameters
 
 
-def test_modules_to_save_train_as_copies_beside_the_frozen_ones(make_tiny: Any) -> None:
+def test_modules_to_save_train_as_copies_beside_the_frozen_ones() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from zerofit.models.trace.entry import describe
     from zerofit.models.trace.prepare import prepare_model
 
-    config, build = make_tiny("llama", 1)
+    config, build = tiny("llama", 1)
     lora = Lora(rank=2, target_modules=("q_proj",), modules_to_save=("embed_tokens", "lm_head"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         skeleton = describe(prepare_model(build, config, replace(_LOW, lora=lora)))
@@ -83,15 +84,13 @@ def test_modules_to_save_train_as_copies_beside_the_frozen_ones(make_tiny: Any) 
 
 
 @pytest.mark.parametrize(("adapters", "num_bytes"), [(Precision.FP32, 4), (Precision.BF16, 2)])
-def test_adapters_are_in_fp32_or_in_the_weights_format(
-    make_tiny: Any, adapters: Precision, num_bytes: int
-) -> None:
+def test_adapters_are_in_fp32_or_in_the_weights_format(adapters: Precision, num_bytes: int) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from zerofit.models.trace.entry import describe
     from zerofit.models.trace.prepare import prepare_model
 
-    config, build = make_tiny("llama", 1)
+    config, build = tiny("llama", 1)
     lora = Lora(rank=2, target_modules=("q_proj",))
     with FakeTensorMode(allow_non_fake_inputs=True):
         skeleton = describe(prepare_model(build, config, replace(_LOW, lora=lora, adapters=adapters)))
@@ -106,44 +105,44 @@ def test_adapters_are_in_fp32_or_in_the_weights_format(
         ("gpt2", {"transformer.wte.weight", "transformer.wpe.weight"}),
     ],
 )
-def test_an_embedding_is_told_from_other_matrices(make_tiny: Any, name: str, embeddings: set[str]) -> None:
+def test_an_embedding_is_told_from_other_matrices(name: str, embeddings: set[str]) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from zerofit.models.trace.entry import describe
     from zerofit.models.trace.prepare import prepare_model
 
-    config, build = make_tiny(name, 1)
+    config, build = tiny(name, 1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         skeleton = describe(prepare_model(build, config, _PLAIN))
     assert {one.name for one in skeleton.parameters if one.is_embedding} == embeddings
 
 
-def test_lora_imports_no_bitsandbytes(make_tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_imports_no_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from zerofit.models.trace.prepare import prepare_model
 
     for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
         monkeypatch.delitem(sys.modules, name)
-    config, build = make_tiny("llama", 1)
+    config, build = tiny("llama", 1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         prepare_model(build, config, replace(_LOW, lora=Lora(rank=2, target_modules=("q_proj",))))
     assert "bitsandbytes" not in sys.modules
 
 
-def test_trainer_lets_go_of_the_outputs_before_the_backward_pass(make_raw_log: Any, kept_bytes: Any) -> None:
+def test_trainer_lets_go_of_the_outputs_before_the_backward_pass() -> None:
     held, dropped = (
-        make_raw_log("llama", replace(_LOW, keeps_outputs=keeps), num_layers=1) for keeps in (True, False)
+        run_once("llama", replace(_LOW, keeps_outputs=keeps), num_layers=1) for keeps in (True, False)
     )
     logits = 3 * 16 * 64 * 2  # samples, tokens, words, bytes: the loss itself saves an fp32 copy
     assert kept_bytes(held) - kept_bytes(dropped) == logits
 
 
-def test_causal_attention_costs_half_the_square(make_raw_log: Any) -> None:
+def test_causal_attention_costs_half_the_square() -> None:
     encoder, decoder = (
         {
             call.during: call.flops
-            for call in make_raw_log(name, _LOW, num_layers=1).calls
+            for call in run_once(name, _LOW, num_layers=1).calls
             if call.kind is CostKind.ATTENTION
         }
         for name in ("bert", "llama")
@@ -154,18 +153,16 @@ def test_causal_attention_costs_half_the_square(make_raw_log: Any) -> None:
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_only_checkpointing_recomputes(make_raw_log: Any, is_checkpointed: bool) -> None:
-    log = make_raw_log("llama", replace(_PLAIN, gradient_checkpointing=is_checkpointed))
+def test_only_checkpointing_recomputes(is_checkpointed: bool) -> None:
+    log = run_once("llama", replace(_PLAIN, gradient_checkpointing=is_checkpointed))
     assert any(call.during is Pass.RECOMPUTATION for call in log.calls) is is_checkpointed
     assert (TensorKind.RECOMPUTED in log.kinds) is is_checkpointed
 
 
-def test_every_second_block_keeps_half_of_what_checkpointing_saves(
-    make_raw_log: Any, kept_bytes: Any
-) -> None:
+def test_every_second_block_keeps_half_of_what_checkpointing_saves() -> None:
     on = replace(_PLAIN, gradient_checkpointing=True)
     requests = (_PLAIN, on, replace(on, checkpoint_every=2))
-    off, each, second = (kept_bytes(make_raw_log("llama", one, num_layers=4)) for one in requests)
+    off, each, second = (kept_bytes(run_once("llama", one, num_layers=4)) for one in requests)
     assert each < second < off
     assert second - each == pytest.approx((off - each) / 2, rel=1e-3)
 

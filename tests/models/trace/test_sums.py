@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
+from tiny_traces import tiny
 from torch.profiler import ProfilerActivity, profile
 
 from zerofit.core.allocation_log import TensorKind, TraceRequest
@@ -17,15 +17,15 @@ _SAMPLES = 2
 _REQUEST = TraceRequest(sequence_length=16, attention="eager")
 
 
-def _traced(make_tiny: Any, name: str) -> Counter[int]:
-    config, build = make_tiny(name, 2)
+def _traced(name: str) -> Counter[int]:
+    config, build = tiny(name, 2)
     storages = trace_config(config, build, _REQUEST, all_layers=True).log_for(_SAMPLES).storages
     sizes = zip(storages.kinds, storages.fixed_bytes, storages.bytes_per_sample, strict=True)
     return Counter(fixed + each * _SAMPLES for kind, fixed, each in sizes if kind is TensorKind.SUM)
 
 
-def _real(make_tiny: Any, name: str) -> Counter[int]:
-    config, build = make_tiny(name, 2)
+def _real(name: str) -> Counter[int]:
+    config, build = tiny(name, 2)
     model = build(config, dtype=torch.float32, attn_implementation="eager")
     loss = model(**make_batch(model, _SAMPLES, _REQUEST)).loss
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True) as recorded:
@@ -35,19 +35,19 @@ def _real(make_tiny: Any, name: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "vit"])
-def test_a_gradient_is_added_in_place_unless_the_first_one_is_a_view(make_tiny: Any, name: str) -> None:
-    real = _real(make_tiny, name)
+def test_a_gradient_is_added_in_place_unless_the_first_one_is_a_view(name: str) -> None:
+    real = _real(name)
 
     assert real
-    assert _traced(make_tiny, name) == real
+    assert _traced(name) == real
 
 
 @pytest.mark.parametrize(("name", "num_more"), [("bert", 2), ("t5", 1)])
 def test_where_a_module_shares_its_input_one_sum_a_layer_more_may_be_counted(
-    make_tiny: Any, name: str, num_more: int
+    name: str, num_more: int
 ) -> None:
     """The tracer sums what a module's input gets before it adds that of others, such as a residual's."""
-    real, traced = _real(make_tiny, name), _traced(make_tiny, name)
+    real, traced = _real(name), _traced(name)
 
     assert real <= traced
     assert (traced - real).total() == num_more

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+from tiny_traces import tiny
 
 from zerofit.core.allocation_log import Event, TensorKind, TraceRequest
 from zerofit.core.estimates import RunPhase
@@ -88,11 +89,25 @@ def _played(model: Any, name: OptimizerName | None, accumulation: int) -> Change
     )
 
 
-def _check(make_tiny: Any, family: str, name: OptimizerName | None, accumulation: int) -> None:
+_REST = [
+    (family, name, accumulation)
+    for family in ("bert", "llama")
+    for name in (None, OptimizerName.ADAMW, OptimizerName.SGD)
+    for accumulation in (1, 2)
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "accumulation"),
+    [("llama", None, 2), *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST)],
+)
+def test_the_tape_of_two_steps_is_what_a_whole_run_allocates(
+    family: str, name: OptimizerName | None, accumulation: int
+) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    config, build = make_tiny(family, 2)
+    config, build = tiny(family, 2)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = prepare_model(build, config, _REQUEST)
         make: Any = {
@@ -104,17 +119,3 @@ def _check(make_tiny: Any, family: str, name: OptimizerName | None, accumulation
         played = _played(model, name, accumulation)
     assert len(recorded) > 250
     assert played == recorded
-
-
-def test_the_tape_of_two_steps_is_what_a_whole_run_allocates(make_tiny: Any) -> None:
-    _check(make_tiny, "llama", None, accumulation=2)
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("name", [None, OptimizerName.ADAMW, OptimizerName.SGD])
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_the_tape_of_two_steps_is_what_a_whole_run_allocates_under_every_optimizer(
-    make_tiny: Any, family: str, name: OptimizerName | None, accumulation: int
-) -> None:
-    _check(make_tiny, family, name, accumulation)

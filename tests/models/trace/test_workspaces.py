@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tiny_traces import run_once
 
 from zerofit.core.allocation_log import TensorKind, TraceRequest
 from zerofit.core.strategy import Precision
@@ -40,13 +41,11 @@ def test_safe_softmax_takes_its_scores_once_more_and_their_mask() -> None:
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_an_h100_takes_no_less_scratch_for_attention_than_an_a100(
-    make_raw_log: Any, capability: tuple[int, int]
-) -> None:
+def test_an_h100_takes_no_less_scratch_for_attention_than_an_a100(capability: tuple[int, int]) -> None:
     request = TraceRequest(
         sequence_length=16, is_padded=False, weights=Precision.BF16, compute_capability=capability
     )
-    log = make_raw_log("llama", request, num_layers=1)
+    log = run_once("llama", request, num_layers=1)
     attention = [
         num_bytes
         for kind, num_bytes, operator in zip(log.kinds, log.num_bytes, log.operators, strict=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -237,17 +235,6 @@ def test_what_a_script_freezes_does_not_train() -> None:
     trained = sum(one.num_elements for one in parameters if one.trains)
     assert sum(one.num_elements for one in parameters) == facts.num_parameters
     assert 0.99 < trained / some.num_trainable_parameters <= 1
-
-
-def test_neither_closed_forms_nor_the_catalog_import_torch() -> None:
-    program = (
-        "import sys; from zerofit.planning.estimate.closed_form.log import closed_form_log;"
-        "from zerofit.planning.estimate.step_time import estimate_step_time;"
-        "from zerofit.machine.rates import catalog_rates;"
-        "catalog_rates(); print('torch' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

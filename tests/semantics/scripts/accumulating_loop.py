@@ -1,13 +1,13 @@
 """A loop with accumulate(), SGD with momentum, a prepared cosine scheduler, saving and resuming."""
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from plain_loop import collate, make_samples
+from results import end_training
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
 
@@ -74,11 +74,7 @@ def main():
                 accelerator.save_state(str(args.output_dir / f"step_{completed}"))
             if completed == last:
                 break
-    if accelerator.is_main_process:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        result = {"steps": completed, "length": len(loader), "losses": losses}
-        (args.output_dir / "result.json").write_text(json.dumps(result))
-    accelerator.end_training()
+    end_training(accelerator, args.output_dir, steps=completed, length=len(loader), losses=losses)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """A loop that prepares its model alone: its DataLoader comes later, with a sampler for each rank."""
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from results import end_training
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -44,11 +44,7 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-    if accelerator.is_main_process:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        result = {"steps": len(losses), "length": len(loader), "losses": losses}
-        (args.output_dir / "result.json").write_text(json.dumps(result))
-    accelerator.end_training()
+    end_training(accelerator, args.output_dir, steps=len(losses), length=len(loader), losses=losses)
 
 
 if __name__ == "__main__":

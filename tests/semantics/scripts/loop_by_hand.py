@@ -1,12 +1,12 @@
 """A loop that accumulates by hand, with a model of its own and the loss outside of it."""
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from results import end_training
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -53,11 +53,7 @@ def main():
                 scheduler.step()
                 optimizer.zero_grad()
                 completed += 1
-    if accelerator.is_main_process:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        result = {"steps": completed, "length": len(loader), "losses": losses}
-        (args.output_dir / "result.json").write_text(json.dumps(result))
-    accelerator.end_training()
+    end_training(accelerator, args.output_dir, steps=completed, length=len(loader), losses=losses)
 
 
 if __name__ == "__main__":

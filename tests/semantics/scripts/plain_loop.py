@@ -1,12 +1,12 @@
 """A loop without accumulate(): two groups, a scheduler of its own, clipping, evaluation in between."""
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from results import end_training
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -82,11 +82,14 @@ def main():
             right = ((guesses == answers) & (answers != -100)).float().sum(-1)
             seen.append(accelerator.gather_for_metrics(right))
         evaluations.append(torch.cat(seen).sum().item())
-    if accelerator.is_main_process:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        result = {"steps": completed, "length": len(loader), "losses": losses, "evaluations": evaluations}
-        (args.output_dir / "result.json").write_text(json.dumps(result))
-    accelerator.end_training()
+    end_training(
+        accelerator,
+        args.output_dir,
+        steps=completed,
+        length=len(loader),
+        losses=losses,
+        evaluations=evaluations,
+    )
 
 
 if __name__ == "__main__":

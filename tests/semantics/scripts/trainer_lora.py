@@ -1,10 +1,8 @@
 """A Trainer that trains adapters of peft in a language model, with dynamic padding."""
 
-import json
-from pathlib import Path
-
 from peft import LoraConfig, get_peft_model
 from plain_loop import collate, make_samples
+from results import write_steps
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments, set_seed
 
 
@@ -27,14 +25,7 @@ def main():
     )
     trainer.train()
     metrics = trainer.evaluate()
-    if trainer.is_world_process_zero():
-        result = {
-            "steps": trainer.state.global_step,
-            "losses": [log["loss"] for log in trainer.state.log_history if "loss" in log],
-            "evaluations": [metrics["eval_loss"]],
-        }
-        Path(training.output_dir).mkdir(parents=True, exist_ok=True)
-        Path(training.output_dir, "result.json").write_text(json.dumps(result))
+    write_steps(trainer, evaluations=[metrics["eval_loss"]])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """A subclass of Trainer with a loss and a DataLoader of its own."""
 
-import json
-from pathlib import Path
-
 import torch
+from results import write_steps
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from transformers import (
     BertConfig,
@@ -64,11 +62,7 @@ def main():
         data_collator=collate,
     )
     trainer.train()
-    if trainer.is_world_process_zero():
-        losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-        result = {"steps": trainer.state.global_step, "losses": losses}
-        Path(training.output_dir).mkdir(parents=True, exist_ok=True)
-        Path(training.output_dir, "result.json").write_text(json.dumps(result))
+    write_steps(trainer)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """A Trainer without padding: its collator lays the samples of a batch into one row."""
 
-import json
-from pathlib import Path
-
 import torch
+from results import write_steps
 from transformers import (
     DataCollatorWithFlattening,
     HfArgumentParser,
@@ -37,11 +35,7 @@ def main():
         data_collator=DataCollatorWithFlattening(),
     )
     trainer.train()
-    if trainer.is_world_process_zero():
-        losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-        result = {"steps": trainer.state.global_step, "losses": losses}
-        Path(training.output_dir).mkdir(parents=True, exist_ok=True)
-        Path(training.output_dir, "result.json").write_text(json.dumps(result))
+    write_steps(trainer)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """A Seq2SeqTrainer that generates in its evaluation."""
 
-import json
-from pathlib import Path
-
 import torch
+from results import write_steps
 from transformers import (
     GenerationConfig,
     HfArgumentParser,
@@ -53,14 +51,7 @@ def main():
     )
     trainer.train()
     metrics = trainer.evaluate()
-    if trainer.is_world_process_zero():
-        result = {
-            "steps": trainer.state.global_step,
-            "losses": [log["loss"] for log in trainer.state.log_history if "loss" in log],
-            "evaluations": [metrics["eval_loss"], metrics["eval_total"]],
-        }
-        Path(training.output_dir).mkdir(parents=True, exist_ok=True)
-        Path(training.output_dir, "result.json").write_text(json.dumps(result))
+    write_steps(trainer, evaluations=[metrics["eval_loss"], metrics["eval_total"]])
 
 
 if __name__ == "__main__":

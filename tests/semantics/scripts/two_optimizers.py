@@ -1,12 +1,12 @@
 """Two models that learn from each other's output, each with an optimizer and a scheduler of its own."""
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from results import end_training
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -41,11 +41,7 @@ def main():
         of_maker.step()
         schedule.step()
         losses += [loss.item(), maker_loss.item()]
-    if accelerator.is_main_process:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        result = {"steps": len(losses), "length": len(loader), "losses": losses}
-        (args.output_dir / "result.json").write_text(json.dumps(result))
-    accelerator.end_training()
+    end_training(accelerator, args.output_dir, steps=len(losses), length=len(loader), losses=losses)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         ("forward backward step step", ["1!", "step"]),
         ("close", []),
         ("forward backward step forward backward close", ["1!", "step"]),  # an incomplete last window
+        # The script's own backward ends the window where a step follows.
+        ("forward own-backward step forward own-backward step", ["reduce", "step", "reduce", "step"]),
+        ("forward own-backward clip step", ["reduce", *CLIPPED]),
+        ("forward own-backward zero step", ["forget"]),
+        ("forward own-backward forward backward step", ["1!", "step"]),
     ],
 )
 def test_a_script_that_steps_itself(actions: str, done: list[str], run: Callable[..., list[str]]) -> None:
@@ -175,21 +180,6 @@ def test_early_pieces_are_taken_back_before_gradients_are_reduced_or_dropped(
     actions: str, done: list[str], run: Callable[..., list[str]]
 ) -> None:
     assert run(actions, settles=True) == done
-
-
-@pytest.mark.parametrize(
-    ("actions", "done"),
-    [
-        ("forward own-backward step forward own-backward step", ["reduce", "step", "reduce", "step"]),
-        ("forward own-backward clip step", ["reduce", *CLIPPED]),
-        ("forward own-backward zero step", ["forget"]),
-        ("forward own-backward forward backward step", ["1!", "step"]),
-    ],
-)
-def test_the_scripts_own_backward_ends_the_window_where_a_step_follows(
-    actions: str, done: list[str], run: Callable[..., list[str]]
-) -> None:
-    assert run(actions) == done
 
 
 @pytest.mark.parametrize(

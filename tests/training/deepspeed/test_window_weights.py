@@ -10,25 +10,14 @@ from accelerators import hooked
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from trainer_training import TOKENS
-from window_trainings import (
-    BATCH_SIZE,
-    KINDS,
-    RATE,
-    SAME,
-    SAMPLES,
-    STEPS,
-    big_batches,
-    distance,
-    windows,
-)
+from window_trainings import BATCH_SIZE, KINDS, RATE, SAME, SAMPLES, STEPS, off_from_big_batches, windows
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_a_window_steps_as_one_batch_of_its_samples(kind: str, clip: float | None) -> None:
     ours, lines = windows(kind, clip=clip)
-    start = list(KINDS[kind][0]().parameters())
-    assert distance(ours, big_batches(kind, clip=clip), start) < SAME
+    assert off_from_big_batches(ours, kind, clip=clip) < SAME
     assert any(line.startswith("each batch of a window counts by the labels or elements") for line in lines)
 
 
@@ -50,8 +39,7 @@ def test_a_batch_split_into_micro_batches_steps_as_the_whole(kind: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert sizes == {1, 2}
-    start = list(make().parameters())
-    assert distance(list(model.parameters()), big_batches(kind), start) < SAME
+    assert off_from_big_batches(list(model.parameters()), kind) < SAME
 
 
 def test_a_loss_scale_and_its_skipped_step_go_with_the_weights() -> None:
@@ -79,8 +67,7 @@ def test_a_loss_scale_and_its_skipped_step_go_with_the_weights() -> None:
 
 def test_a_number_that_the_script_has_too_is_weighted_all_the_same() -> None:
     ours, lines = windows("classification", gradient_accumulation_steps=STEPS)
-    start = list(KINDS["classification"][0]().parameters())
-    assert distance(ours, big_batches("classification"), start) < SAME
+    assert off_from_big_batches(ours, "classification") < SAME
     assert len(lines) == 1
 
 
@@ -88,8 +75,7 @@ def test_a_number_that_the_script_has_too_is_weighted_all_the_same() -> None:
 def test_accelerate_by_itself_does_not(kind: str) -> None:
     """What the script sets itself stays as accelerate has it, and is what these tests can see."""
     ours, lines = windows(kind, set_by_plan=False)
-    start = list(KINDS[kind][0]().parameters())
-    assert distance(ours, big_batches(kind), start) > 0.05
+    assert off_from_big_batches(ours, kind) > 0.05
     assert lines == ()
 
 

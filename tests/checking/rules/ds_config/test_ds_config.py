@@ -1,14 +1,14 @@
-"""What is said of ds_config.json by itself: keys, params, values and switches."""
+"""Findings in ds_config.json by itself: keys, params, values and switches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ds_config_findings import found_in, verdict
 
-from zerofit.checking.engine import Finding, Verdict
+from zerofit.checking.engine import Finding
 from zerofit.configs.document import RemoveKey, RenameKey, SetValue
 from zerofit.core.command import Route
 
@@ -151,9 +151,7 @@ def _edit(edit: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "configs"), {"keys": _KEYS, "params": _PARAMS, "values": _VALUES, "switches": _SWITCHES}.items()
 )
-def test_what_is_found_natively(
-    name: str, configs: tuple[dict[str, Any], ...], verdict: Callable[..., Verdict], golden: Any
-) -> None:
+def test_what_is_found_natively(name: str, configs: tuple[dict[str, Any], ...], golden: Any) -> None:
     said = [_said(config, verdict(config, route=Route.NATIVE).findings) for config in configs]
     golden("".join(said), f"findings/deepspeed_{name}.txt")
 
@@ -187,15 +185,13 @@ _DS = "ds_config.json"
         ),
     ],
 )
-def test_repeated_keys(
-    text: str, route: Route | None, expected: list[str], unknown: bool, verdict: Callable[..., Verdict]
-) -> None:
+def test_repeated_keys(text: str, route: Route | None, expected: list[str], unknown: bool) -> None:
     said = verdict(text, route=route)
     assert [f.found for f in said.findings if f.rule == "deepspeed-key-repeated"] == expected
     assert ("deepspeed-key-repeated" in {u.rule for u in said.unknown}) is unknown
 
 
-def test_a_finding_stands_where_the_key_stands(verdict: Callable[..., Verdict]) -> None:
+def test_a_finding_stands_where_the_key_stands() -> None:
     text = '{\n  "train_batch_size": 8,\n  "zero_optimization": {\n    "stages": 2\n  }\n}\n'
     (finding,) = verdict(text, route=Route.NATIVE).findings
     assert (str(finding.place), finding.place.column if finding.place else None) == (f"{_DS}:4", 5)
@@ -205,9 +201,7 @@ def test_a_finding_stands_where_the_key_stands(verdict: Callable[..., Verdict]) 
     ("route", "confidence"),
     [(None, "likely"), (Route.NATIVE, "likely"), (Route.ACCELERATE, "certain"), (Route.TRAINER, "certain")],
 )
-def test_a_script_of_its_own_may_add_the_steps(
-    route: Route | None, confidence: str, verdict: Callable[..., Verdict]
-) -> None:
+def test_a_script_of_its_own_may_add_the_steps(route: Route | None, confidence: str) -> None:
     config = {**_zero(), "scheduler": {"type": "WarmupDecayLR", "params": {}}}
     (finding,) = verdict(config, route=route).findings
     assert (finding.rule, finding.confidence) == ("deepspeed-params-incomplete", confidence)
@@ -215,7 +209,7 @@ def test_a_script_of_its_own_may_add_the_steps(
     assert "deepspeed-params-incomplete" not in {f.rule for f in verdict(config, route=route).findings}
 
 
-def test_params_are_refused_for_a_reason_of_their_own(verdict: Callable[..., Verdict]) -> None:
+def test_params_are_refused_for_a_reason_of_their_own() -> None:
     config = {**_zero(overlap=True), "optimizer": {"type": "AdamW", "params": {"weight_decays": 0.1}}}
     whys = {finding.found: finding.why for finding in verdict(config, route=Route.NATIVE).findings}
     assert whys == {
@@ -225,7 +219,7 @@ def test_params_are_refused_for_a_reason_of_their_own(verdict: Callable[..., Ver
     }
 
 
-def test_what_accelerate_overwrites_counts_natively_only(verdict: Callable[..., Verdict]) -> None:
+def test_what_accelerate_overwrites_counts_natively_only() -> None:
     config = {**_zero(), "steps_per_print": 0}
     (finding,) = verdict(config, route=Route.NATIVE).findings
     assert (finding.found, finding.fix) == ("steps_per_print=0", "give a number greater than 0")
@@ -234,9 +228,9 @@ def test_what_accelerate_overwrites_counts_natively_only(verdict: Callable[..., 
     assert ("deepspeed-value-refused", "the library that reads it") in unknown
 
 
-def test_an_open_question_keeps_no_certain_finding_back(found: Callable[..., list[str]]) -> None:
+def test_an_open_question_keeps_no_certain_finding_back() -> None:
     config = {"steps_per_print": 0, **_zero(stage=4)}
-    assert found(config) == ["deepspeed-value-refused: zero_optimization.stage=4"]
+    assert found_in(config) == ["deepspeed-value-refused: zero_optimization.stage=4"]
 
 
 @pytest.mark.parametrize(
@@ -248,10 +242,8 @@ def test_an_open_question_keeps_no_certain_finding_back(found: Callable[..., lis
         ({"zero_optimization": {"stage": 2, "overlap_comm": "false"}}, []),
     ],
 )
-def test_texts_for_booleans(
-    config: dict[str, Any], expected: list[str], found: Callable[..., list[str]]
-) -> None:
-    assert found({**_zero(), **config}, route=Route.NATIVE) == expected
+def test_texts_for_booleans(config: dict[str, Any], expected: list[str]) -> None:
+    assert found_in({**_zero(), **config}, route=Route.NATIVE) == expected
 
 
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -274,9 +266,7 @@ _GATHER = "stage3_gather_16bit_weights_on_model_save"
     ],
     ids=str,
 )
-def test_whole_weights_at_zero3(
-    config: dict[str, Any], route: Route, expected: list[str], verdict: Callable[..., Verdict]
-) -> None:
+def test_whole_weights_at_zero3(config: dict[str, Any], route: Route, expected: list[str]) -> None:
     findings = verdict(config, route=route).findings
     assert [(f.rule, f.found) for f in findings] == [("zero3-weights-need-gather", text) for text in expected]
 
@@ -291,19 +281,19 @@ def test_whole_weights_at_zero3(
         ("2", Route.TRAINER, False),  # compared with 3 only
     ],
 )
-def test_zero3_as_a_text(stage: Any, route: Route, is_found: bool, verdict: Callable[..., Verdict]) -> None:
+def test_zero3_as_a_text(stage: Any, route: Route, is_found: bool) -> None:
     findings = verdict(_zero(stage, **{_GATHER: True}), route=route).findings
     edit = SetValue(document="ds_config.json", path=("zero_optimization", "stage"), value=3)
     expected = [("zero-stage-is-a-number", f'zero_optimization.stage="{stage}", a text', (edit,))]
     assert [(f.rule, f.found, f.edits) for f in findings] == (expected if is_found else [])
 
 
-def test_auto_for_gathering_asks_for_the_command_line(verdict: Callable[..., Verdict]) -> None:
+def test_auto_for_gathering_asks_for_the_command_line() -> None:
     said = verdict(_zero(3, **{_GATHER: "auto"}), route=Route.ACCELERATE)
     assert [(u.rule, u.fact) for u in said.unknown] == [("zero3-weights-need-gather", "the launch command")]
 
 
-def test_the_old_name_of_bf16(verdict: Callable[..., Verdict]) -> None:
+def test_the_old_name_of_bf16() -> None:
     config = {**_zero(), "bfloat16": _ON}
     for route in (Route.ACCELERATE, Route.TRAINER):
         (finding,) = verdict(config, route=route).findings
@@ -312,12 +302,12 @@ def test_the_old_name_of_bf16(verdict: Callable[..., Verdict]) -> None:
     assert verdict(config, route=Route.NATIVE).findings == ()
 
 
-def test_the_old_switch_of_offload(found: Callable[..., list[str]]) -> None:
+def test_the_old_switch_of_offload() -> None:
     config = _zero(cpu_offload=True)
     expected = "zero_optimization.cpu_offload=true"
-    assert found(config, route=Route.TRAINER) == [f"cpu-offload-is-offload-optimizer: {expected}"]
-    assert found(config) == [f"deepspeed-key-deprecated: {expected}"]
-    assert found({**config, "optimizer": {"type": "AdamW"}}, route=Route.TRAINER) == [
+    assert found_in(config, route=Route.TRAINER) == [f"cpu-offload-is-offload-optimizer: {expected}"]
+    assert found_in(config) == [f"deepspeed-key-deprecated: {expected}"]
+    assert found_in({**config, "optimizer": {"type": "AdamW"}}, route=Route.TRAINER) == [
         f"deepspeed-key-deprecated: {expected}"
     ]
 
@@ -333,9 +323,7 @@ def test_the_old_switch_of_offload(found: Callable[..., list[str]]) -> None:
     ],
     ids=str,
 )
-def test_sections_that_are_null(
-    config: dict[str, Any], paths: list[tuple[str, ...]], verdict: Callable[..., Verdict]
-) -> None:
+def test_sections_that_are_null(config: dict[str, Any], paths: list[tuple[str, ...]]) -> None:
     findings = verdict(config, route=Route.TRAINER).findings
     assert [(f.rule, f.found, f.edits) for f in findings] == [
         (
@@ -364,12 +352,12 @@ def test_sections_that_are_null(
         ('{"train_batch_size": 8}', Route.NATIVE, None),
     ],
 )
-def test_files(text: str, route: Route, expected: str | None, verdict: Callable[..., Verdict]) -> None:
+def test_files(text: str, route: Route, expected: str | None) -> None:
     findings = verdict(text, route=route).findings
     assert [f.rule for f in findings] == ([expected] if expected else [])
 
 
-def test_rules_are_unknown_without_the_schema(verdict: Callable[..., Verdict]) -> None:
+def test_rules_are_unknown_without_the_schema() -> None:
     said = verdict({"zero_optimisation": {}, "train_batch_size": 8}, is_schema_known=False)
     assert "deepspeed-key-misspelt" in {unknown.rule for unknown in said.unknown}
     assert {unknown.fact for unknown in said.unknown if unknown.rule == "deepspeed-key-misspelt"} == {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ds_config_findings import found_in, verdict
 
-from zerofit.checking.engine import Verdict
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 
@@ -97,12 +96,7 @@ def _sizes(train: object = None, micro: object = None, steps: object = None, **m
     ],
 )
 def test_sizes(
-    config: dict[str, Any],
-    num_ranks: int | None,
-    route: Route | None,
-    found: str | None,
-    unknown: str | None,
-    verdict: Callable[..., Verdict],
+    config: dict[str, Any], num_ranks: int | None, route: Route | None, found: str | None, unknown: str | None
 ) -> None:
     topology = Topology(world_size=num_ranks) if num_ranks else None
     said = verdict(config, route=route, topology=topology)
@@ -110,7 +104,7 @@ def test_sizes(
     assert [u.fact for u in said.unknown if u.rule == _RULE] == ([unknown] if unknown else [])
 
 
-def test_a_missing_batch_size_is_certain_where_nobody_can_add_it(verdict: Callable[..., Verdict]) -> None:
+def test_a_missing_batch_size_is_certain_where_nobody_can_add_it() -> None:
     config = _sizes(None, None, 2)
     said = "ds_config.json with no train_batch_size and no train_micro_batch_size_per_gpu"
     for route, severity in ((Route.TRAINER, "error"), (Route.NATIVE, "warning"), (None, "warning")):
@@ -166,13 +160,7 @@ def _nested(path: str) -> dict[str, Any]:
         ("data_types.keep_in_fp32_modules", _UNRESOLVED, _UNRESOLVED, None),
     ],
 )
-def test_auto(
-    path: str,
-    accelerate: str | None,
-    trainer: str | None,
-    native: str | None,
-    verdict: Callable[..., Verdict],
-) -> None:
+def test_auto(path: str, accelerate: str | None, trainer: str | None, native: str | None) -> None:
     config = _nested(path)
     expected = {Route.ACCELERATE: accelerate, Route.TRAINER: trainer, Route.NATIVE: native}
     for route, rule in expected.items():
@@ -180,7 +168,7 @@ def test_auto(
         assert [(f.rule, f.found) for f in findings] == ([(rule, f"{path}=auto")] if rule else []), route
 
 
-def test_without_a_route_only_what_no_route_resolves_is_found(verdict: Callable[..., Verdict]) -> None:
+def test_without_a_route_only_what_no_route_resolves_is_found() -> None:
     for path, found, is_unknown in (
         ("optimizer.params.torch_adam", ["optimizer.params.torch_adam=auto"], False),
         ("optimizer.params.betas", [], True),
@@ -191,6 +179,8 @@ def test_without_a_route_only_what_no_route_resolves_is_found(verdict: Callable[
         assert (_UNRESOLVED in {u.rule for u in said.unknown}) is is_unknown
 
 
-def test_an_unknown_key_is_the_business_of_another_rule(found: Callable[..., list[str]]) -> None:
+def test_an_unknown_key_is_the_business_of_another_rule() -> None:
     config = {**_nested("zero_optimization.stage"), "micro_batch_size_per_gpu": "auto"}
-    assert found(config, route=Route.ACCELERATE) == ["deepspeed-key-misspelt: micro_batch_size_per_gpu=auto"]
+    assert found_in(config, route=Route.ACCELERATE) == [
+        "deepspeed-key-misspelt: micro_batch_size_per_gpu=auto"
+    ]

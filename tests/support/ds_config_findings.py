@@ -1,12 +1,11 @@
-"""What the rules of ds_config.json find in a text, without the layers around it."""
+"""Findings of the rules of ds_config.json in a configuration alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from rule_examples import situation_of_example
 
 from zerofit.checking.engine import Verdict, check
@@ -19,7 +18,7 @@ from zerofit.core.plan import Topology
 _RULES = (*values.RULES, *readers.RULES, *keys.RULES, *switches.RULES, *files.RULES)
 
 
-def verdict_of(
+def verdict(
     config: Mapping[str, Any] | str,
     *,
     route: Route | None = None,
@@ -31,12 +30,6 @@ def verdict_of(
     return check(situation if is_schema_known else replace(situation, schemas=None), rules=_RULES)
 
 
-@pytest.fixture
-def verdict() -> Callable[..., Verdict]:
-    return verdict_of
-
-
-@pytest.fixture
-def found() -> Callable[..., list[str]]:
-    """A configuration to "rule: what was found" of each finding."""
-    return lambda config, **more: [f"{f.rule}: {f.found}" for f in verdict_of(config, **more).findings]
+def found_in(config: Mapping[str, Any] | str, **more: Any) -> list[str]:
+    """Return "rule: what was found" of each finding."""
+    return [f"{one.rule}: {one.found}" for one in verdict(config, **more).findings]

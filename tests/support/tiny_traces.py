@@ -1,10 +1,8 @@
-"""What the tests of the tracer share: tiny models, and logs on fake and on real tensors."""
+"""Tiny models of each family, and the logs of their traces."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from zerofit.core.allocation_log import Event
 
@@ -137,29 +135,12 @@ def run_once(name: str, request: TraceRequest, *, num_layers: int = 2, samples: 
         return run_micro_batch(model, describe(model), samples, request)
 
 
-@pytest.fixture
-def make_raw_log() -> Any:
-    """Returns `run_once`."""
-    return run_once
-
-
-@pytest.fixture
-def kept_bytes() -> Any:
-    """Returns what counts the bytes that a RawLog holds when the backward pass begins."""
-
-    def count(log: RawLog) -> int:
-        total = 0
-        for code, argument in zip(log.codes, log.arguments, strict=True):
-            if code == Event.FORWARD_ENDS:
-                break
-            if code in (Event.ALLOCATE, Event.FREE):
-                total += log.num_bytes[argument] * (1 if code == Event.ALLOCATE else -1)
-        return total
-
-    return count
-
-
-@pytest.fixture
-def make_tiny() -> Any:
-    """Returns `tiny`."""
-    return tiny
+def kept_bytes(log: RawLog) -> int:
+    """Return the bytes that a log holds when the backward pass begins."""
+    total = 0
+    for code, argument in zip(log.codes, log.arguments, strict=True):
+        if code == Event.FORWARD_ENDS:
+            break
+        if code in (Event.ALLOCATE, Event.FREE):
+            total += log.num_bytes[argument] * (1 if code == Event.ALLOCATE else -1)
+    return total
