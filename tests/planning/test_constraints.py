@@ -26,7 +26,7 @@ from zerofit.core.strategy import (
 from zerofit.planning.candidates import candidates
 from zerofit.planning.constraints import constraints_of
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import kind_of
+from zerofit.planning.search import placement_of
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)
@@ -403,7 +403,7 @@ def test_only_what_the_optimizer_table_allows_is_offloaded(class_path: str, offl
 
 def test_a_quantized_base_is_never_partitioned_nor_its_parameters_offloaded() -> None:
     found = candidates(captured_problem(capture(model_is_quantized=True))).strategies
-    assert {kind_of(one)[3] for one in found} == {OffloadDevice.NONE}
+    assert {placement_of(one)[3] for one in found} == {OffloadDevice.NONE}
 
 
 def test_a_micro_batch_that_would_not_make_the_scripts_global_batch_is_refused() -> None:

@@ -13,7 +13,7 @@ from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
 from zerofit.planning.inputs import settings_of
-from zerofit.planning.plan_words import rate
+from zerofit.planning.plan_labels import rate
 from zerofit.planning.subject import named_model, weights_of
 
 _MODEL: dict[str, Any] = {

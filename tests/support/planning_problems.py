@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from zerofit.core.allocation_log import Trace
@@ -118,7 +119,7 @@ def replays(asked: Problem) -> TrainingEstimator:
 
 def solved(asked: Problem, **options: Any) -> Answer:
     """Return the answer to a problem by closed forms."""
-    return solve(asked, estimator_of=closed_forms, is_fast=True, **options)
+    return replace(solve(asked, estimator_of=closed_forms, **options), is_fast=True)
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -37,9 +37,9 @@ from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import MachineFlags, settings_of
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open
+from zerofit.planning.machine_from_flags import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
-from zerofit.planning.planned_machine import machine_of
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:

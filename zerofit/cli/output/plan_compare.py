@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.facts import parameters
 from zerofit.core.text_table import table_lines
-from zerofit.planning.plan_table import bar, machine_words
-from zerofit.planning.plan_words import (
+from zerofit.planning.plan_labels import (
     batch,
     fit_words,
     gib,
@@ -18,6 +17,7 @@ from zerofit.planning.plan_words import (
     time,
     workload_words,
 )
+from zerofit.planning.plan_table import bar, machine_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

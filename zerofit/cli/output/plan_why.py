@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.text_table import folded_table_lines, wrapped
 from zerofit.core.units import format_bytes
-from zerofit.planning.make_plan import why_others_lose
-from zerofit.planning.plan_words import batch, label, memory, seconds, time
+from zerofit.planning.plan_labels import batch, label, memory, seconds, time
+from zerofit.planning.plan_reasons import rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,8 @@ def _losers(answer: Answer, width: int | None) -> Iterator[str]:
     yield "why others were rejected"
     topology = answer.problem.topology
     rows = [
-        ("", label(strategy, topology, beside=answer.head.strategy), batch(strategy), why)
-        for strategy, why in why_others_lose(answer.found, answer.problem)
+        ("", label(one.strategy, topology, beside=answer.head.strategy), batch(one.strategy), one.why)
+        for one in rejected(answer.found, answer.problem)
     ]
     for dropped in answer.dropped:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in dropped.findings))

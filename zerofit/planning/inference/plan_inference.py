@@ -1,4 +1,4 @@
-"""plan_inference: a model, a machine and prompts to the layout that generates, why, and what would help."""
+"""plan_inference: the layout in which a model generates, with reasons and suggestions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.plan import Origin, Reason
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage, show
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator
+from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator, layouts
 from zerofit.planning.inference.problem import (
     FLAGS,
     InferencePlan,
@@ -17,7 +17,7 @@ from zerofit.planning.inference.problem import (
     duration,
     layout_words,
 )
-from zerofit.planning.search import kind_of, search
+from zerofit.planning.search import placement_of, search
 from zerofit.planning.suggestions import GPUS_OF_A_NODE, first_that_help, with_more_host_memory
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def plan_inference(
     workload: InferenceWorkload,
     request: Request,
 ) -> InferencePlan:
-    """Return the plan of a generation; where nothing fits, that of the nearest layout (`fits` is False).
+    """Return the plan of a generation; if nothing fits, that of the nearest layout (`fits` is False).
 
-    Of the layouts that fit, each with its largest batch, the one is taken that needs the least time to move
-    and read weights (seconds_of in estimator.py): computed, not measured. Where a rate is not known, it is
-    the first of them: the whole model on each rank, ZeRO-3 over all ranks, offload to the host, to NVMe.
+    Of the layouts that fit, the one with the least time to read and move weights is chosen (seconds_of in
+    estimator.py): computed, not measured. If a rate is unknown, it is the first of: the whole model on each
+    rank, ZeRO-3 over all ranks, offload to the host, offload to NVMe.
 
     Raises:
         UserError: the flags contradict each other or the machine.
-        ExceptionGroup: of UserErrors, where they break a compatibility rule.
+        ExceptionGroup: of UserErrors, if they break compatibility rules.
     """
     problem = InferenceProblem(
         model=model,
@@ -56,12 +56,11 @@ def plan_inference(
         precision=request.precision or DTYPES.get(model.checkpoint_dtype, Precision.FP32),
     )
     check_request(problem)
-    strategies = InferenceEstimator(problem).strategies()
     found = _search(problem)
     chosen = found.chosen or found.nearest
     assert chosen is not None
-    kinds = [*dict.fromkeys(map(kind_of, strategies))]
-    candidates = sorted({*found.others, chosen}, key=lambda one: kinds.index(kind_of(one.strategy)))
+    order = [placement_of(one) for one in layouts(problem)]
+    candidates = sorted({*found.others, chosen}, key=lambda one: order.index(placement_of(one.strategy)))
     return InferencePlan(
         problem=problem,
         chosen=chosen,
@@ -73,14 +72,14 @@ def plan_inference(
 
 
 def _search(problem: InferenceProblem, *, compares: bool = True) -> SearchResult[InferenceCandidate]:
-    """Return the fastest that fits and the best of each other layout; offload is no worse than the rest."""
+    """Return the fastest that fits and the best of each other layout; offload is not penalized."""
     estimator = InferenceEstimator(problem)
     return search(
         estimator.strategies(),
         estimator=estimator,
         device_bytes=problem.device_bytes,
         tier_of=lambda _: 0,
-        same_time=0.0,
+        tie_share=0.0,
         compares=compares,
     )
 
@@ -93,7 +92,7 @@ _LATER = {
 
 
 def why_it_loses(candidate: InferenceCandidate, chosen: InferenceCandidate) -> str:
-    """Return one phrase on why a layout was not chosen."""
+    """Return why a layout was not chosen, in one phrase."""
     if candidate.shortage:
         return candidate.shortage
     is_whole = candidate.strategy.zero_stage is ZeroStage.NOTHING
@@ -106,7 +105,7 @@ def why_it_loses(candidate: InferenceCandidate, chosen: InferenceCandidate) -> s
 def reasons_of(
     chosen: InferenceCandidate, candidates: Sequence[InferenceCandidate], problem: InferenceProblem
 ) -> tuple[Reason, ...]:
-    """Return the reason of each value, those that a flag says with the flag."""
+    """Return the reason for each value of the strategy and the ranks."""
     strategy, request = chosen.strategy, problem.request
     found = [
         _reason(
@@ -204,15 +203,15 @@ def _why_batch(chosen: InferenceCandidate, problem: InferenceProblem) -> str:
 
 
 _MAX_NODES = 16
-"""ASSUMPTION: what is looked at; who has more knows."""
+"""ASSUMPTION: larger clusters are no useful suggestion."""
 _LEAST_TOKENS = 32
-"""ASSUMPTION: shorter completions are not worth having."""
+"""ASSUMPTION: shorter completions are useless."""
 _NVME_PATH = "FOLDER"
 
 
 def suggestions(problem: InferenceProblem) -> tuple[str, ...]:
-    """Return the smallest change of each sort that makes something fit, where nothing does."""
-    sorts = (
+    """Return the smallest change of each kind with which something fits."""
+    kinds = (
         _without_pins(problem),
         _narrower(problem),
         _nvme(problem),
@@ -221,11 +220,11 @@ def suggestions(problem: InferenceProblem) -> tuple[str, ...]:
         ((words, replace(problem, machine=one)) for words, one in with_more_host_memory(problem.machine)),
         _on_cpu(problem),
     )
-    return tuple(words for words, *_ in first_that_help(sorts, _fits_at_all))
+    return tuple(words for words, *_ in first_that_help(kinds, _fits_at_all))
 
 
 def _fits_at_all(problem: InferenceProblem) -> bool:
-    """Return True if some layout fits with the smallest batch."""
+    """Return True if any layout fits with the smallest batch."""
     request = replace(problem.request, micro_batch_size=problem.request.micro_batch_size or 1)
     return _search(replace(problem, request=request), compares=False).chosen is not None
 

@@ -1,4 +1,4 @@
-"""plan_of: what a search found as a Plan, with the reason for each field and why every other one lost."""
+"""plan_of: the Plan of a search result, with the reason for each value and why each other strategy lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
 from zerofit.planning.constraints import UNCHANGED
 from zerofit.planning.plan_from_flags import fields_said, reasons_by_flag, why_precision
-from zerofit.planning.search import OFFLOADED, SAME_TIME, RuledOut, kind_of, tier
+from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, RuledOut, placement_of, tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +30,11 @@ _OPTIMIZER_REASONS = {
 
 
 _IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
-"""Fields that the engine's reason tells, and those that change only where the user says so."""
+"""Fields that the reason for the engine covers, and those that only the user changes."""
 
 
 def plan_of(found: TrainingResult, problem: Problem) -> Plan:
-    """Return the plan of what was chosen, or of the nearest where nothing fits."""
+    """Return the plan of the choice, or of the nearest strategy if nothing fits."""
     head = found.chosen or found.nearest
     if head is None:
         raise ValueError("a search without candidates has no plan")
@@ -46,33 +46,27 @@ def plan_of(found: TrainingResult, problem: Problem) -> Plan:
         workload=problem.workload,
         model=problem.model,
         reasons=tuple(_reasons(head, found, problem)),
-        rejected=tuple(
-            Rejected(strategy=strategy, why=why) for strategy, why in why_others_lose(found, problem)
-        ),
+        rejected=rejected(found, problem),
         estimate=head.estimate,
         capture=None if problem.script is None else for_plan(problem.script.capture),
     )
 
 
-def why_others_lose(found: TrainingResult, problem: Problem) -> list[tuple[Strategy, str]]:
-    """Return every strategy that was compared with the choice, with one phrase on why it lost."""
+def rejected(found: TrainingResult, problem: Problem) -> tuple[Rejected, ...]:
+    """Return every strategy that was compared with the choice, with the reason why it lost."""
     losers = [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.others]
     losers += [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.variants]
-    losers += [
-        (
-            one.strategy,
-            "weights, gradients, states, CUDA context and NCCL of its smallest variant take at least "
-            f"{format_bytes(one.least_bytes)} of {format_bytes(problem.device_bytes)} on each GPU",
-        )
-        for one in found.ruled_out
-    ]
-    return losers
+    for one in found.ruled_out:
+        least, limit = format_bytes(one.least_bytes), format_bytes(problem.device_bytes)
+        what = "weights, gradients, states, CUDA context and NCCL of its smallest variant"
+        losers.append((one.strategy, f"{what} take at least {least} of {limit} on each GPU"))
+    return tuple(Rejected(strategy=strategy, why=why) for strategy, why in losers)
 
 
 def why_it_loses(
     loser: EstimatedStrategy | RuledOut, chosen: EstimatedStrategy | None, problem: Problem
 ) -> str:
-    """Return one phrase on why a strategy was not chosen."""
+    """Return why a strategy was not chosen, in one phrase."""
     if isinstance(loser, RuledOut):
         needed, limit = format_bytes(loser.least_bytes), format_bytes(problem.device_bytes)
         return f"needs at least {needed} of {limit} on each GPU"
@@ -88,9 +82,9 @@ def why_it_loses(
         return f"takes {ratio:.1f} times as long"
     if ratio >= 1.005:
         return f"{ratio - 1:.0%} slower"
-    if _is_close(loser, problem) and not _is_close(chosen, problem):
+    if problem.is_close(loser.estimate) and not problem.is_close(chosen.estimate):
         return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
-    if tier_in(problem, loser.strategy) == OFFLOADED > tier_in(problem, chosen.strategy):
+    if tier_in(problem, loser.strategy) == OFFLOAD_TIER > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
@@ -99,12 +93,8 @@ def why_it_loses(
     return f"{1 - ratio:.0%} less time, within the estimate's error, and less simple"
 
 
-def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
-    return problem.is_close(one.estimate.device, one.estimate.host)
-
-
 def tier_in(problem: Problem, strategy: Strategy) -> float:
-    """Return how far a strategy goes from what the script, or the user's flags, say."""
+    """Return a strategy's tier, given the script and the user's flags."""
     return tier(strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
 
 
@@ -155,7 +145,7 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
 
 
 def _of_groups(problem: Problem) -> Iterator[Reason]:
-    """Yield why ranks share samples, for each kind of group that there is."""
+    """Yield why ranks share samples, for each kind of parallelism beyond data parallelism."""
     for name, flag in GROUP_FLAGS.items():
         size = getattr(problem.topology, name)
         if size > 1:
@@ -166,7 +156,7 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
 
 
 def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:
-    """Yield why fields have the script's own value, where a flag could have asked for another."""
+    """Yield why fields that have a flag keep the script's value."""
     for name, pin in problem.constraints.settled().items():
         if name in FLAGS and name not in _IMPLIED and getattr(problem.request, name) is None:
             value = getattr(strategy, name)
@@ -189,24 +179,23 @@ def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
 def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.fits:
         return "nothing fits; this comes nearest"
-    losers = why_others_lose(replace(found, variants=()), problem)
+    losers = rejected(replace(found, variants=()), problem)
     if not losers:
-        return "the only kind that was to be considered"
-    strategy, why = losers[0]
-    return f"{_why_first(head, found)}; next is {describe_strategy(strategy)}: {why}"
+        return "the only combination of stage and offload that the settings allow"
+    return f"{_why_first(head, found)}; next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
 
 
 def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
-    """Return in which sense the choice comes first: the fastest, or as fast and simpler."""
+    """Return by what the choice wins: it is the fastest, the simplest or the safest."""
     ours = head.estimate.step_time
     times = [one.estimate.step_time for one in found.others if one.fits]
     if ours is None or any(one is None for one in times):
         return "the simplest that fits"
     if all(one.seconds >= ours.seconds for one in times if one):
         return "the fastest that fits"
-    if any(one.seconds * (1 + SAME_TIME) < ours.seconds for one in times if one):
+    if any(one.seconds * (1 + TIME_TIE_SHARE) < ours.seconds for one in times if one):
         return "it surely fits, where what is faster may not, or changes more"
-    return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
+    return f"the simplest of those that fit within {TIME_TIE_SHARE:.0%} of the fastest"
 
 
 def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
@@ -239,7 +228,8 @@ def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: 
     kept = [
         one
         for one in found.variants
-        if not one.strategy.gradient_checkpointing and kind_of(one.strategy) == kind_of(head.strategy)
+        if not one.strategy.gradient_checkpointing
+        and placement_of(one.strategy) == placement_of(head.strategy)
     ]
     if not kept:
         return "without it activations do not fit"
