@@ -1,4 +1,4 @@
-"""Observed needs of runs of the same kind take the place of predictions, or scale them."""
+"""Observations of similar runs replace predictions, or scale them."""
 
 from __future__ import annotations
 

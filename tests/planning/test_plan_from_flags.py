@@ -1,4 +1,4 @@
-"""choose: what is taken where nothing is said, what flags and presets change, and each refusal."""
+"""choose: the defaults, what flags and presets change, and each refusal."""
 
 from __future__ import annotations
 

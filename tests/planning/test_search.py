@@ -55,7 +55,7 @@ def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
 
 @dataclass
 class _Dice:
-    """An estimator that throws dice: needs, bounds below them, times; host memory may lack too."""
+    """An estimator with random needs, bounds below them and times; host memory may be short too."""
 
     dice: random.Random
     limit: int = 1000
@@ -112,7 +112,7 @@ class _Dice:
 
 
 def _exhaustive(strategies: tuple[Strategy, ...], estimator: Estimator) -> Strategy | None:
-    """Estimate everything, and take the simplest of the lowest tier that is near its fastest."""
+    """Estimate everything, and take the simplest of the lowest tier that ties with its fastest."""
     fitting = [one for one in strategies if estimator.estimate(one).fits]
     lowest = min(map(tier, fitting), default=0)
     times = {one: estimator.seconds(one) or 0.0 for one in fitting if tier(one) == lowest}
@@ -158,7 +158,7 @@ def test_the_fastest_are_those_of_an_exhaustive_search(seed: int) -> None:
 
 @dataclass
 class _CloseHosts(_Dice):
-    """An estimator that finds each host close, and GPUs with room where activations are recomputed."""
+    """An estimator by which no host surely fits, and the GPUs do with activation checkpointing."""
 
     def need(self, strategy: Strategy) -> tuple[int, float | None, bool]:
         return (500, 1.05, False) if strategy.gradient_checkpointing else (990, 1.0, False)
@@ -179,7 +179,7 @@ def test_where_no_host_has_room_the_gpus_have() -> None:
 
 @dataclass
 class _OffloadRuns(_Dice):
-    """An estimator to whom what is offloaded is ten times as fast, and the rest fits as it is told."""
+    """An estimator by which offload is ten times as fast, and the rest fits depending on its optimizer."""
 
     fits_on_gpus: tuple[OptimizerName | None, ...] = (None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT)
 
@@ -189,7 +189,7 @@ class _OffloadRuns(_Dice):
         return (1 if strategy.optimizer in self.fits_on_gpus else 2500), 10.0, False
 
 
-_FASTER = "90% less time by the estimate; offload comes where nothing on the GPUs fits"
+_FASTER = "90% less time by the estimate; offload is taken only if nothing else fits"
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ _FASTER = "90% less time by the estimate; offload comes where nothing on the GPU
         (
             (OptimizerName.ADAMW_8BIT,),
             True,
-            "nothing that stays on the GPUs fits as long as the same is computed",
+            "nothing fits without offload unless the training changes",
         ),
-        ((), True, "nothing that stays on the GPUs fits"),
+        ((), True, "nothing fits without offload"),
     ],
 )
 def test_offload_comes_where_nothing_on_the_gpus_fits_however_fast_it_seems(
@@ -291,9 +291,9 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         (1.99, "99% slower"),
         (1.1, "10% slower"),
         (1.005, "0% slower"),
-        (1.004, "no faster, and less simple"),
-        (0.996, "no faster, and less simple"),
-        (0.9, "10% less time, within the estimate's error, and less simple"),
+        (1.004, "no faster, and more complex"),
+        (0.996, "no faster, and more complex"),
+        (0.9, "10% less time, within the estimate's error, and more complex"),
     ],
 )
 def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float, said: str) -> None:

@@ -1,4 +1,4 @@
-"""From a problem to an answer: reasons, losers, the script as it is, what helps where nothing fits."""
+"""From a problem to an answer: reasons, losers, the unchanged script, suggestions if nothing fits."""
 
 from __future__ import annotations
 
@@ -414,13 +414,13 @@ def test_allowed_qlora_quantizes_what_adapters_stand_beside() -> None:
     strategy = answer.plan.strategy
     assert strategy.lora is not None
     assert (strategy.quantization, strategy.offloads) == (Quantization.NF4, False)
-    why = "nothing fits while every weight trains, and --allow qlora says so"
+    why = "nothing fits if all weights train, and --allow qlora permits it"
     reasons = {reason.field: reason.why for reason in answer.plan.reasons}
     assert (reasons["lora"], reasons["quantization"]) == (why, why)
 
 
 def test_a_change_that_closed_forms_find_slightly_too_large_is_traced() -> None:
-    """They count some per cent more than a trace, which Adafactor on a full GPU does not leave."""
+    """They exceed a trace by some per cent, more than Adafactor leaves free on a full GPU."""
     asked, tried = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2), list[float]()
     best = solved(captured_problem(num_gpus=1)).head
 

@@ -92,7 +92,7 @@ def problem(
 
 
 def made_trace(facts: ModelFacts) -> Any:
-    """Return what makes traces of a model by closed forms."""
+    """Return a function that makes a model's traces by closed forms."""
     return lambda request: Trace(request=request, logs=(closed_form_log(facts, request),))
 
 
@@ -104,16 +104,16 @@ LARGE = model(
     hidden_size=2560,
     intermediate_size=10_240,
 )
-"""A decoder whose states a small GPU does not hold."""
+"""A decoder whose model states do not fit a small GPU."""
 
 
 def closed_forms(asked: Problem) -> ClosedFormEstimator:
-    """Return what estimates a problem's strategies without a trace."""
+    """Return an estimator that needs no trace."""
     return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 
 def replays(asked: Problem) -> TrainingEstimator:
-    """Return what estimates them as with a trace, whose log is made by closed forms."""
+    """Return an estimator that replays logs made by closed forms."""
     return TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 

@@ -149,9 +149,10 @@ def plan(
         _check_output(output, target)
     if model_flags.is_fast:
         gc.disable()  # in half a second there is no garbage worth collecting
-    specs: list[str | None] = [None]
+    described = [machine_flags]
     if compare is not None:
-        specs = [part.strip() for part in compare.split(",") if part.strip()]
+        specs = filter(None, (part.strip() for part in compare.split(",")))
+        described = [replace(machine_flags, gpus=spec) for spec in specs]
     is_here = compare is None and machine_flags.gpus is None
     request, num_nodes = _with_ranks_and_files(
         request,
@@ -165,7 +166,7 @@ def plan(
         target,
         model_flags,
         request,
-        machines=[machine_of(machine_flags, num_nodes=num_nodes, gpus=spec, target=target) for spec in specs],
+        machines=[machine_of(one, num_nodes=num_nodes, target=target) for one in described],
         num_nodes=num_nodes,
         is_here=is_here,
         capture_limit_s=capture_limit_s,

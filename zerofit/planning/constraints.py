@@ -140,7 +140,7 @@ def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
     accumulates = capture.trainer_accumulates(topology.data_parallel_size)
     whole = _why_whole(capture) or ("" if accumulates else capture.whole_because)
     if size is None or whole:
-        why = whole or "nothing shows how many samples the script's batches have"
+        why = whole or "the size of the script's batches is unknown"
         yield Pin(field="micro_batch_size", values=(size,), why=why)
         yield Pin(field="gradient_accumulation_steps", values=(None if size is None else steps,), why=why)
     elif not accumulates:
@@ -166,13 +166,13 @@ def _why_whole(capture: Capture) -> str:
 def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
     model, field = capture.model, "gradient_checkpointing"
     if model.checkpoints:
-        yield Pin(field=field, values=(True,), why="the script has switched it on", is_habit=True)
+        yield Pin(field=field, values=(True,), why="the script enables it", is_habit=True)
     elif _PREFIX in model.adapters:
         why = "prefix tuning keeps its prefix in the cache, which gradient checkpointing drops"
         yield Pin(field=field, values=(False,), why=why)
     elif not model.can_checkpoint:
         name = model.class_path.rpartition(".")[2]
-        yield Pin(field=field, values=(False,), why=f"{name} has no switch for gradient checkpointing")
+        yield Pin(field=field, values=(False,), why=f"{name} does not support gradient checkpointing")
 
 
 def _of_engine(capture: Capture) -> Iterator[Pin]:
@@ -219,9 +219,9 @@ def _of_optimizer(capture: Capture) -> Iterator[Pin]:
     own, field = capture.optimizer, "optimizer"
     dropped = _dropped(own)
     if dropped:
-        why = f"the script has {dropped}=True, which no optimizer in the place of its own keeps"
+        why = f"the script has {dropped}=True, which no replacement optimizer supports"
         yield Pin(field=field, values=(None,), why=why)
-        why = f"the script has {dropped}=True, which the AdamW that steps on the CPU drops"
+        why = f"the script has {dropped}=True, which DeepSpeed's CPU Adam ignores"
         yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
         return
     if own is None:
@@ -288,14 +288,14 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
         why = f"{name} is no model of transformers, which would quantize its weights as it loads them"
         yield _unchanged("quantization", why)
     elif not model.loads_weights:
-        why = "weights are quantized as from_pretrained() reads them, and the script makes its model without"
+        why = "weights are quantized by from_pretrained(), which the script does not call"
         yield _unchanged("quantization", why)
     yield from (_unchanged(field, whole) for field in _OF_ONE_MODEL if whole)
     if not model.is_transformers:
         yield _unchanged("attention", "the script's model has its own attention")
         yield _unchanged("liger", f"Liger's kernels stand in for transformers' modules, and {name} has none")
     if not (model.is_transformers and model.can_checkpoint):
-        why = f"{name} has no switch for gradient checkpointing in each block"
+        why = f"{name} does not support gradient checkpointing in each block"
         yield _unchanged("checkpoint_every", why)
     if why := _why_not_partitioned(capture):
         stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
@@ -307,9 +307,9 @@ def _why_not_partitioned(capture: Capture) -> str:
     """Return why stage 3 is impossible; empty if it is possible."""
     model = capture.model
     if model.is_quantized:
-        return "of a quantized base at stage 3 nothing was measured on GPUs"
+        return "a quantized base at stage 3 was not measured on GPUs"
     if capture.averages:
-        return f"{capture.averages} averages the weights of the model, which stage 3 takes apart"
+        return f"{capture.averages} averages the model's weights, which stage 3 partitions"
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (
@@ -323,16 +323,16 @@ def _of_data(capture: Capture) -> Iterator[Pin]:
     """Yield the pins of changes to the batches."""
     field, loader = "group_by_length", capture.loader
     if capture.lengths is None:
-        yield _unchanged(field, "the samples of the script have no tokens to be alike in")
+        yield _unchanged(field, "the script's samples have no token lengths")
     elif loader is not None and loader.num_samples is None:
-        yield _unchanged(field, "the script reads its samples as a stream, whose order is not ours to choose")
+        yield _unchanged(field, "the script reads its samples as a stream, whose order can't be changed")
     elif loader is not None and loader.batch_size is None:
         yield _unchanged(field, f"the script makes its batches itself ({loader.sampler})")
     elif loader is not None and "Sequential" in loader.sampler:
-        why = f"the script does not shuffle: the order of its samples is its own ({loader.sampler})"
+        why = f"the script does not shuffle: it sets the order of its samples ({loader.sampler})"
         yield _unchanged(field, why)
     elif not _tells_lengths(capture):
-        why = "the script's dataset tells no lengths: it has no column input_ids or length, no field lengths"
+        why = "the script's dataset has no lengths: no column input_ids or length, no field lengths"
         yield _unchanged(field, why)
 
 

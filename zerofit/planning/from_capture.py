@@ -80,7 +80,7 @@ def problem_from_capture(
             raise _accumulation_is_the_scripts(steps, capture, place)
     if capture.asks_for_cpu and not topology.on_cpu:
         raise _runs_on_cpu(capture)
-    script = script_of(capture, topology, request)
+    script = script_on_ranks(capture, topology, request)
     constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
     left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
@@ -108,9 +108,9 @@ def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> Us
     passes = f"{own} forward {'pass' if own == 1 else 'passes'}"
     return UserError(
         "accumulation-is-the-scripts",
-        "the accumulation of this script is made in the script",
+        "the script accumulates gradients itself",
         found=f"{place}: gradient_accumulation_steps {steps}, and its loop steps after {passes}",
-        why="how many of its batches make a step is its own, as the global batch is",
+        why="the script sets the number of batches per step, and with it the global batch",
         fix=f"write {own} there, or leave it out",
     )
 
@@ -121,7 +121,7 @@ def _runs_on_cpu(capture: Capture) -> UserError:
         "script-asks-for-cpu",
         "the script says that it runs on the CPU",
         found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
-        why="it would leave the GPUs that are planned for alone",
+        why="it would not use the GPUs that are planned for",
         fix="leave that out of the script or its arguments, or launch with --cpu",
     )
 
@@ -129,7 +129,7 @@ def _runs_on_cpu(capture: Capture) -> UserError:
 def _why_left_out(allowed: Allow, script: Script) -> str:
     """Return why an allowed change can't be applied to a script; empty if it can."""
     if allowed is Allow.LENGTH:
-        return "the length of its samples is the script's own to change"
+        return "only the script can change the length of its samples"
     fields = ("lora", "quantization") if allowed is Allow.QLORA else (allowed.value,)
     pins = (pin for pin in script.constraints.pins if pin.field in fields)
     return next((pin.why for pin in pins), "")
@@ -153,7 +153,7 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
     if capture.num_models > 1:
         yield "a model that is given what another one of the script made runs whole batches, no micro-batches"
     if script.micro_batch_size is None:
-        yield "the script's first batch stands for all, as nothing shows how many samples one has"
+        yield "the script's first batch stands for all, as their size is unknown"
 
 
 def _is_in_4_bit(capture: Capture) -> bool:
@@ -162,7 +162,7 @@ def _is_in_4_bit(capture: Capture) -> bool:
     return isinstance(said, dict) and bool(said.get("load_in_4bit"))
 
 
-def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
+def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> Script:
     """Return a captured script with the facts that depend on its ranks."""
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
@@ -191,7 +191,7 @@ def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Pr
     if problem.script is None:
         return changed
     capture = problem.script.capture
-    script = script_of(capture, topology, problem.request)
+    script = script_on_ranks(capture, topology, problem.request)
     size = _global_batch_size(capture, script, problem.request, topology)
     return replace(changed, script=script, workload=replace(problem.workload, global_batch_size=size))
 
@@ -226,9 +226,9 @@ def _other_global_batch(capture: Capture, script: Script, asked: int, topology: 
     has = f"{size} x {steps} x {ranks} = {size * steps * ranks}" if size is not None else "not known"
     return UserError(
         "global-batch-is-the-scripts",
-        "the global batch of this script is made in the script",
+        "the global batch is set in the script",
         found=f"--global-batch-size {asked}, and the script's is {has}   (samples x accumulation x ranks)",
-        why="its DataLoader and the steps that it counts are its own, and zerofit leaves them as they are",
+        why="zerofit does not change the script's DataLoader and accumulation",
         fix="leave out --global-batch-size"
         + (f", or set in the script {' or '.join(changes)}" if changes else ", or change it in the script"),
     )

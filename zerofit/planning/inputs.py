@@ -104,9 +104,9 @@ def check_model_flags(flags: ModelFlags) -> None:
     if given := _given(flags, _OF_A_MODEL):
         raise UserError(
             "model-flag-without-model",
-            "a flag says of the model what the script shows by itself",
+            "a flag sets a model property that the capture finds itself",
             found=f"{', '.join(given)} without --model",
-            why="the plan is made from what the script was seen to train, and two answers could contradict",
+            why="the plan uses what the script trains, which the flag could contradict",
             fix=f"leave out {given[0]}, or name the model too: --model MODEL",
         )
 
@@ -124,9 +124,9 @@ def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None
     if given := _given(flags, _OF_PLANNING):
         raise UserError(
             "planning-flag-without-planning",
-            "a flag of planning would be ignored, as no plan is made here",
+            "a planning flag would be ignored, as no plan is made",
             found=f"{', '.join(given)} with {because}",
-            why="it says how to plan, and here a preset, a plan file or other flags say what runs",
+            why="it affects planning, but here a preset, a plan file or other flags decide what runs",
             fix=f"leave out {', '.join(given)}, or {instead}",
         )
 
@@ -143,9 +143,9 @@ def check_capture_limit(limit_s: float, *, because: str) -> None:
     if limit_s != CAPTURE_LIMIT_S:
         raise UserError(
             "capture-limit-without-capture",
-            "a limit for a capture, and nothing is captured",
+            "a capture limit without a capture",
             found=f"--capture-limit {limit_s:g} with {because}",
-            why="it is how long the script may take to come to its training, when it is run to look at it",
+            why="it limits how long a capture may run the script before its training",
             fix="leave out --capture-limit",
         )
 

@@ -184,7 +184,7 @@ def check_plannable(
             "global-batch-missing",
             "a plan needs the global batch",
             found="no --global-batch-size",
-            why="it is what every strategy must make, in micro-batches times accumulation times ranks",
+            why="every strategy must make it: micro-batch x accumulation x ranks",
             fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
         )
 

@@ -112,7 +112,7 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f}"
 
 
-def memory(estimate: MemoryEstimate) -> str:
+def memory_label(estimate: MemoryEstimate) -> str:
     """Return a peak in GiB with its uncertainty: "62.1 ±5%"."""
     return f"{gib(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
 
@@ -145,7 +145,7 @@ def seconds(number: float) -> str:
     return f"{number:.2f} s" if number < 10 else f"{number:.1f} s" if number < 100 else f"{number:.0f} s"
 
 
-def time(step_time: StepTime | None) -> str:
+def step_time_label(step_time: StepTime | None) -> str:
     """Return a step's time with its uncertainty; "-" if unknown."""
     return "-" if step_time is None else f"{seconds(step_time.seconds)} ±{step_time.uncertainty:.0%}"
 

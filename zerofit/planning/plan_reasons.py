@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
 
 _OPTIMIZER_REASONS = {
-    OptimizerName.ADAMW: "fused AdamW computes the same, without the second moments' roots in its step",
-    OptimizerName.ADAMW_8BIT: "nothing fits with optimizer states in fp32; 8 bit keep a quarter of them",
-    OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor says so",
+    OptimizerName.ADAMW: "fused AdamW computes the same without the temporary roots of the second moments",
+    OptimizerName.ADAMW_8BIT: "nothing fits with fp32 optimizer states; 8-bit states take a quarter",
+    OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor permits it",
 }
 
 
@@ -76,7 +76,7 @@ def why_it_loses(
         return "fits"
     ours, its = chosen.estimate.step_time, loser.estimate.step_time
     if ours is None or its is None:
-        return "simpler strategies come first, as no times are known"
+        return "the simplest is taken, as no times are known"
     ratio = its.seconds / ours.seconds
     if ratio >= 2:
         return f"takes {ratio:.1f} times as long"
@@ -85,12 +85,12 @@ def why_it_loses(
     if problem.is_close(loser.estimate) and not problem.is_close(chosen.estimate):
         return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
     if tier_in(problem, loser.strategy) == OFFLOAD_TIER > tier_in(problem, chosen.strategy):
-        return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
+        return f"{1 - ratio:.0%} less time by the estimate; offload is taken only if nothing else fits"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:
-        return "no faster, and less simple"
-    return f"{1 - ratio:.0%} less time, within the estimate's error, and less simple"
+        return "no faster, and more complex"
+    return f"{1 - ratio:.0%} less time, within the estimate's error, and more complex"
 
 
 def tier_in(problem: Problem, strategy: Strategy) -> float:
@@ -101,9 +101,12 @@ def tier_in(problem: Problem, strategy: Strategy) -> float:
 def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> Iterator[Reason]:
     strategy, request = head.strategy, problem.request
     settled = problem.constraints.settled()
+
+    def is_open(field: str) -> bool:
+        return getattr(request, field) is None and field not in settled
+
     yield from _of_script(strategy, problem)
-    is_settled = "engine" in settled or "zero_stage" in settled
-    if request.zero_stage is None and request.engine is None and not is_settled:
+    if is_open("engine") and is_open("zero_stage"):
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
         yield _chosen(strategy, field, _why_kind(head, found, problem))
     yield from _of_groups(problem)
@@ -113,28 +116,25 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         if device is not OffloadDevice.NONE and getattr(request, field) is None:
             yield _chosen(strategy, field, _why_offloaded(field, head, found, problem))
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
-        yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
-    if request.precision is None and strategy.precision is not None and "precision" not in settled:
+        yield _chosen(strategy, "nvme_path", "a placeholder for a folder on the NVMe disk: set --nvme-path")
+    if is_open("precision") and strategy.precision is not None:
         yield _chosen(strategy, "precision", _why_precision(strategy.precision, problem))
-    if request.micro_batch_size is None and "micro_batch_size" not in settled:
+    if is_open("micro_batch_size"):
         yield _chosen(strategy, "micro_batch_size", _why_micro_batch(head, found, problem))
-    is_open = request.gradient_accumulation_steps is None and "gradient_accumulation_steps" not in settled
-    if is_open and problem.workload.global_batch_size:
+    if is_open("gradient_accumulation_steps") and problem.workload.global_batch_size:
         parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
         why = f"global batch {problem.workload.global_batch_size} = {parts} x "
         why += f"{problem.topology.data_parallel_size} ranks"
         yield _chosen(strategy, "gradient_accumulation_steps", why)
-    if request.gradient_checkpointing is None and "gradient_checkpointing" not in settled:
+    if is_open("gradient_checkpointing"):
         yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(head, found, problem))
     if request.optimizer is None and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
     if strategy.freeze and request.freeze is None:
-        yield _chosen(
-            strategy, "freeze", "nothing fits while every weight trains, and --allow freeze says so"
-        )
+        yield _chosen(strategy, "freeze", "nothing fits if all weights train, and --allow freeze permits it")
     if strategy.lora is not None and request.lora is None:
         allowed = "lora" if strategy.quantization is None else "qlora"
-        why = f"nothing fits while every weight trains, and --allow {allowed} says so"
+        why = f"nothing fits if all weights train, and --allow {allowed} permits it"
         yield _chosen(strategy, "lora", why)
         if strategy.quantization is not None:
             yield _chosen(strategy, "quantization", why)
@@ -178,7 +178,7 @@ def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
 
 def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.fits:
-        return "nothing fits; this comes nearest"
+        return "nothing fits; this is the nearest"
     losers = rejected(replace(found, variants=()), problem)
     if not losers:
         return "the only combination of stage and offload that the settings allow"
@@ -194,7 +194,7 @@ def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
     if all(one.seconds >= ours.seconds for one in times if one):
         return "the fastest that fits"
     if any(one.seconds * (1 + TIME_TIE_SHARE) < ours.seconds for one in times if one):
-        return "it surely fits, where what is faster may not, or changes more"
+        return "it surely fits; faster ones may not, or change more"
     return f"the simplest of those that fit within {TIME_TIE_SHARE:.0%} of the fastest"
 
 
@@ -204,8 +204,8 @@ def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, p
         return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
     stays = [one for one in found.others if one.fits and not one.strategy.offloads]
     if head.fits and stays:  # with another optimizer, say: that changes what is computed
-        return "nothing that stays on the GPUs fits as long as the same is computed"
-    return "nothing that stays on the GPUs fits"
+        return "nothing fits without offload unless the training changes"
+    return "nothing fits without offload"
 
 
 def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
@@ -213,18 +213,18 @@ def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Pr
     larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
     script = problem.script
     if script is not None and size == script.micro_batch_size and head.fits:
-        return "the script's own batch, in one piece"
+        return "the script's own batch, not split"
     if not larger:
         if head.strategy.gradient_accumulation_steps == 1:
             return "the whole global batch in one pass"
-        return "the smallest there is" if not head.fits else "the largest that fits"
+        return "the smallest possible" if not head.fits else "the largest that fits"
     other = larger[0]
     return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, head, problem)}"
 
 
 def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.strategy.gradient_checkpointing:
-        return "activations fit, and recomputing them takes time" if head.fits else "this comes nearest"
+        return "activations fit, and recomputing them takes time" if head.fits else "this is the nearest"
     kept = [
         one
         for one in found.variants

@@ -22,11 +22,11 @@ from zerofit.planning.plan_labels import (
     group_sizes,
     kind_label,
     label,
-    memory,
+    memory_label,
     rate_name,
+    step_time_label,
     terms_words,
     throughput,
-    time,
     workload_words,
 )
 from zerofit.planning.plan_reasons import tier_in, why_it_loses
@@ -187,9 +187,9 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool
         label(judged.strategy, problem.topology, beside=answer.head.strategy),
         batch(judged.strategy),
         bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
-        memory(estimate.device),
-        memory(estimate.host),
-        time(estimate.step_time),
+        memory_label(estimate.device),
+        memory_label(estimate.host),
+        step_time_label(estimate.step_time),
         throughput(judged, problem.topology),
         verdict,
     ]
@@ -235,7 +235,7 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         chosen = suggestion.best.strategy
         before = replace(chosen, precision=problem.own_precision) if problem.own_precision else None
         strategy = label(chosen, problem.topology, beside=before)
-        line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
+        line = f"  {suggestion.change}: {strategy}, {memory_label(estimate.device)} GiB on each GPU"
         line += ", closely" if suggestion.is_close else ""
         is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOAD_TIER)
         yield f"{line}; {'the same' if is_same else 'other'} results"
@@ -292,7 +292,7 @@ def as_it_is_words(own: EstimatedStrategy, problem: Problem) -> str:
     elif not own.fits:
         free = format_bytes(problem.card_bytes - problem.device_bytes)
         is_device = device.peak_bytes > problem.device_bytes
-        said += f"does not fit beside the {free} to be kept free" if is_device else own.shortage
+        said += f"does not fit with {free} kept free" if is_device else own.shortage
     else:
         said += fit_words(own.estimate, problem)
     return said
@@ -334,7 +334,7 @@ def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem
         listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
         return f"changed as {listed} {'say' if len(flags) > 1 else 'says'}" + (f": {speed}" if speed else "")
     is_safer = problem.is_close(own.estimate) and not problem.is_close(chosen.estimate)
-    return "changed for more room" if is_safer else f"changed: {speed}" if speed else "changed"
+    return "changed to fit surely" if is_safer else f"changed: {speed}" if speed else "changed"
 
 
 def _samples(strategy: Strategy) -> int:

@@ -80,7 +80,7 @@ class Planner:
             in_stages = problem.topology.pipeline_parallel_size > 1
             if error.rule not in _NOT_TRACED or not problem.model.num_layers or in_stages:
                 raise
-            why = f"the model can't be traced ({error.found}): its dimensions are gone by, as with --fast"
+            why = f"the model can't be traced ({error.found}): estimated by its dimensions, as with --fast"
             notes = (*notes, why)
             answer = solved(is_fast=True)
         left_out = dict.fromkeys(note for trace in self._traces.values() for note in trace.notes)
@@ -125,7 +125,7 @@ class Planner:
             said.append(f"--lora-modules-to-save {','.join(lora.modules_to_save)}")
         if not self._is_fast or not said:
             return ()
-        return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
+        return (f"{' and '.join(said)} can't be checked with --fast: plan without it to check the names",)
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True

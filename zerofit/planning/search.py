@@ -41,19 +41,9 @@ certain, so they are taken only if nothing fits on the GPUs."""
 Placement = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
 """Where model states are stored: engine, stage, optimizer offload and parameter offload."""
 
-_OFFLOAD = {OffloadDevice.NONE: 0, OffloadDevice.CPU: 1, OffloadDevice.NVME: 2}
-_OPTIMIZER = {
-    None: 0,
-    OptimizerName.ADAMW: 1,
-    OptimizerName.PAGED_ADAMW: 2,
-    OptimizerName.ADAMW_8BIT: 3,
-    OptimizerName.PAGED_ADAMW_8BIT: 4,
-    OptimizerName.ADAFACTOR: 5,
-    OptimizerName.LION: 6,
-    OptimizerName.LION_8BIT: 7,
-    OptimizerName.PAGED_LION_8BIT: 8,
-    OptimizerName.SGD: 9,
-}
+_OFFLOAD_DEVICES = tuple(OffloadDevice)
+_OPTIMIZERS = (None, *OptimizerName)
+"""The simplest first, as these enums are declared."""
 
 
 def placement_of(strategy: Strategy) -> Placement:
@@ -95,12 +85,12 @@ def simplicity(strategy: Strategy) -> tuple[int, ...]:
     optimizer, and last the micro-batch: a larger one is simpler.
     """
     return (
-        _OFFLOAD[strategy.optimizer_offload] + _OFFLOAD[strategy.param_offload],
+        _OFFLOAD_DEVICES.index(strategy.optimizer_offload) + _OFFLOAD_DEVICES.index(strategy.param_offload),
         strategy.engine is not Engine.NATIVE,
         strategy.zero_stage.value,
         bool(strategy.gradient_checkpointing),
         strategy.buckets != Buckets(),
-        _OPTIMIZER[strategy.optimizer],
+        _OPTIMIZERS.index(strategy.optimizer),
         -(strategy.micro_batch_size or 0),
     )
 

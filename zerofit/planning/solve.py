@@ -17,12 +17,12 @@ from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zerofit.checking.engine import Finding
     from zerofit.core.facts import GpuSpec
     from zerofit.core.plan import Plan
-    from zerofit.planning.candidates import Dropped
+    from zerofit.planning.candidates import Candidates, Dropped
     from zerofit.planning.layouts import Layout
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
@@ -92,11 +92,11 @@ def solve(
         UserError: the global batch is not possible.
         ExceptionGroup: of UserErrors, if the user's settings break compatibility rules.
     """
-    space = candidates(problem)
+    presolve = partial(best_of, estimator_of=quick_estimator_of) if quick_estimator_of else None
+    space, problem, found = _searched(problem, estimator_of, num_fastest=num_fastest)
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
-    problem, found = _with_stages(problem, space.strategies, estimator_of, num_fastest=num_fastest)
     tier_of = partial(tier_in, problem)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
@@ -106,39 +106,21 @@ def solve(
             problem,
             found.chosen,
             tier_of=tier_of,
-            solve=lambda changed: best_of(changed, estimator_of),
-            presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
+            solve=partial(best_of, estimator_of=estimator_of),
+            presolve=presolve,
         )
         if shared is not None:
-            head = found.chosen or found.nearest
-            answer = solve(
-                replace(shared, why_shared=_why_shared(head)),
-                estimator_of=estimator_of,
-                quick_estimator_of=quick_estimator_of,
-                gpus=gpus,
-                num_fastest=num_fastest,
-                on_nothing_fits=on_nothing_fits,
-            )
-            return replace(answer, layouts=layouts)
+            shared = replace(shared, why_shared=_why_shared(found.chosen or found.nearest))
+            space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
     notes: list[str] = []
-    may_cut = found.chosen is None and Allow.LENGTH in problem.allow
-    for shorter in problem.shorter() if may_cut else ():
-        seems_to_fit = quick_estimator_of is None or best_of(shorter, quick_estimator_of)
-        if seems_to_fit and best_of(shorter, estimator_of):
+    if found.chosen is None and Allow.LENGTH in problem.allow:
+        likely = (one for one in problem.shorter() if presolve is None or presolve(one))
+        shorter = next((one for one in likely if best_of(one, estimator_of)), None)
+        if shorter is not None:
             problem = shorter
             found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
             length = problem.workload.sequence_length
             notes.append(f"samples cut to {length} tokens, as --allow length says")
-            break
-    notes += problem.notes
-    if problem.topology.stage_blocks:
-        blocks = ", ".join(map(str, problem.topology.stage_blocks))
-        is_equal = problem.topology.is_interleaved
-        why = "the slowest is as fast as it can be" if is_equal else "with equally fast ones nothing fits"
-        notes.append(f"stages of {blocks} blocks: {why}")
-    head = found.chosen or found.nearest
-    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
-        notes.append(f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path")
     own = script_as_it_is(problem)
     as_it_is = None if own is None else estimator_of(problem).estimate(own)
     helps: tuple[Suggestion, ...] = ()
@@ -147,7 +129,7 @@ def solve(
         helps = suggestions(
             problem,
             solve=lambda changed, quick: best_of(changed, estimator_of, alike=quick),
-            presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
+            presolve=presolve,
             gpus=gpus,
         )
     return Answer(
@@ -158,9 +140,21 @@ def solve(
         plan=plan_of(found, problem),
         dropped=space.dropped,
         suggestions=helps,
-        notes=tuple(notes),
+        notes=(*notes, *_notes(problem, found)),
         layouts=layouts,
     )
+
+
+def _notes(problem: Problem, found: TrainingResult) -> Iterator[str]:
+    yield from problem.notes
+    if problem.topology.stage_blocks:
+        blocks = ", ".join(map(str, problem.topology.stage_blocks))
+        is_equal = problem.topology.is_interleaved
+        why = "the slowest is as fast as it can be" if is_equal else "with equally fast ones nothing fits"
+        yield f"stages of {blocks} blocks: {why}"
+    head = found.chosen or found.nearest
+    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
+        yield f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path"
 
 
 def _findings(dropped: Sequence[Dropped]) -> tuple[Finding, ...]:
@@ -203,23 +197,28 @@ def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
 
 
 def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
-    _, found = _with_stages(problem, candidates(problem).strategies, estimator_of)
+    _, _, found = _searched(problem, estimator_of)
     return found.chosen or found.nearest
 
 
-def _with_stages(
-    problem: Problem, strategies: Sequence[Strategy], estimator_of: EstimatorOf, *, num_fastest: int = 0
-) -> tuple[Problem, TrainingResult]:
-    """Return the search result and its problem: with stages by memory if those of equal time don't fit."""
-    found = _search(problem, strategies, estimator_of, compares=True, num_fastest=num_fastest)
-    if found.chosen is not None or found.nearest is None:
-        return problem, found
-    uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
-    if uneven is not None:
-        by_memory = _search(uneven, strategies, estimator_of, compares=True, num_fastest=num_fastest)
-        if by_memory.chosen is not None:
-            return uneven, by_memory
-    return problem, found
+def _searched(
+    problem: Problem, estimator_of: EstimatorOf, *, num_fastest: int = 0
+) -> tuple[Candidates, Problem, TrainingResult]:
+    """Return the candidates of a problem, the problem and its search result.
+
+    If pipeline stages of equal time don't fit, the problem is the one with stages distributed by memory.
+    """
+    space = candidates(problem)
+    found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+    if found.nearest is not None:
+        uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
+        if uneven is not None:
+            by_memory = _search(
+                uneven, space.strategies, estimator_of, compares=True, num_fastest=num_fastest
+            )
+            if by_memory.chosen is not None:
+                return space, uneven, by_memory
+    return space, problem, found
 
 
 def _search(

@@ -125,7 +125,7 @@ class NamedModel(Subject):
                 gradient_accumulation_steps=None,
                 data_parallel_size=topology.data_parallel_size,
             )
-        loaded_in, note = weights_of(flags, facts, versions)
+        loaded_in, note = weight_format(flags, facts, versions)
         return Problem(
             model=facts,
             machine=machine,
@@ -281,7 +281,7 @@ def _facts_of(script: str) -> ScriptFacts | None:
         return None  # checking the script reports the error
 
 
-def weights_of(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
+def weight_format(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
     """Return the format in which a script loads its weights by default, and a note about it.
 
     from_pretrained() uses the checkpoint's format since transformers 5, and fp32 before (modeling_utils.py,

@@ -134,7 +134,7 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     topology, machine = problem.topology, problem.machine
     is_fixed = problem.script is None or problem.request.global_batch_size is not None
     global_batch_size = problem.workload.global_batch_size if is_fixed else None
-    for nodes, per_node in _layouts(topology):
+    for nodes, per_node in _larger_clusters(topology):
         if global_batch_size is not None and global_batch_size % (nodes * per_node):
             continue
         gpu = machine.gpus[0]
@@ -155,7 +155,7 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
         yield f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}", changed
 
 
-def _layouts(topology: Topology) -> Iterator[tuple[int, int]]:
+def _larger_clusters(topology: Topology) -> Iterator[tuple[int, int]]:
     """Yield (nodes, GPUs per node) with more ranks, ascending: fuller nodes first, then more nodes."""
     present = topology.ranks_per_node
     yield from ((topology.num_nodes, number) for number in range(present + 1, GPUS_OF_A_NODE + 1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.plan import Origin, Reason
-from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage, show
+from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage, show
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator, layouts
 from zerofit.planning.inference.problem import (
@@ -48,12 +48,7 @@ def plan_inference(
         ExceptionGroup: of UserErrors, if they break compatibility rules.
     """
     problem = InferenceProblem(
-        model=model,
-        machine=machine,
-        versions=versions,
-        workload=workload,
-        request=request,
-        precision=request.precision or DTYPES.get(model.checkpoint_dtype, Precision.FP32),
+        model=model, machine=machine, versions=versions, workload=workload, request=request
     )
     check_request(problem)
     found = _search(problem)
@@ -86,7 +81,7 @@ def _search(problem: InferenceProblem, *, compares: bool = True) -> SearchResult
 
 _LATER = {
     OffloadDevice.NONE: "fits; gathers every layer from all ranks for each token",
-    OffloadDevice.CPU: "fits; brings every layer from host memory for each token",
+    OffloadDevice.CPU: "fits; copies every layer from host memory for each token",
     OffloadDevice.NVME: "fits; reads every layer from the disk for each token",
 }
 
@@ -118,8 +113,8 @@ def reasons_of(
     if strategy.param_offload is not OffloadDevice.NONE or request.param_offload is not None:
         others = (one for one in candidates if one.strategy.param_offload is OffloadDevice.NONE)
         is_faster = any(one.fits for one in others)
-        why = "larger batches fit" if is_faster else "nothing that stays on the GPUs fits"
-        why = why if chosen.fits else "this comes nearest"
+        why = "larger batches fit" if is_faster else "nothing fits without offload"
+        why = why if chosen.fits else "this is the nearest"
         found.append(_reason(problem, "param_offload", show(strategy.param_offload), why))
     if strategy.nvme_path is not None:
         found.append(_reason(problem, "nvme_path", strategy.nvme_path, "the disk that takes the weights"))
@@ -148,7 +143,7 @@ def _reason(
 
 def _why_layout(chosen: InferenceCandidate, candidates: Sequence[InferenceCandidate]) -> str:
     if not chosen.fits:
-        return "nothing fits; this comes nearest"
+        return "nothing fits; this is the nearest"
     before = candidates[: candidates.index(chosen)]
     fitting = [one for one in before if one.fits and one.seconds is not None]
     if fitting:
@@ -181,14 +176,14 @@ def _why_precision(problem: InferenceProblem) -> str:
     gpu = problem.gpu
     is_slow = gpu is not None and gpu.compute_capability is not None and not gpu.has_bf16
     if problem.precision is Precision.BF16 and is_slow:
-        return "the checkpoint's; this GPU computes bf16 slowly, and --dtype float16 where the model bears it"
+        return "the checkpoint's; this GPU computes bf16 slowly: try --dtype float16 if the model allows it"
     return "the checkpoint's"
 
 
 def _why_batch(chosen: InferenceCandidate, problem: InferenceProblem) -> str:
     size = chosen.batch_size
     if not chosen.fits:
-        return "the smallest there is"
+        return "the smallest possible"
     each = -(-problem.workload.num_prompts // chosen.topology.world_size)
     if size >= each:
         return "all prompts that a rank has"
@@ -196,9 +191,9 @@ def _why_batch(chosen: InferenceCandidate, problem: InferenceProblem) -> str:
     even = f"{calls} even calls for the {each} prompts of a rank"
     stays = chosen.topology.on_cpu or chosen.strategy.zero_stage is ZeroStage.NOTHING
     if stays and calls == -(-each // MAX_BATCH):
-        return f"{even}; more than {MAX_BATCH} prompts would lose more in a kill"
+        return f"{even}; more than {MAX_BATCH} prompts would lose more if the run is killed"
     if size == 1 and problem.is_close(chosen):
-        return "the smallest there is, and closely"
+        return "the smallest possible, and it fits closely"
     return f"{even}; the next larger batch that was tried does not fit"
 
 
@@ -247,7 +242,7 @@ def _without_pins(problem: InferenceProblem) -> Iterator[tuple[str, InferencePro
 def _narrower(problem: InferenceProblem) -> Iterator[tuple[str, InferenceProblem]]:
     if problem.precision is Precision.FP32:
         request = replace(problem.request, precision=Precision.BF16)
-        yield "--dtype bfloat16", replace(problem, request=request, precision=Precision.BF16)
+        yield "--dtype bfloat16", replace(problem, request=request)
 
 
 def _nvme(problem: InferenceProblem) -> Iterator[tuple[str, InferenceProblem]]:

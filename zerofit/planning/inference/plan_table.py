@@ -10,7 +10,7 @@ from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.problem import duration, layout_words
-from zerofit.planning.plan_labels import gpus_words, memory, terms_words
+from zerofit.planning.plan_labels import gpus_words, memory_label, terms_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,9 +59,9 @@ def _rows(plan: InferencePlan) -> list[str]:
 
 
 def _cells(candidate: InferenceCandidate) -> list[str]:
-    device = memory(candidate.device) if candidate.device is not None else ""
+    device = memory_label(candidate.device) if candidate.device is not None else ""
     words = layout_words(candidate.strategy, candidate.topology)
-    return [words, str(candidate.batch_size), device, memory(candidate.host)]
+    return [words, str(candidate.batch_size), device, memory_label(candidate.host)]
 
 
 def _foot(plan: InferencePlan) -> Iterator[str]:

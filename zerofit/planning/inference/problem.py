@@ -99,8 +99,11 @@ class InferenceProblem:
     versions: Versions
     workload: InferenceWorkload
     request: Request
-    precision: Precision
-    """Format of the weights."""
+
+    @property
+    def precision(self) -> Precision:
+        """Format of the weights: the request's, else the checkpoint's."""
+        return self.request.precision or DTYPES.get(self.model.checkpoint_dtype, Precision.FP32)
 
     @property
     def on_cpu(self) -> bool:
