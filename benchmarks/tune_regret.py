@@ -20,7 +20,7 @@ import zerofit
 from zerofit.cli.output.console import Console
 from zerofit.core.plan import Plan
 from zerofit.launching.trials import TrialEnd, TrialResult, Tuning, next_to_try
-from zerofit.planning.plan_words import batch, label
+from zerofit.planning.plan_labels import batch, label
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALL = 40

@@ -22,9 +22,9 @@ from zerofit.models.trace import trace_model
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
-from zerofit.planning.plan_words import batch, label
+from zerofit.planning.plan_labels import batch, label
 from zerofit.planning.problem import Problem
-from zerofit.planning.search import OFFLOADED, tier
+from zerofit.planning.search import OFFLOAD_TIER, tier
 from zerofit.planning.solve import best_of
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -124,7 +124,7 @@ def make_grid(question: Question, *, machine: Machine, versions: Versions, rates
     estimator = _estimator(problem, source, rates)
     best = best_of(problem, lambda _: estimator)
     choice = best.strategy if best else None
-    alike = [one for one in candidates(problem).strategies if tier(one) <= OFFLOADED and one != choice]
+    alike = [one for one in candidates(problem).strategies if tier(one) <= OFFLOAD_TIER and one != choice]
     found = [_entry(one, choice, estimator, question) for one in alike]
     entries = _with_checks(sorted(found, key=lambda one: one.predicted_s or 0.0), estimator, question)
     return Grid(

@@ -10,7 +10,7 @@ from gpu_truth.store import LASTING, now
 from gpu_truth.usual import TRAINER, tried_trainer, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, compared, lacks_repeats
 from zerofit.measuring.results import TrialOutcome, TrialState
-from zerofit.planning.search import OFFLOADED, tier
+from zerofit.planning.search import OFFLOAD_TIER, tier
 
 if TYPE_CHECKING:
     from gpu_truth.grid import Entry, Grid, Question

@@ -134,7 +134,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
         (
             ("--gpus", "1xH100", "--model", "gpt2", "--capture-limit", "9", "loop.py"),
             (),
-            "error[capture-limit-without-capture]: a limit for a capture, and nothing is captured",
+            "error[capture-limit-without-capture]: a capture limit without a capture",
         ),
         (
             ("--gpus", "2xH100", "--tensor-parallel-size", "3", "loop.py"),

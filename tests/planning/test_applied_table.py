@@ -130,12 +130,12 @@ _CASES: dict[str, tuple[Plan, Capture | None, list[str]]] = {
         _plan(
             **_DS,
             optimizer_offload=OffloadDevice.CPU,
-            reasons=[("optimizer_offload", Origin.PLANNER, "nothing that stays on the GPUs fits")],
+            reasons=[("optimizer_offload", Origin.PLANNER, "nothing fits without offload")],
         ),
         LOOP,
         [
             "engine: DDP -> DeepSpeed ZeRO-2 (the plan says so)",
-            "optimizer states: on the GPU -> in host memory (nothing that stays on the GPUs fits)",
+            "optimizer states: on the GPU -> in host memory (nothing fits without offload)",
             "optimizer: AdamW -> DeepSpeed's CPU Adam "
             "(states in host memory are stepped there; the same mathematics)",
         ],
@@ -248,7 +248,7 @@ _CASES: dict[str, tuple[Plan, Capture | None, list[str]]] = {
         with_model(LOOP, can_checkpoint=False),
         [
             "gradient checkpointing: off -> off, kept "
-            "(GPT2LMHeadModel has no switch for gradient checkpointing)"
+            "(GPT2LMHeadModel does not support gradient checkpointing)"
         ],
     ),
     "two models": (

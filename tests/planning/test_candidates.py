@@ -24,9 +24,9 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
-from zerofit.planning.plan_words import label
+from zerofit.planning.plan_labels import label
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import kind_of, simplicity, tier
+from zerofit.planning.search import placement_of, simplicity, tier
 from zerofit.scripts.source.read_script import read_script
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
@@ -35,7 +35,7 @@ _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 def _kinds(strategies: Iterable[Strategy]) -> set[tuple[str, int, str, str]]:
     return {
         (engine.value, stage.value, optimizer.value, param.value)
-        for engine, stage, optimizer, param in map(kind_of, strategies)
+        for engine, stage, optimizer, param in map(placement_of, strategies)
     }
 
 

@@ -26,14 +26,14 @@ from zerofit.core.strategy import (
 from zerofit.planning.candidates import candidates
 from zerofit.planning.constraints import constraints_of
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import kind_of
+from zerofit.planning.search import placement_of
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)
 _TRL_OVERRIDES = ("compute_loss", "prediction_step", "training_step")
 """Of SFTTrainer and DPOTrainer (trl 1.16)."""
 _TRAINED = capture().model.facts.num_trainable_parameters
-_NOT_KEPT = "the script has {}=True, which no optimizer in the place of its own keeps"
+_NOT_KEPT = "the script has {}=True, which no replacement optimizer supports"
 _LOADER, _LENGTHS = capture().loader, capture().lengths
 assert _LOADER
 assert _LENGTHS
@@ -89,15 +89,15 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(micro_batch_size=None),
             _BATCH,
             (None,),
-            "nothing shows how many samples the script's batches have",
+            "the size of the script's batches is unknown",
         ),
         (
             capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
             "gradient_checkpointing",
             (False,),
-            "MyNet has no switch for gradient checkpointing",
+            "MyNet does not support gradient checkpointing",
         ),
-        (capture(model_checkpoints=True), "gradient_checkpointing", (True,), "the script has switched it on"),
+        (capture(model_checkpoints=True), "gradient_checkpointing", (True,), "the script enables it"),
         (
             capture(num_models=2),
             "engine",
@@ -124,7 +124,7 @@ def _steps_with(*optimizers: Any) -> Capture:
             _steps_with(optimizer(amsgrad=True)),
             "optimizer_offload",
             (OffloadDevice.NONE,),
-            "the script has amsgrad=True, which the AdamW that steps on the CPU drops",
+            "the script has amsgrad=True, which DeepSpeed's CPU Adam ignores",
         ),
         (_steps_with(optimizer(), _SGD), "optimizer", (None,), "the script has several optimizers"),
         (_steps_with(_SGD), "optimizer", (None,), "the script trains with SGD"),
@@ -134,7 +134,7 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(model_is_quantized=True),
             "zero_stage",
             _NOT_PARTITIONED,
-            "of a quantized base at stage 3 nothing was measured on GPUs",
+            "a quantized base at stage 3 was not measured on GPUs",
         ),
         (
             capture(unprepared_models=("LlamaForCausalLM",)),
@@ -147,7 +147,7 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(averages="EMA"),
             "zero_stage",
             _NOT_PARTITIONED,
-            "EMA averages the weights of the model, which stage 3 takes apart",
+            "EMA averages the model's weights, which stage 3 partitions",
         ),
         (
             capture(made_by_engine=("scheduler",)),
@@ -191,7 +191,7 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(model_loads_weights=False),
             "quantization",
             (None,),
-            "weights are quantized as from_pretrained() reads them, and the script makes its model without",
+            "weights are quantized by from_pretrained(), which the script does not call",
         ),
         (
             _MY_NET,
@@ -210,15 +210,15 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
             "checkpoint_every",
             (1,),
-            "MyNet has no switch for gradient checkpointing in each block",
+            "MyNet does not support gradient checkpointing in each block",
         ),
         *(
             (captured, "group_by_length", (False,), why)
             for captured, why in (
-                (capture(lengths=None), "the samples of the script have no tokens to be alike in"),
+                (capture(lengths=None), "the script's samples have no token lengths"),
                 (
                     capture(loader=replace(_LOADER, num_samples=None)),
-                    "the script reads its samples as a stream, whose order is not ours to choose",
+                    "the script reads its samples as a stream, whose order can't be changed",
                 ),
                 (
                     capture(loader=replace(_LOADER, batch_size=None, sampler="MyBatches")),
@@ -226,12 +226,11 @@ def _steps_with(*optimizers: Any) -> Capture:
                 ),
                 (
                     capture(loader=replace(_LOADER, sampler="SequentialSampler")),
-                    "the script does not shuffle: the order of its samples is its own (SequentialSampler)",
+                    "the script does not shuffle: it sets the order of its samples (SequentialSampler)",
                 ),
                 (
                     capture(lengths=replace(_LENGTHS, is_whole=False, num_samples=_NUM_SEEN)),
-                    "the script's dataset tells no lengths: it has no column input_ids or length, no field"
-                    " lengths",
+                    "the script's dataset has no lengths: no column input_ids or length, no field lengths",
                 ),
             )
         ),
@@ -403,7 +402,7 @@ def test_only_what_the_optimizer_table_allows_is_offloaded(class_path: str, offl
 
 def test_a_quantized_base_is_never_partitioned_nor_its_parameters_offloaded() -> None:
     found = candidates(captured_problem(capture(model_is_quantized=True))).strategies
-    assert {kind_of(one)[3] for one in found} == {OffloadDevice.NONE}
+    assert {placement_of(one)[3] for one in found} == {OffloadDevice.NONE}
 
 
 def test_a_micro_batch_that_would_not_make_the_scripts_global_batch_is_refused() -> None:

@@ -66,11 +66,10 @@ def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
     with pytest.raises(UserError) as caught:
         captured_problem(request=Request(global_batch_size=128))
     assert str(caught.value) == (
-        "error[global-batch-is-the-scripts]: the global batch of this script is made in the script\n"
+        "error[global-batch-is-the-scripts]: the global batch is set in the script\n"
         "  found: --global-batch-size 128, and the script's is 8 x 2 x 4 = 64   "
         "(samples x accumulation x ranks)\n"
-        "  why:   its DataLoader and the steps that it counts are its own, and zerofit leaves them as they "
-        "are\n"
+        "  why:   zerofit does not change the script's DataLoader and accumulation\n"
         "  fix:   leave out --global-batch-size, or set in the script its DataLoader's batch_size to 16 "
         "or its gradient_accumulation_steps to 4"
     )
@@ -211,7 +210,7 @@ _WHOLE = "a model that is given what another one of the script made runs whole b
         ),
         (
             capture(micro_batch_size=None),
-            ("the script's first batch stands for all, as nothing shows how many samples one has",),
+            ("the script's first batch stands for all, as their size is unknown",),
         ),
     ],
 )
@@ -234,7 +233,7 @@ def test_what_the_script_alone_can_do_is_left_out_of_what_is_allowed() -> None:
     problem = captured_problem(allow=frozenset(Allow))
     assert problem.allow == {Allow.ADAFACTOR, Allow.FREEZE, Allow.LORA, Allow.QLORA}
     assert problem.notes == (
-        "--allow length is left out: the length of its samples is the script's own to change",
+        "--allow length is left out: only the script can change the length of its samples",
     )
 
 

@@ -90,7 +90,7 @@ def test_groups_divide_heads_and_the_ranks_of_a_node(
 
 
 def test_what_is_no_better_by_closed_forms_is_not_traced() -> None:
-    """Model states decide here, which sharing samples does not make smaller."""
+    """Model states dominate here, and sharing samples does not reduce them."""
     asked = problem(facts=LARGE, memory_gib=10, num_gpus=4, sequence_length=256)
     solved_for: list[Topology] = []
 

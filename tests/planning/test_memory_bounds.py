@@ -1,4 +1,4 @@
-"""Bounds: the envelope of lines, and what lies on each GPU at least."""
+"""Lower bounds of memory: the envelope of lines, and the model states on each GPU."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from zerofit.core.estimates import Holder, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Buckets, Engine, Lora, OffloadDevice, OptimizerName, Strategy, ZeroStage
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
+from zerofit.planning.plan_labels import label, rate, seconds
 from zerofit.planning.plan_table import GROUPS, bar, group_of
-from zerofit.planning.plan_words import label, rate, seconds
 
 
 def _phase(**terms: int) -> PhaseMemory:

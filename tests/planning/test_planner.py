@@ -57,7 +57,7 @@ def test_closed_forms_take_the_place_of_a_trace_that_fails() -> None:
     assert answer.is_fast
     assert answer.found.chosen.estimate.device.uncertainty == 0.2
     assert answer.notes[0] == (
-        "the model can't be traced (sparse tensors): its dimensions are gone by, as with --fast"
+        "the model can't be traced (sparse tensors): estimated by its dimensions, as with --fast"
     )
 
 

@@ -23,15 +23,15 @@ from zerofit.core.request import Request
 from zerofit.core.strategy import Buckets, OffloadDevice, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.replay import replay_live
-from zerofit.planning.make_plan import plan_of, why_it_loses
+from zerofit.planning.plan_reasons import plan_of, why_it_loses
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import (
-    OFFLOADED,
-    SAME_TIME,
+    OFFLOAD_TIER,
+    TIME_TIE_SHARE,
     EstimatedStrategy,
     Estimator,
     SearchResult,
-    kind_of,
+    placement_of,
     search,
     simplicity,
     tier,
@@ -55,7 +55,7 @@ def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
 
 @dataclass
 class _Dice:
-    """An estimator that throws dice: needs, bounds below them, times; host memory may lack too."""
+    """An estimator with random needs, bounds below them and times; host memory may be short too."""
 
     dice: random.Random
     limit: int = 1000
@@ -93,11 +93,11 @@ class _Dice:
         need, _, lacks_host = self.need(strategy)
         return need <= self.limit and not lacks_host
 
-    def has_room(self, strategy: Strategy) -> bool:
+    def surely_fits(self, strategy: Strategy) -> bool:
         return self.need(strategy)[0] * 1.1 <= self.limit
 
-    def has_gpu_room(self, strategy: Strategy) -> bool:
-        return self.has_room(strategy)
+    def surely_fits_gpu(self, strategy: Strategy) -> bool:
+        return self.surely_fits(strategy)
 
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         self.estimated.add(strategy)
@@ -112,17 +112,17 @@ class _Dice:
 
 
 def _exhaustive(strategies: tuple[Strategy, ...], estimator: Estimator) -> Strategy | None:
-    """Estimate everything, and take the simplest of the lowest tier that is near its fastest."""
+    """Estimate everything, and take the simplest of the lowest tier that ties with its fastest."""
     fitting = [one for one in strategies if estimator.estimate(one).fits]
     lowest = min(map(tier, fitting), default=0)
     times = {one: estimator.seconds(one) or 0.0 for one in fitting if tier(one) == lowest}
     fastest = min(times.values(), default=0.0)
-    near = [one for one, seconds in times.items() if seconds <= fastest * (1 + SAME_TIME)]
+    near = [one for one, seconds in times.items() if seconds <= fastest * (1 + TIME_TIE_SHARE)]
     best = min(near, key=simplicity, default=None)
-    if best is None or estimator.has_room(best):
+    if best is None or estimator.surely_fits(best):
         return best
-    roomy = {one: s for one, s in times.items() if s <= times[best] * 1.15 and estimator.has_room(one)}
-    near = [one for one, s in roomy.items() if s <= min(roomy.values()) * (1 + SAME_TIME)]
+    roomy = {one: s for one, s in times.items() if s <= times[best] * 1.15 and estimator.surely_fits(one)}
+    near = [one for one, s in roomy.items() if s <= min(roomy.values()) * (1 + TIME_TIE_SHARE)]
     return min(near, key=simplicity, default=best)
 
 
@@ -158,15 +158,15 @@ def test_the_fastest_are_those_of_an_exhaustive_search(seed: int) -> None:
 
 @dataclass
 class _CloseHosts(_Dice):
-    """An estimator that finds each host close, and GPUs with room where activations are recomputed."""
+    """An estimator by which no host surely fits, and the GPUs do with activation checkpointing."""
 
     def need(self, strategy: Strategy) -> tuple[int, float | None, bool]:
         return (500, 1.05, False) if strategy.gradient_checkpointing else (990, 1.0, False)
 
-    def has_room(self, strategy: Strategy) -> bool:
+    def surely_fits(self, strategy: Strategy) -> bool:
         return False
 
-    def has_gpu_room(self, strategy: Strategy) -> bool:
+    def surely_fits_gpu(self, strategy: Strategy) -> bool:
         return self.need(strategy)[0] < 900
 
 
@@ -179,7 +179,7 @@ def test_where_no_host_has_room_the_gpus_have() -> None:
 
 @dataclass
 class _OffloadRuns(_Dice):
-    """An estimator to whom what is offloaded is ten times as fast, and the rest fits as it is told."""
+    """An estimator by which offload is ten times as fast, and the rest fits depending on its optimizer."""
 
     fits_on_gpus: tuple[OptimizerName | None, ...] = (None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT)
 
@@ -189,7 +189,7 @@ class _OffloadRuns(_Dice):
         return (1 if strategy.optimizer in self.fits_on_gpus else 2500), 10.0, False
 
 
-_FASTER = "90% less time by the estimate; offload comes where nothing on the GPUs fits"
+_FASTER = "90% less time by the estimate; offload is taken only if nothing else fits"
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ _FASTER = "90% less time by the estimate; offload comes where nothing on the GPU
         (
             (OptimizerName.ADAMW_8BIT,),
             True,
-            "nothing that stays on the GPUs fits as long as the same is computed",
+            "nothing fits without offload unless the training changes",
         ),
-        ((), True, "nothing that stays on the GPUs fits"),
+        ((), True, "nothing fits without offload"),
     ],
 )
 def test_offload_comes_where_nothing_on_the_gpus_fits_however_fast_it_seems(
@@ -213,7 +213,7 @@ def test_offload_comes_where_nothing_on_the_gpus_fits_however_fast_it_seems(
     found = search(candidates(asked).strategies, estimator=estimator, device_bytes=estimator.limit)
     plan = plan_of(found, asked)
     assert plan.strategy.offloads is offloads
-    assert tier(plan.strategy) == (OFFLOADED if offloads else 0)
+    assert tier(plan.strategy) == (OFFLOAD_TIER if offloads else 0)
     whys = {reason.field: reason.why for reason in plan.reasons}
     assert whys.get("optimizer_offload") == why_optimizer_offload
     rejected = {one.why for one in plan.rejected if one.strategy.offloads}
@@ -291,9 +291,9 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         (1.99, "99% slower"),
         (1.1, "10% slower"),
         (1.005, "0% slower"),
-        (1.004, "no faster, and less simple"),
-        (0.996, "no faster, and less simple"),
-        (0.9, "10% less time, within the estimate's error, and less simple"),
+        (1.004, "no faster, and more complex"),
+        (0.996, "no faster, and more complex"),
+        (0.9, "10% less time, within the estimate's error, and more complex"),
     ],
 )
 def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float, said: str) -> None:
@@ -315,7 +315,7 @@ def test_a_fast_estimate_reserves_six_hundredths_beyond_the_live_tensors() -> No
 
 def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
     asked = problem(num_gpus=2, memory_gib=8, global_batch_size=8, sequence_length=300)
-    found = {kind_of(one): one for one in candidates(asked).strategies}
+    found = {placement_of(one): one for one in candidates(asked).strategies}
     strategy = next(one for one in found.values() if one.zero_stage == 3 and not one.offloads)
 
     def totals(**fields: bool) -> list[int]:
@@ -330,7 +330,7 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
 def test_long_accumulation_needs_what_a_short_one_does() -> None:
     asked = problem(num_gpus=2, memory_gib=8, global_batch_size=24, sequence_length=256)
     of_steps = {steps: replays(asked) for steps in (4, 12)}
-    first = {kind_of(one): one for one in candidates(asked).strategies}
+    first = {placement_of(one): one for one in candidates(asked).strategies}
     for strategy in first.values():
         peaks = {
             estimator.estimate(
@@ -345,7 +345,7 @@ def test_long_accumulation_needs_what_a_short_one_does() -> None:
 def test_the_line_through_an_engines_live_bytes_meets_each_micro_batch(micro_batch_size: int) -> None:
     asked = problem(num_gpus=2, memory_gib=80, global_batch_size=None, sequence_length=256)
     estimator = replays(asked)
-    for strategy in {kind_of(one): one for one in candidates(asked).strategies}.values():
+    for strategy in {placement_of(one): one for one in candidates(asked).strategies}.values():
         sized = replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=2)
         live = max(
             peak.live_bytes for peak in replay_live(estimator._play(sized, estimator._log(sized))).peaks

@@ -29,8 +29,8 @@ from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.plan_table import as_it_is_lines, as_it_is_words, plan_table
 from zerofit.planning.problem import Allow, Problem
-from zerofit.planning.search import SAME_TIME, EstimatedStrategy, simplicity, tier
-from zerofit.planning.solve import best_of, script_as_it_is, solve, wins
+from zerofit.planning.search import TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
+from zerofit.planning.solve import best_of, is_clearly_faster, script_as_it_is, solve
 from zerofit.planning.suggestions import suggestions, with_more_host_memory
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -68,7 +68,7 @@ def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
         sequence_length=sequence_length,
     )
     chosen, estimator = best_of(asked, closed_forms), closed_forms(asked)
-    if chosen is None or estimator.has_room(chosen.strategy):
+    if chosen is None or estimator.surely_fits(chosen.strategy):
         return
     most = 1.15 * (estimator.seconds(chosen.strategy) or 0)
     others = (
@@ -76,7 +76,7 @@ def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
         for one in candidates(asked).strategies
         if tier(one) == tier(chosen.strategy) and (estimator.seconds(one) or 0) <= most
     )
-    assert not any(map(estimator.has_room, others))
+    assert not any(map(estimator.surely_fits, others))
 
 
 def test_what_the_user_fixed_is_said_to_be_the_users() -> None:
@@ -192,9 +192,7 @@ def test_an_estimate_is_close_where_its_uncertainty_goes_beyond_gpu_or_host(
         return MemoryEstimate(phases=phases, uncertainty=0.1, uncertainty_source="")
 
     estimate = Estimate(device=needs(20), host=needs(10), step_time=None, tokens_per_step=0)
-    assert (
-        problem(memory_gib=memory_gib, host_gib=host_gib).is_close(estimate.device, estimate.host) == is_close
-    )
+    assert problem(memory_gib=memory_gib, host_gib=host_gib).is_close(estimate) == is_close
 
 
 @pytest.mark.parametrize(("allow", "fits"), [((), False), ((Allow.LENGTH,), True)])
@@ -258,13 +256,13 @@ def test_the_simplest_of_those_that_take_as_long_is_chosen() -> None:
     chosen = answer.found.chosen
     assert chosen
     assert chosen.estimate.step_time
-    limit = chosen.estimate.step_time.seconds / (1 + SAME_TIME)
+    limit = chosen.estimate.step_time.seconds / (1 + TIME_TIE_SHARE)
     fitting = [one for one in answer.found.others if one.fits]
     assert all(one.estimate.step_time and one.estimate.step_time.seconds >= limit for one in fitting)
     near = [
         one
         for one in fitting
-        if one.estimate.step_time and one.estimate.step_time.seconds <= limit * (1 + SAME_TIME)
+        if one.estimate.step_time and one.estimate.step_time.seconds <= limit * (1 + TIME_TIE_SHARE)
     ]
     assert all(simplicity(one.strategy) > simplicity(chosen.strategy) for one in near)
 
@@ -358,7 +356,7 @@ def test_what_computes_the_same_is_taken_only_where_it_wins_more_than_its_uncert
 
     def faster(share: float) -> bool:
         quicker = replace(time, terms=tuple(replace(one, seconds=one.seconds * share) for one in time.terms))
-        return wins(replace(own, estimate=replace(own.estimate, step_time=quicker)), own)
+        return is_clearly_faster(replace(own, estimate=replace(own.estimate, step_time=quicker)), own)
 
     assert [faster(share) for share in (1.0, 0.8, 0.7)] == [False, False, True]
 
@@ -416,13 +414,13 @@ def test_allowed_qlora_quantizes_what_adapters_stand_beside() -> None:
     strategy = answer.plan.strategy
     assert strategy.lora is not None
     assert (strategy.quantization, strategy.offloads) == (Quantization.NF4, False)
-    why = "nothing fits while every weight trains, and --allow qlora says so"
+    why = "nothing fits if all weights train, and --allow qlora permits it"
     reasons = {reason.field: reason.why for reason in answer.plan.reasons}
     assert (reasons["lora"], reasons["quantization"]) == (why, why)
 
 
 def test_a_change_that_closed_forms_find_slightly_too_large_is_traced() -> None:
-    """They count some per cent more than a trace, which Adafactor on a full GPU does not leave."""
+    """They exceed a trace by some per cent, more than Adafactor leaves free on a full GPU."""
     asked, tried = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2), list[float]()
     best = solved(captured_problem(num_gpus=1)).head
 

@@ -1,4 +1,4 @@
-"""Laws of what trains: the less does, the less memory a strategy takes; a quantized base takes less again."""
+"""The less trains, the less memory a strategy takes; a quantized base takes even less."""
 
 from __future__ import annotations
 

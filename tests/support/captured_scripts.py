@@ -47,7 +47,7 @@ def batch(samples: int = 8, width: int = 512, *, longest: int = 512, shortest: i
 
 
 def captured_model(**fields: Any) -> CapturedModel:
-    """Return the small decoder as a script makes it."""
+    """Return the small decoder as a script creates it."""
     facts = fields.pop("facts", None) or model()
     module = CapturedModule(
         name="model",

@@ -59,7 +59,7 @@ def machine(*gpus: GpuSpec, host_gib: int = 64, nvme_gib: int = 0) -> Machine:
 
 
 def workload(**fields: int) -> InferenceWorkload:
-    """Return 100 prompts of 1024 tokens with 512 new ones, but for what is said."""
+    """Return 100 prompts of 1024 tokens with 512 new ones, with some fields changed."""
     return InferenceWorkload(**{"num_prompts": 100, "longest_prompt": 1024, "max_new_tokens": 512, **fields})
 
 

@@ -40,8 +40,8 @@ from zerofit.machine.port import DEFAULT_PORT
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import check_none_ignored, settings_of
+from zerofit.planning.machine_from_flags import machine_of
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
-from zerofit.planning.planned_machine import machine_of
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan

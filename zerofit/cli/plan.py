@@ -37,9 +37,9 @@ from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import MachineFlags, settings_of
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open
+from zerofit.planning.machine_from_flags import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
-from zerofit.planning.planned_machine import machine_of
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
@@ -149,9 +149,10 @@ def plan(
         _check_output(output, target)
     if model_flags.is_fast:
         gc.disable()  # in half a second there is no garbage worth collecting
-    specs: list[str | None] = [None]
+    described = [machine_flags]
     if compare is not None:
-        specs = [part.strip() for part in compare.split(",") if part.strip()]
+        specs = filter(None, (part.strip() for part in compare.split(",")))
+        described = [replace(machine_flags, gpus=spec) for spec in specs]
     is_here = compare is None and machine_flags.gpus is None
     request, num_nodes = _with_ranks_and_files(
         request,
@@ -165,7 +166,7 @@ def plan(
         target,
         model_flags,
         request,
-        machines=[machine_of(machine_flags, num_nodes=num_nodes, gpus=spec, target=target) for spec in specs],
+        machines=[machine_of(one, num_nodes=num_nodes, target=target) for one in described],
         num_nodes=num_nodes,
         is_here=is_here,
         capture_limit_s=capture_limit_s,

@@ -94,6 +94,11 @@ class MemoryEstimate:
         return self.peak.total_bytes
 
     @property
+    def upper_bytes(self) -> float:
+        """The peak at the upper end of its uncertainty."""
+        return self.peak_bytes * (1 + self.uncertainty)
+
+    @property
     def most_tensors(self) -> int:
         """Maximum of live tensor bytes over all phases."""
         return max(phase.held_by(Holder.TENSORS) for phase in self.phases)

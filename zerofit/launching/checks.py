@@ -96,7 +96,7 @@ def check_flags(launch: LaunchRequest) -> None:
 def _check_gpus(launch: LaunchRequest) -> None:
     if launch.gpus is None:
         if launch.elsewhere != MachineFlags():
-            from zerofit.planning.planned_machine import machine_of  # imported only if needed
+            from zerofit.planning.machine_from_flags import machine_of  # imported only if needed
 
             machine_of(launch.elsewhere, num_nodes=1)  # refuses flags of a machine without its GPUs
         return

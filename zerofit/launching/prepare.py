@@ -169,7 +169,7 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
 
 def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
     """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
-    from zerofit.planning.planned_machine import machine_of
+    from zerofit.planning.machine_from_flags import machine_of
 
     specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
     if (indices := nodes.gpu_indices) is None:

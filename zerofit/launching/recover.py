@@ -27,7 +27,7 @@ from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoi
 from zerofit.launching.start import fields_of_end
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.this_node import probe_machine
-from zerofit.planning.plan_words import strategy_words
+from zerofit.planning.plan_labels import strategy_words
 from zerofit.planning.problem import MemoryLimits
 from zerofit.scripts.resume import resume_way
 

@@ -32,8 +32,8 @@ from zerofit.launching.start import launch_files, start, trial_step_time_s
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.observations import subject_of
 from zerofit.machine.stopping import stopping_by_exception
-from zerofit.planning.plan_words import seconds, strategy_words
-from zerofit.planning.search import SAME_TIME
+from zerofit.planning.plan_labels import seconds, strategy_words
+from zerofit.planning.search import TIME_TIE_SHARE
 from zerofit.scripts.capture.environment import quiet_variables
 from zerofit.scripts.capture.journal import REFUSED, SPEC
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
@@ -332,7 +332,7 @@ def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> in
     def rank(place: int) -> tuple[bool, float, int]:
         predicted, family = times[place] or 0.0, _family(plans[place])
         alike = [one for one in results if _family(plans[one]) == family]
-        is_same = any(abs(predicted - (times[one] or 0.0)) <= SAME_TIME * predicted for one in alike)
+        is_same = any(abs(predicted - (times[one] or 0.0)) <= TIME_TIE_SHARE * predicted for one in alike)
         of_family = ratios.get(family, [most_hopeful])
         return is_same, predicted * sum(of_family) / len(of_family), place
 

@@ -1,4 +1,4 @@
-"""The changes that a plan makes to a script's settings, as rows with reasons."""
+"""The table of what a plan changes in a script's settings, with reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.planning.constraints import constraints_of
-from zerofit.planning.plan_words import OPTIMIZER_WORDS
+from zerofit.planning.plan_labels import OPTIMIZER_WORDS
 from zerofit.scripts.capture_summary import batch_words, class_name
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ map_pytorch_optim_to_deepspeed)."""
 
 
 def applied_rows(plan: Plan) -> tuple[Row, ...]:
-    """Return what of a script's settings a plan changes, and what stays as nothing else can be applied.
+    """Return the script settings that a plan changes, and those that can't be changed.
 
-    A script that was not captured only says "its own".
+    Without a capture, the script's values are shown as "its own".
     """
     capture = plan.capture
     return tuple(
@@ -50,11 +50,11 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def applied_table(rows: tuple[Row, ...], *, width: int | None = None, is_cut: bool = True) -> str:
-    """Return the rows as a table; one line that says so where nothing changes.
+    """Return the rows as a table; a single line if nothing changes.
 
     Args:
-        width: columns that it may take; None for any.
-        is_cut: True to cut reasons that are too long; False to write them whole, below their rows.
+        width: columns of the terminal; None for no limit.
+        is_cut: True to cut long reasons; False to write them in full, below their rows.
     """
     if not rows:
         return "runs as the script says, without any change"
@@ -95,7 +95,7 @@ def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
 
 
 def _batch_words(micro: int | None, steps: int | None, by_hand: int | None) -> str:
-    """Return micro-batch x accumulation, or the one of them that is known."""
+    """Return micro-batch x accumulation, or the one that is known."""
     if micro is None:
         return f"accumulation of {steps}"
     words = f"pieces of {micro}" if steps is None else f"{micro} x {steps}"
@@ -113,7 +113,7 @@ def _engine(plan: Plan) -> Iterator[Row]:
 
 
 def _plain(plan: Plan) -> str:
-    """Return what runs a script without any engine."""
+    """Return how a script runs without an engine."""
     return "DDP" if plan.topology.world_size > 1 else "plain PyTorch"
 
 
@@ -181,7 +181,7 @@ def _clipping(plan: Plan, capture: Capture | None) -> Iterator[Row]:
 
 
 def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
-    """Yield what stays as the script has it, since nothing else can be applied safely."""
+    """Yield the settings that can't safely be changed."""
     if capture is None:
         return
     batch = "its own, of no known size"
@@ -196,8 +196,8 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     }
     for pin in constraints_of(capture, topology=plan.topology).pins:
         is_open = pin.is_habit or len(pin.values) > 1 or pin.field not in words
-        is_open |= pin.field == "micro_batch_size" and capture.micro_batch_size == 1  # no smaller one is left
-        is_open |= pin.values[0] is Engine.DEEPSPEED  # which is a row of its own
+        is_open |= pin.field == "micro_batch_size" and capture.micro_batch_size == 1
+        is_open |= pin.values[0] is Engine.DEEPSPEED  # has a row of its own
         if is_open or getattr(plan.strategy, pin.field) not in (None, pin.values[0]):
             continue
         what, own = words[pin.field]
@@ -205,7 +205,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
 
 
 OWN = "its own"
-"""Shown for a setting of a script that was not captured."""
+"""The value of an unknown setting of the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,22 +213,22 @@ class Row:
     """One setting."""
 
     what: str
-    """Its name, as a person reads it."""
+    """Its name, as displayed."""
     script_says: str
-    """The script's value, or the default where it sets none."""
+    """The script's value, or the default."""
     runs: str
     why: str
 
 
 def why_of(plan: Plan, *fields: str) -> str:
-    """Return the reason of the first of these fields that has one; that of a flag before all others."""
+    """Return the reason of the first of these fields that has one, preferring reasons by flag."""
     found = [reason for field in fields for reason in plan.reasons if reason.field == field]
     by_flag = [reason for reason in found if reason.origin is Origin.FLAG and reason.why.startswith("--")]
     return next((reason.why for reason in (*by_flag, *found)), "the plan says so")
 
 
 def changed_model_rows(plan: Plan, capture: Capture | None) -> Iterator[Row]:
-    """Yield one row for each change."""
+    """Yield a row for each change to the model."""
     yield from _what_trains(plan, capture)
     yield from _code(plan, capture)
     if plan.strategy.group_by_length:

@@ -1,4 +1,4 @@
-"""candidates: a problem to every strategy worth considering, and those that a compatibility rule forbids."""
+"""candidates: every strategy worth considering for a problem, and those that compatibility rules forbid."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.planning.plan_from_flags import fields_said
+from zerofit.planning.plan_from_flags import default_precision, fields_said
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import Kind
+from zerofit.planning.search import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,20 +47,21 @@ SMALL_BUCKETS = Buckets(
 )
 """ASSUMPTION: messages of 20 MB still use most of a link; a tenth of the default frees up to 10 GB."""
 DEFAULT_NVME_PATH = "/local_nvme"
-"""Stands in a plan for the folder on another machine's disk, until --nvme-path names it."""
+"""A plan's placeholder for a folder on another machine's disk, until --nvme-path names it."""
 
-_AS_SAID: dict[str, Any] = {
+_NEUTRAL: dict[str, Any] = {
     "gradient_checkpointing": None,
     "buckets": Buckets(),
     "lora": None,
     "freeze": (),
 }
-"""Values that no rule forbids unless the user gives them, so that each kind is checked once."""
+"""Values that replace the planner's own before the rules run, so that strategies which differ only in these
+are checked once."""
 
 _Trained = tuple[tuple[str, ...], Lora | None, Quantization | None]
-"""Frozen parameters, the adapters, and the format of the weights beside them."""
+"""Frozen parameters, adapters, and the format of the base weights."""
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
-_KINDS: tuple[Kind, ...] = (
+_PLACEMENTS: tuple[Placement, ...] = (
     (Engine.NATIVE, ZeroStage.NOTHING, _NONE, _NONE),
     (Engine.DEEPSPEED, ZeroStage.OPTIMIZER_STATES, _NONE, _NONE),
     (Engine.DEEPSPEED, ZeroStage.GRADIENTS, _NONE, _NONE),
@@ -72,26 +73,26 @@ _KINDS: tuple[Kind, ...] = (
     (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _CPU),
     (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _NVME),
 )
-"""Engine, stage, optimizer offload and parameter offload. Stage 0 under DeepSpeed and offload at stage 1 are
-considered only where the user fixes them: plain PyTorch and stage 2 are better at the same price."""
+"""Stage 0 under DeepSpeed and offload at stage 1 are considered only if the user sets them: plain PyTorch and
+stage 2 are better at the same cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Strategies that a compatibility rule forbids."""
+    """Strategies that compatibility rules forbid."""
 
     strategy: Strategy
-    """One of them."""
+    """An example of them."""
     findings: tuple[Finding, ...]
-    """The errors that the rules found."""
+    """The rules' errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """All that a problem's search looks at."""
+    """The candidates of a problem's search."""
 
     strategies: tuple[Strategy, ...]
-    """Each whole, with micro-batch and accumulation."""
+    """Each with micro-batch and accumulation."""
     dropped: tuple[Dropped, ...]
 
 
@@ -99,16 +100,16 @@ def candidates(problem: Problem) -> Candidates:
     """Return every strategy worth considering for a problem.
 
     Raises:
-        UserError: the ranks, or the batch sizes that the user fixed, do not make the global batch, or the
-            script leaves none of those that do.
+        UserError: the ranks or the user's batch sizes do not make the global batch, or the script allows none
+            of the micro-batches that do.
     """
     batches, said = tuple(_batches(problem)), fields_said(problem.request)
     strategies: list[Strategy] = []
     dropped: list[Dropped] = []
     verdicts: dict[Strategy, tuple[Finding, ...]] = {}
     for strategy in _without_batches(problem):
-        kept = {*said, "lora"} if strategy.quantization is not None else said  # they go together
-        checked = replace(strategy, **{name: value for name, value in _AS_SAID.items() if name not in kept})
+        kept = {*said, "lora"} if strategy.quantization is not None else said  # rules check the two together
+        checked = replace(strategy, **{name: value for name, value in _NEUTRAL.items() if name not in kept})
         if checked not in verdicts:
             verdicts[checked] = _errors(checked, problem)
             if verdicts[checked]:
@@ -122,18 +123,13 @@ def candidates(problem: Problem) -> Candidates:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Return every whole number that divides this one, rising."""
+    """Return all divisors of a number, in ascending order."""
     low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
     return tuple(sorted({*low, *(number // one for one in low)}))
 
 
-def default_precision(problem: Problem) -> Precision:
-    """Return the 16-bit format that every GPU of the machine has."""
-    return Precision.BF16 if all(gpu.has_bf16 for gpu in problem.machine.gpus) else Precision.FP16
-
-
 def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
-    """Yield each (micro-batch, accumulation) that makes the global batch and that the script leaves open."""
+    """Yield each (micro-batch, accumulation) that makes the global batch and that the script allows."""
     constraints = problem.constraints
     made = [one for one in _batches_made(problem) if _fills_stages(one[1], problem)]
     if not made:
@@ -150,9 +146,9 @@ def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
 
 
 def _fills_stages(steps: int | None, problem: Problem) -> bool:
-    """Return True if each forward pass of a pipeline has a micro-batch for each rank, as 1F1B needs.
+    """Return True if each forward pass of a pipeline has a micro-batch per rank, as 1F1B needs.
 
-    Interleaved it needs a multiple of the ranks: they run the micro-batches of a stage by rounds of so many.
+    Interleaved 1F1B needs a multiple of the ranks, which run the micro-batches of a stage in rounds.
     """
     topology = problem.topology
     least = topology.pipeline_parallel_size * problem.passes_per_step
@@ -201,10 +197,10 @@ def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> Us
 def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
     fixed, ranks = problem.request, problem.topology.data_parallel_size
     total = problem.workload.global_batch_size
-    if total is None and problem.script is not None:  # its batches show no size, and stay as they are
+    if total is None and problem.script is not None:  # its batches have no known size and stay unchanged
         yield None, None
         return
-    if total is None:  # the script's own; the least that runs is planned for
+    if total is None:  # the script's own is unknown; plan for the smallest
         yield fixed.micro_batch_size or 1, fixed.gradient_accumulation_steps or 1
         return
     if fixed.micro_batch_size is not None or fixed.gradient_accumulation_steps is not None:
@@ -232,7 +228,7 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
     pinned = {**settled, **pinned}
     pinned |= {"nvme_path": None, "micro_batch_size": None, "gradient_accumulation_steps": None}
-    for engine, stage, optimizer_offload, param_offload in _kinds(problem):
+    for engine, stage, optimizer_offload, param_offload in _placements(problem):
         offloads = optimizer_offload is not _NONE
         uses_nvme = _NVME in (optimizer_offload, param_offload)
         base = Strategy(
@@ -240,7 +236,7 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
             zero_stage=stage,
             optimizer_offload=optimizer_offload,
             param_offload=param_offload,
-            precision=default_precision(problem),
+            precision=default_precision(problem.machine),
         )
         path = fixed.nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
         base = replace(base, **{**pinned, "nvme_path": path})
@@ -264,27 +260,27 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
             )
 
 
-def _kinds(problem: Problem) -> tuple[Kind, ...]:
+def _placements(problem: Problem) -> tuple[Placement, ...]:
     fixed = problem.request
     alone = problem.topology.world_size == 1 and fixed.engine is None and fixed.zero_stage is None
     has_nvme = problem.machine.nvme_bytes > 0 or fixed.nvme_path is not None
     names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
     pins: dict[str, Any] = {name: getattr(fixed, name) for name in names}
 
-    def is_wanted(kind: Kind) -> bool:
+    def is_wanted(kind: Placement) -> bool:
         if any(pins[name] not in (None, value) for name, value in zip(names, kind, strict=True)):
             return False
         offloads = {kind[2], kind[3]} - {_NONE}
         if not all(map(problem.constraints.allow, names, kind)):
             return False
         if alone and kind[0] is Engine.DEEPSPEED and not offloads:
-            return False  # one rank has nothing to share
+            return False  # one rank has nothing to partition
         return has_nvme or _NVME not in offloads or _NVME in pins.values()
 
-    wanted = tuple(kind for kind in _KINDS if is_wanted(kind))
+    wanted = tuple(kind for kind in _PLACEMENTS if is_wanted(kind))
     if wanted:
         return wanted
-    # What the user fixed is none of those; the rules say whether it can run.
+    # The user's combination is none of those; the rules say whether it can run.
     offload = pins["optimizer_offload"] or _NONE, pins["param_offload"] or _NONE
     needs_deepspeed = bool(pins["zero_stage"]) or offload != (_NONE, _NONE)
     engine = pins["engine"] or (Engine.DEEPSPEED if needs_deepspeed else Engine.NATIVE)
@@ -315,7 +311,7 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
     if fixed is not None:
         return (fixed,)
     if offloads:
-        return (None,)  # DeepSpeed's CPU Adam takes its place
+        return (None,)  # DeepSpeed's CPU Adam replaces it
     adafactor = (OptimizerName.ADAFACTOR,) if Allow.ADAFACTOR in problem.allow else ()
     is_fused = problem.own_optimizer is OptimizerName.ADAMW
     fused = () if is_fused else (OptimizerName.ADAMW,)
@@ -324,7 +320,7 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
 
 
 def _trained(problem: Problem) -> tuple[_Trained, ...]:
-    """Return the parts that may train: everything, and those that the user allows in place of it."""
+    """Return what may train: everything, and the alternatives that the user allows."""
     request = problem.request
     choices: list[_Trained] = [(request.freeze or (), request.lora, request.quantization)]
     if request.freeze is not None or request.lora is not None:
@@ -350,14 +346,14 @@ def _errors(strategy: Strategy, problem: Problem) -> tuple[Finding, ...]:
         typed=[name for name in FLAGS if getattr(problem.request, name) is not None],
         script=problem.source,
     )
-    # Of the rules on the source those on what each rank runs; the others depend on no strategy.
+    # Of the rules on the script's source, only those on ranks depend on the strategy.
     on_strategy = check(replace(situation, script=None), rules=ALL_RULES).of(Severity.ERROR)
     on_ranks = check(situation, rules=RULES_OF_RANKS).of(Severity.ERROR)
     return tuple(dict.fromkeys((*on_strategy, *on_ranks)))
 
 
 def _own_optimizer(problem: Problem) -> Said[str | None] | None:
-    """Return the script's own optimizer; None where it is not known."""
+    """Return the script's own optimizer; None if unknown."""
     script = problem.script
     if script is None or script.optimizer_id is None:
         return None

@@ -1,4 +1,4 @@
-"""Constraints: what of a strategy a captured script leaves open, with the reason for each limit."""
+"""Constraints: the values of strategy fields that a captured script allows, each limit with its reason."""
 
 from __future__ import annotations
 
@@ -27,35 +27,34 @@ UNCHANGED = {
     "checkpoint_every": 1,
     "group_by_length": False,
 }
-"""Fields that change the model or the batches, and the value at which each leaves them as they are."""
+"""Fields that change the model or the batches, with the value that changes nothing."""
 _OF_ONE_MODEL = ("freeze", "lora", "quantization")
 _LOOPS = ("train", "_inner_training_loop", "training_step")
-"""Methods of Trainer that handle a batch whole: one that overrides them may look at all its samples."""
+"""Methods of Trainer that get a whole batch: an override may use all its samples."""
 _HANDING_ON = ("SFTTrainer", "DPOTrainer", "RewardTrainer", "KTOTrainer")
-"""Trainers of TRL whose training_step calls transformers' own within a context, and hands the batch on as it
-is (trl 1.16, trl/trainer/sft_trainer.py and its neighbours). Its others slice batches that they generate."""
+"""Trainers of TRL whose training_step passes the batch unchanged to transformers' own (trl 1.16,
+trl/trainer/sft_trainer.py and its neighbours). Its other trainers slice batches that they generate."""
 _COMPARING = "sentence_transformers"
-"""Its losses compare the samples of a batch, and the cached ones run the model in parts themselves, with a
-backward pass of their own (sentence_transformers 6.2, losses of its names that begin with Cached)."""
+"""Its losses compare the samples of a batch; those named Cached* run the model in parts themselves, with a
+backward pass of their own (sentence_transformers 6.2)."""
 _DROPPED = ("amsgrad", "maximize")
-"""Settings of torch's optimizers that no optimizer in their place has: neither bitsandbytes' AdamW8bit nor
+"""Settings of torch's optimizers that no replacement supports: neither bitsandbytes' AdamW8bit nor
 DeepSpeedCPUAdam (deepspeed 0.19.8, ops/adam/cpu_adam.py: amsgrad is unsupported, maximize unknown)."""
 _SHOWN = 3
-"""Names that a reason lists."""
+"""How many names a reason lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One field of a strategy and the values that it can have."""
+    """The allowed values of one Strategy field."""
 
     field: str
-    """Name of the Strategy field."""
     values: tuple[Any, ...]
-    """The first one is the script's own."""
+    """The script's own value first."""
     why: str
     """One phrase."""
     is_habit: bool = False
-    """True if a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
+    """True if a flag may override it: it is the script's choice, not a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +64,27 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
 
     def beside(self, request: Request) -> Constraints:
-        """Return the constraints without the habits that the user's own flags overrule."""
+        """Return the constraints without the habits that the user's flags override."""
         kept = (
             one for one in self.pins if not (one.is_habit and getattr(request, one.field, None) is not None)
         )
         return replace(self, pins=tuple(kept))
 
     def allow(self, field: str, value: Any) -> bool:
-        """Return True if a field can have a value."""
+        """Return True if a field may have a value."""
         return all(value in pin.values for pin in self.pins if pin.field == field)
 
     def among(self, field: str, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return those of the values that a field can have; where it can have none, the script's own."""
+        """Return the values that a field may have; the script's own if there are none."""
         found = tuple(value for value in values if self.allow(field, value))
         return found or next(pin.values[:1] for pin in self.pins if pin.field == field)
 
     def settled(self) -> dict[str, Pin]:
-        """Return the pins that leave one value, by field."""
+        """Return the pins with a single value, by field."""
         return {pin.field: pin for pin in self.pins if len(pin.values) == 1}
 
     def check(self, request: Request) -> None:
-        """Return where the user's flags keep to the constraints.
+        """Check that the user's flags respect the constraints.
 
         Raises:
             UserError: one does not.
@@ -97,7 +96,7 @@ class Constraints:
 
 
 def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
-    """Return what of a strategy can't be applied to a script, or not without changing what it computes."""
+    """Return the constraints of a script: what can't be applied without changing its results."""
     return Constraints(
         pins=(
             *_of_batches(capture, topology),
@@ -113,14 +112,14 @@ def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
 
 
 _PREFIX = "PREFIX_TUNING"
-"""Of peft's kinds of adapters."""
+"""A type of adapter in peft."""
 
 
 def micro_batch_of(capture: Capture, topology: Topology) -> int | None:
-    """Return the samples of one forward pass of the script as it stands, on one rank.
+    """Return the samples per rank in one forward pass of the unchanged script; None if unknown.
 
     Raises:
-        UserError: its batch is of all ranks together, and does not divide over them.
+        UserError: with split_batches its batch does not divide over the ranks.
     """
     size, ranks = capture.micro_batch_size, topology.data_parallel_size
     if size is None or not capture.splits_batches:
@@ -141,7 +140,7 @@ def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
     accumulates = capture.trainer_accumulates(topology.data_parallel_size)
     whole = _why_whole(capture) or ("" if accumulates else capture.whole_because)
     if size is None or whole:
-        why = whole or "nothing shows how many samples the script's batches have"
+        why = whole or "the size of the script's batches is unknown"
         yield Pin(field="micro_batch_size", values=(size,), why=why)
         yield Pin(field="gradient_accumulation_steps", values=(None if size is None else steps,), why=why)
     elif not accumulates:
@@ -153,7 +152,7 @@ def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
 
 
 def _why_whole(capture: Capture) -> str:
-    """Return why a batch can't be split; empty where it can."""
+    """Return why a batch can't be split; empty if it can."""
     if capture.model.mixes_samples:
         return f"{listed(capture.model.mixes_samples)} of the model compute over all samples of a batch"
     library, name = capture.trainer_class.partition(".")[0], capture.trainer_class.rpartition(".")[2]
@@ -167,13 +166,13 @@ def _why_whole(capture: Capture) -> str:
 def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
     model, field = capture.model, "gradient_checkpointing"
     if model.checkpoints:
-        yield Pin(field=field, values=(True,), why="the script has switched it on", is_habit=True)
+        yield Pin(field=field, values=(True,), why="the script enables it", is_habit=True)
     elif _PREFIX in model.adapters:
         why = "prefix tuning keeps its prefix in the cache, which gradient checkpointing drops"
         yield Pin(field=field, values=(False,), why=why)
     elif not model.can_checkpoint:
         name = model.class_path.rpartition(".")[2]
-        yield Pin(field=field, values=(False,), why=f"{name} has no switch for gradient checkpointing")
+        yield Pin(field=field, values=(False,), why=f"{name} does not support gradient checkpointing")
 
 
 def _of_engine(capture: Capture) -> Iterator[Pin]:
@@ -204,10 +203,10 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
 
 
 def _num_foreign(capture: Capture) -> int:
-    """Return the elements that the optimizer has beside those that the model trains, such as of a loss.
+    """Return the number of elements in the optimizer that are not the model's, such as those of a loss.
 
-    One that was given all of the model's parameters may hold frozen ones. Quantized weights count fewer
-    elements in an optimizer than they stand for.
+    An optimizer of all the model's parameters may contain frozen ones. Packed quantized weights have fewer
+    elements in an optimizer than they represent.
     """
     facts = capture.model.facts
     own = capture.optimizer
@@ -220,9 +219,9 @@ def _of_optimizer(capture: Capture) -> Iterator[Pin]:
     own, field = capture.optimizer, "optimizer"
     dropped = _dropped(own)
     if dropped:
-        why = f"the script has {dropped}=True, which no optimizer in the place of its own keeps"
+        why = f"the script has {dropped}=True, which no replacement optimizer supports"
         yield Pin(field=field, values=(None,), why=why)
-        why = f"the script has {dropped}=True, which the AdamW that steps on the CPU drops"
+        why = f"the script has {dropped}=True, which DeepSpeed's CPU Adam ignores"
         yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
         return
     if own is None:
@@ -234,7 +233,7 @@ def _of_optimizer(capture: Capture) -> Iterator[Pin]:
 
 
 def _dropped(optimizer: CapturedOptimizer | None) -> str:
-    """Return the first setting that an optimizer in the place of this one would drop; empty without one."""
+    """Return the first setting that a replacement optimizer would drop; empty if there is none."""
     groups = optimizer.groups if optimizer is not None else ()
     return next((name for name in _DROPPED if any(group.settings.get(name) for group in groups)), "")
 
@@ -261,7 +260,7 @@ def _of_clipping(capture: Capture) -> Iterator[Pin]:
 def _refused(pin: Pin, value: Any, *, says_qlora: bool) -> UserError:
     flag = FLAGS[pin.field]
     said = f"{flag} {show(value)}"
-    if pin.field == "quantization" and says_qlora:  # which stands for two flags
+    if pin.field == "quantization" and says_qlora:  # --qlora sets two fields
         flag = said = "--qlora"
     open_ = [show(one) for one in pin.values if one is not None]
     fix = f"leave out {flag}" + (f", or give it {' or '.join(open_)}" if len(open_) > 1 else "")
@@ -275,7 +274,7 @@ def _refused(pin: Pin, value: Any, *, says_qlora: bool) -> UserError:
 
 
 def _of_model(capture: Capture) -> Iterator[Pin]:
-    """Yield what can't be changed in the model that a script makes."""
+    """Yield the pins of changes to the model."""
     model = capture.model
     name = model.class_path.rpartition(".")[2]
     whole = ""
@@ -289,14 +288,14 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
         why = f"{name} is no model of transformers, which would quantize its weights as it loads them"
         yield _unchanged("quantization", why)
     elif not model.loads_weights:
-        why = "weights are quantized as from_pretrained() reads them, and the script makes its model without"
+        why = "weights are quantized by from_pretrained(), which the script does not call"
         yield _unchanged("quantization", why)
     yield from (_unchanged(field, whole) for field in _OF_ONE_MODEL if whole)
     if not model.is_transformers:
         yield _unchanged("attention", "the script's model has its own attention")
         yield _unchanged("liger", f"Liger's kernels stand in for transformers' modules, and {name} has none")
     if not (model.is_transformers and model.can_checkpoint):
-        why = f"{name} has no switch for gradient checkpointing in each block"
+        why = f"{name} does not support gradient checkpointing in each block"
         yield _unchanged("checkpoint_every", why)
     if why := _why_not_partitioned(capture):
         stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
@@ -305,12 +304,12 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
 
 
 def _why_not_partitioned(capture: Capture) -> str:
-    """Return why stage 3 can't be taken; empty where it can."""
+    """Return why stage 3 is impossible; empty if it is possible."""
     model = capture.model
     if model.is_quantized:
-        return "of a quantized base at stage 3 nothing was measured on GPUs"
+        return "a quantized base at stage 3 was not measured on GPUs"
     if capture.averages:
-        return f"{capture.averages} averages the weights of the model, which stage 3 takes apart"
+        return f"{capture.averages} averages the model's weights, which stage 3 partitions"
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (
@@ -321,24 +320,24 @@ def _why_not_partitioned(capture: Capture) -> str:
 
 
 def _of_data(capture: Capture) -> Iterator[Pin]:
-    """Yield what can't be changed in the batches that a script makes."""
+    """Yield the pins of changes to the batches."""
     field, loader = "group_by_length", capture.loader
     if capture.lengths is None:
-        yield _unchanged(field, "the samples of the script have no tokens to be alike in")
+        yield _unchanged(field, "the script's samples have no token lengths")
     elif loader is not None and loader.num_samples is None:
-        yield _unchanged(field, "the script reads its samples as a stream, whose order is not ours to choose")
+        yield _unchanged(field, "the script reads its samples as a stream, whose order can't be changed")
     elif loader is not None and loader.batch_size is None:
         yield _unchanged(field, f"the script makes its batches itself ({loader.sampler})")
     elif loader is not None and "Sequential" in loader.sampler:
-        why = f"the script does not shuffle: the order of its samples is its own ({loader.sampler})"
+        why = f"the script does not shuffle: it sets the order of its samples ({loader.sampler})"
         yield _unchanged(field, why)
     elif not _tells_lengths(capture):
-        why = "the script's dataset tells no lengths: it has no column input_ids or length, no field lengths"
+        why = "the script's dataset has no lengths: no column input_ids or length, no field lengths"
         yield _unchanged(field, why)
 
 
 def _tells_lengths(capture: Capture) -> bool:
-    """Return True if lengths are known of more samples than the batches that were seen."""
+    """Return True if the lengths of more samples than those of the captured batches are known."""
     known = capture.lengths
     return (
         known is None
@@ -352,6 +351,6 @@ def _unchanged(field: str, why: str) -> Pin:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     shown = ", ".join(names[:_SHOWN])
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -1,4 +1,4 @@
-"""problem_from_capture: what a script was seen to train, as a Problem under the script's own constraints."""
+"""problem_from_capture: the Problem of a captured script, with the script's constraints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta")
 _ONE_STATE = ("SGD", "RMSprop", "Adagrad", "Lion", "Muon", "ASGD", "LARS")
-"""Classes by name, those of torch and of bitsandbytes; their step() shows what they keep of a parameter."""
+"""Optimizer classes of torch and bitsandbytes, by the states that their step() keeps per parameter."""
 _TWO = {
     (False, False): OptimizerName.ADAMW,
     (False, True): OptimizerName.PAGED_ADAMW,
@@ -46,11 +46,11 @@ _BITSANDBYTES = {
         (True, True): OptimizerName.PAGED_LION_8BIT,
     },
 }
-"""bitsandbytes' families: what each is in (8 bit, paged)."""
+"""bitsandbytes' families, by (8 bit, paged)."""
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Of an element; packed and 8-bit weights take 1 at the most."""
+"""Bytes per element; packed and 8-bit weights take at most 1."""
 _PAD_MULTIPLES = (128, 64, 32, 16, 8)
-"""ASSUMPTION: what collators round lengths up to (pad_to_multiple_of), where they do."""
+"""ASSUMPTION: the values of pad_to_multiple_of that collators use."""
 
 
 def problem_from_capture(
@@ -62,25 +62,25 @@ def problem_from_capture(
     versions: Versions,
     topology: Topology,
 ) -> Problem:
-    """Return the problem that a captured script poses on one machine.
+    """Return the problem of planning for a captured script on one machine.
 
     Args:
-        flags: those of the planning; the length of a script's samples is its own to change.
+        flags: planning flags; --allow length is ignored, as only the script can change its samples.
 
     Raises:
-        UserError: a flag asks for what can't be applied to the script, or for another global batch than it
-            has, or its batch does not divide over the ranks.
+        UserError: a flag can't be applied to the script or sets another global batch than the script's, or
+            its batch does not divide over the ranks.
     """
     flags = flags or ModelFlags()
     steps, place = request.gradient_accumulation_steps, request.said_by.get("gradient_accumulation_steps")
     if steps is not None and capture.route is Route.ACCELERATE and (place or not request.micro_batch_size):
         if steps in (capture.gradient_accumulation_steps, capture.passes_per_step):
-            request = replace(request, gradient_accumulation_steps=None)  # the script's own, which stays
+            request = replace(request, gradient_accumulation_steps=None)  # the script's own
         elif place:
             raise _accumulation_is_the_scripts(steps, capture, place)
     if capture.asks_for_cpu and not topology.on_cpu:
         raise _runs_on_cpu(capture)
-    script = script_of(capture, topology, request)
+    script = script_on_ranks(capture, topology, request)
     constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
     left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
@@ -108,9 +108,9 @@ def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> Us
     passes = f"{own} forward {'pass' if own == 1 else 'passes'}"
     return UserError(
         "accumulation-is-the-scripts",
-        "the accumulation of this script is made in the script",
+        "the script accumulates gradients itself",
         found=f"{place}: gradient_accumulation_steps {steps}, and its loop steps after {passes}",
-        why="how many of its batches make a step is its own, as the global batch is",
+        why="the script sets the number of batches per step, and with it the global batch",
         fix=f"write {own} there, or leave it out",
     )
 
@@ -121,15 +121,15 @@ def _runs_on_cpu(capture: Capture) -> UserError:
         "script-asks-for-cpu",
         "the script says that it runs on the CPU",
         found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
-        why="it would leave the GPUs that are planned for alone",
+        why="it would not use the GPUs that are planned for",
         fix="leave that out of the script or its arguments, or launch with --cpu",
     )
 
 
 def _why_left_out(allowed: Allow, script: Script) -> str:
-    """Return why something that the user allows can't be done to a script; empty where it can."""
+    """Return why an allowed change can't be applied to a script; empty if it can."""
     if allowed is Allow.LENGTH:
-        return "the length of its samples is the script's own to change"
+        return "only the script can change the length of its samples"
     fields = ("lora", "quantization") if allowed is Allow.QLORA else (allowed.value,)
     pins = (pin for pin in script.constraints.pins if pin.field in fields)
     return next((pin.why for pin in pins), "")
@@ -153,17 +153,17 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
     if capture.num_models > 1:
         yield "a model that is given what another one of the script made runs whole batches, no micro-batches"
     if script.micro_batch_size is None:
-        yield "the script's first batch stands for all, as nothing shows how many samples one has"
+        yield "the script's first batch stands for all, as their size is unknown"
 
 
 def _is_in_4_bit(capture: Capture) -> bool:
-    """Return True if the script loads its weights in bitsandbytes' 4 bits, which a trace knows."""
+    """Return True if the script loads its weights in bitsandbytes' 4 bits, which a trace supports."""
     said = capture.model.config.get("quantization_config")
     return isinstance(said, dict) and bool(said.get("load_in_4bit"))
 
 
-def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
-    """Return a captured script's part of its problem on these ranks."""
+def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> Script:
+    """Return a captured script with the facts that depend on its ranks."""
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
     stepper, note = own_stepper(capture.optimizer)
@@ -182,7 +182,7 @@ def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
 
 
 def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Problem:
-    """Return the problem on other ranks; a script's global batch grows with them, unless the user fixed it.
+    """Return the problem on other ranks; a script's global batch scales with them, unless the user set it.
 
     Raises:
         UserError: the script's batch does not divide over them.
@@ -191,7 +191,7 @@ def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Pr
     if problem.script is None:
         return changed
     capture = problem.script.capture
-    script = script_of(capture, topology, problem.request)
+    script = script_on_ranks(capture, topology, problem.request)
     size = _global_batch_size(capture, script, problem.request, topology)
     return replace(changed, script=script, workload=replace(problem.workload, global_batch_size=size))
 
@@ -226,9 +226,9 @@ def _other_global_batch(capture: Capture, script: Script, asked: int, topology: 
     has = f"{size} x {steps} x {ranks} = {size * steps * ranks}" if size is not None else "not known"
     return UserError(
         "global-batch-is-the-scripts",
-        "the global batch of this script is made in the script",
+        "the global batch is set in the script",
         found=f"--global-batch-size {asked}, and the script's is {has}   (samples x accumulation x ranks)",
-        why="its DataLoader and the steps that it counts are its own, and zerofit leaves them as they are",
+        why="zerofit does not change the script's DataLoader and accumulation",
         fix="leave out --global-batch-size"
         + (f", or set in the script {' or '.join(changes)}" if changes else ", or change it in the script"),
     )
@@ -263,7 +263,7 @@ def _workload(capture: Capture, global_batch_size: int | None) -> tuple[Workload
 
 
 def _padded_length(capture: Capture) -> int:
-    """Return the tokens that the longest sample takes in a batch: with what its collator rounds up to."""
+    """Return the length of the longest sample, rounded up as the script's collator does."""
     assert capture.lengths is not None
     longest = capture.lengths.longest
     widths = [
@@ -281,7 +281,7 @@ def _padded_length(capture: Capture) -> int:
 
 
 def _widths(batches: tuple[CapturedBatch, ...], name: str) -> Iterator[int]:
-    """Yield the last dimension of a tensor in each batch; of tokens by another name, where there are none."""
+    """Yield the last dimension of a tensor in each batch; input_ids may have another name."""
     for batch in batches:
         tensor = _tensor(batch, name)
         if tensor is not None and len(tensor.shape) > 1:
@@ -296,19 +296,19 @@ def _tensor(batch: CapturedBatch, name: str) -> CapturedTensor | None:
 
 
 def _is_padded(batch: CapturedBatch) -> bool:
-    """Return True if a batch's attention mask hides tokens."""
+    """Return True if a batch contains padding."""
     mask = _tensor(batch, "attention_mask")
     return mask is not None and bool(batch.lengths) and min(batch.lengths) < mask.shape[-1]
 
 
 def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
-    """Return the kind that estimates count a script's optimizer as, and what of that is assumed.
+    """Return the kind as which estimates count a script's optimizer, and the assumption made.
 
     Args:
-        optimizer: the one that trains; None where there are several or none was seen.
+        optimizer: None if the script has several or none.
 
     Returns:
-        The kind, and one sentence; it is empty where nothing is assumed.
+        The kind, and a sentence that is empty if nothing is assumed.
     """
     if optimizer is None:
         return None, "the optimizer is counted as AdamW, as none or several were seen"
@@ -346,7 +346,7 @@ def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
 
 
 def _sgd(settings: Mapping[str, Any]) -> Stepper:
-    """Return torch's SGD by the tensors that its step makes: weight decay copies the gradients."""
+    """Return the kind of torch's SGD by the temporaries of its step: weight decay copies the gradients."""
     decays = bool(settings.get("weight_decay"))
     if settings.get("momentum"):
         return ScriptOptimizer.ONE_STATE if decays else ScriptOptimizer.MOMENTUM

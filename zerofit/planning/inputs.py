@@ -1,4 +1,4 @@
-"""What the user says of model, workload and machine: flags, or keyword arguments of zerofit.plan."""
+"""The user's settings of model, workload and machine, from flags or keyword arguments of zerofit.plan."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Loop(StrEnum):
-    """How the script runs a micro-batch, which decides how long the model's outputs stay."""
+    """The training loop, which decides how long the model's outputs stay alive."""
 
     PLAIN = "plain"
-    """`outputs = model(**batch)`, as scripts with accelerate do: they stay until the next ones are there."""
+    """`outputs = model(**batch)`, as in scripts with accelerate: outputs live until the next replace them."""
     TRAINER = "trainer"
-    """transformers' Trainer, which lets go of them once it has the loss."""
+    """transformers' Trainer, which frees them once it has the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,7 @@ class ModelFlags:
     target_length: int | None = None
     task: Task | None = None
     is_padded: bool | None = None
-    """None where it was not said."""
     loop: Loop | None = None
-    """None where it was not said."""
     dtype: Precision | None = None
     """Format in which the weights are loaded; None for the checkpoint's."""
     trust_remote_code: bool = False
@@ -60,7 +58,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFlags:
-    """The flags about another machine's GPUs."""
+    """The flags that describe another machine."""
 
     gpus: str | None = None
     host_ram: str | None = None
@@ -71,7 +69,7 @@ class MachineFlags:
 
 
 CAPTURE_LIMIT_S = 600
-"""ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit says otherwise."""
+"""ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit changes it."""
 _OF_A_MODEL = {
     "sequence_length": "--seq-len",
     "target_length": "--target-len",
@@ -81,7 +79,7 @@ _OF_A_MODEL = {
     "dtype": "--dtype",
     "trust_remote_code": "--trust-remote-code",
 }
-"""Flags that say of a model what a captured script shows by itself, by field of ModelFlags."""
+"""Flags for facts that a capture finds by itself, by field of ModelFlags."""
 _OF_PLANNING = _OF_A_MODEL | {
     "allow": "--allow",
     "reserve": "--reserve",
@@ -89,7 +87,7 @@ _OF_PLANNING = _OF_A_MODEL | {
     "is_fast": "--fast",
     "takes_fastest": "--fastest",
 }
-"""Flags that have no effect where no plan is made."""
+"""Flags without effect if no plan is made."""
 
 
 def _given(flags: ModelFlags, names: Mapping[str, str]) -> list[str]:
@@ -98,7 +96,7 @@ def _given(flags: ModelFlags, names: Mapping[str, str]) -> list[str]:
 
 
 def check_model_flags(flags: ModelFlags) -> None:
-    """Check that no flag says of the model what a script shows by itself.
+    """Check that no flag sets what the capture of a script finds by itself.
 
     Raises:
         UserError: one does.
@@ -106,19 +104,19 @@ def check_model_flags(flags: ModelFlags) -> None:
     if given := _given(flags, _OF_A_MODEL):
         raise UserError(
             "model-flag-without-model",
-            "a flag says of the model what the script shows by itself",
+            "a flag sets a model property that the capture finds itself",
             found=f"{', '.join(given)} without --model",
-            why="the plan is made from what the script was seen to train, and two answers could contradict",
+            why="the plan uses what the script trains, which the flag could contradict",
             fix=f"leave out {given[0]}, or name the model too: --model MODEL",
         )
 
 
 def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None:
-    """Check that no flag says how to plan, for a verb that makes no plan.
+    """Check that no planning flag is given if no plan is made.
 
     Args:
         because: why no plan is made.
-        instead: what to do beside leaving the flag out.
+        instead: the alternative to leaving the flag out.
 
     Raises:
         UserError: one was given.
@@ -126,18 +124,18 @@ def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None
     if given := _given(flags, _OF_PLANNING):
         raise UserError(
             "planning-flag-without-planning",
-            "a flag of planning would be ignored, as no plan is made here",
+            "a planning flag would be ignored, as no plan is made",
             found=f"{', '.join(given)} with {because}",
-            why="it says how to plan, and here a preset, a plan file or other flags say what runs",
+            why="it affects planning, but here a preset, a plan file or other flags decide what runs",
             fix=f"leave out {', '.join(given)}, or {instead}",
         )
 
 
 def check_capture_limit(limit_s: float, *, because: str) -> None:
-    """Check that --capture-limit is left out, for a verb that captures nothing.
+    """Check that --capture-limit is not given if nothing is captured.
 
     Args:
-        because: why nothing is captured: the flag that says so.
+        because: the flag due to which nothing is captured.
 
     Raises:
         UserError: it was given.
@@ -145,9 +143,9 @@ def check_capture_limit(limit_s: float, *, because: str) -> None:
     if limit_s != CAPTURE_LIMIT_S:
         raise UserError(
             "capture-limit-without-capture",
-            "a limit for a capture, and nothing is captured",
+            "a capture limit without a capture",
             found=f"--capture-limit {limit_s:g} with {because}",
-            why="it is how long the script may take to come to its training, when it is run to look at it",
+            why="it limits how long a capture may run the script before its training",
             fix="leave out --capture-limit",
         )
 
@@ -168,26 +166,25 @@ _BY_FLAG = {
     **{flag.removeprefix("--").replace("-", "_"): name for name, flag in FLAGS.items()},
     "cpu": "on_cpu",
 }
-"""Fields by the names of their flags: offload_optimizer, of --offload-optimizer, is optimizer_offload."""
+"""Fields by the names of their flags: offload_optimizer (--offload-optimizer) is optimizer_offload."""
 _OF_COMMAND_LINE = frozenset({"says_qlora", "elsewhere", "plan", "typed"})
-"""Fields of Request that the command line fills in, and that are no settings of the user's own."""
+"""Fields of Request that only the command line sets."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
 _OF_REQUEST = frozenset(Request.__dataclass_fields__)
 SETTINGS = tuple(sorted((_OF_MODEL | _OF_MACHINE | _OF_REQUEST) - _OF_COMMAND_LINE))
-"""Names that zerofit.plan and zerofit.launch take as keyword arguments."""
+"""Keyword arguments of zerofit.plan and zerofit.launch."""
 
 
 def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, Request]:
-    """Return what keyword arguments say of the model, of the machine and of the strategy.
+    """Return the settings of model, machine and strategy in keyword arguments.
 
     Args:
-        settings: by name; values of enums may be given as their words ("bf16", 3), `lora` as True, `allow` as
-            a sequence of words, `freeze` as a sequence of names, `reserve` as bytes or as a share below 1,
-            `plan` as the file that holds it.
+        settings: by name; enums may be given by value ("bf16", 3), `lora` as True, `allow` and `freeze` as
+            sequences of strings, `reserve` as bytes or as a share below 1, `plan` as a path.
 
     Raises:
-        UserError: a name or a value is not known, or the plan file can't be read.
+        UserError: a name or a value is unknown, or the plan file can't be read.
     """
     named: dict[str, Any] = {}
     for name, value in settings.items():
@@ -246,10 +243,10 @@ def _converted(name: str, value: Any) -> Any:
 
 
 def plan_from_file(path: Path) -> Plan:
-    """Return the plan that a plan file holds.
+    """Return the plan in a plan file.
 
     Raises:
-        UserError: the file can't be read, or holds no plan.
+        UserError: the file can't be read, or contains no plan.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The table of `zerofit plan --compare-layouts`: a row for each way in which the ranks share samples."""
+"""The table of `zerofit plan --compare-layouts`: one row per layout."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.text_table import table_lines
-from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.plan_labels import batch, gib, label, seconds
+from zerofit.planning.plan_reasons import why_it_loses
 from zerofit.planning.plan_table import is_narrow, short_label, short_verdict
-from zerofit.planning.plan_words import batch, gib, label, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.plan import Topology
     from zerofit.planning.layouts import Layout
     from zerofit.planning.solve import Answer
 
 _HEADER = ("", "dp tp sp pp", "strategy", "batch", "GiB", "step", "verdict")
 _LESS_IMPORTANT = (3, 5)
-"""Columns that are left out where the terminal is narrow: batch, step."""
+"""Columns to leave out in a narrow terminal: batch, step."""
 
 
 def layout_table(answer: Answer, *, width: int | None = None) -> str:
-    """Return a row for each layout that was compared; the first is data parallelism alone.
+    """Return the table of the compared layouts; the first row is data parallelism alone.
 
     Args:
-        width: columns that it may take; None for any.
+        width: columns of the terminal; None for no limit.
     """
     is_short = is_narrow(width)
     rows = [_HEADER, *(_row(answer, layout, is_short=is_short) for layout in answer.layouts)]
@@ -48,17 +47,13 @@ def _row(answer: Answer, layout: Layout, *, is_short: bool) -> tuple[str, ...]:
     return (">" if is_chosen else "", " ".join(f"{size:<2}" for size in sizes).rstrip(), *judged)
 
 
-def _without_groups_of_engine(topology: Topology) -> Topology:
-    """Return the topology whose label is that of the engine alone, as the sizes have columns of their own."""
-    return replace(topology, tensor_parallel_size=1, sequence_parallel_size=1)
-
-
 def _judged(answer: Answer, layout: Layout, *, is_chosen: bool, is_short: bool) -> Iterator[str]:
     best = layout.best
     if best is None:
         yield from ("-", "-", "-", "-", layout.refusal)
         return
-    words = label(best.strategy, _without_groups_of_engine(layout.problem.topology))
+    without_columns = replace(layout.problem.topology, tensor_parallel_size=1, sequence_parallel_size=1)
+    words = label(best.strategy, without_columns)  # the sizes have a column of their own
     yield short_label(words) if is_short else words
     yield batch(best.strategy)
     yield gib(best.estimate.device.peak_bytes)
@@ -67,6 +62,6 @@ def _judged(answer: Answer, layout: Layout, *, is_chosen: bool, is_short: bool) 
     if is_chosen:
         yield "chosen"
     elif is_short:
-        yield short_verdict(answer, best).replace("fits closely", "fits")  # the step's time has its place
+        yield short_verdict(answer, best).replace("fits closely", "fits")
     else:
         yield why_it_loses(best, answer.found.chosen, layout.problem)

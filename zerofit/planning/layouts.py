@@ -1,4 +1,4 @@
-"""Layouts: how ranks share the samples of one copy of the model, where data parallelism alone does not do."""
+"""Layouts: tensor, sequence and pipeline parallelism, for when data parallelism alone is not enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.core.plan import GROUP_FLAGS
 from zerofit.planning.from_capture import on_other_ranks
-from zerofit.planning.search import OFFLOADED, ROOM_TIME, SAME_TIME
+from zerofit.planning.search import OFFLOAD_TIER, SAFETY_TIME_SHARE, TIME_TIE_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The best strategy of one way to share samples."""
+    """One way for ranks to share samples, with its best strategy."""
 
     problem: Problem
     """With the layout's topology."""
     best: EstimatedStrategy | None
-    """The best that fits there, or the nearest; None where the model can't run so."""
+    """The best that fits, or the nearest; None if the model can't run in this layout."""
     refusal: str = ""
     """Why it can't, in one phrase."""
 
@@ -38,8 +38,8 @@ def compare_layouts(
     """Return data parallelism alone and every other layout, each with its best strategy.
 
     Args:
-        problem: with whole samples on each rank.
-        solve: the best that fits, or the nearest.
+        problem: with data parallelism alone.
+        solve: returns the best strategy that fits, or the nearest.
     """
     found = []
     for one in (problem, *other_layouts(problem), *_pipelines(problem)):
@@ -51,17 +51,17 @@ def compare_layouts(
 
 
 def is_open(problem: Problem) -> bool:
-    """Return True if the user left open how ranks share samples, and there are several of them."""
-    return problem.topology.world_size > 1 and not _said(problem.request)
+    """Return True if there are several ranks and no flag sets a layout."""
+    return problem.topology.world_size > 1 and not _layout_flags(problem.request)
 
 
 def check_open(request: Request) -> None:
-    """Check that the user left open how ranks share samples.
+    """Check that no flag sets a layout.
 
     Raises:
-        UserError: a flag says it.
+        UserError: one does.
     """
-    if said := _said(request):
+    if said := _layout_flags(request):
         raise UserError(
             "layouts-to-compare-with-one-given",
             "a flag says which layout to take",
@@ -71,22 +71,21 @@ def check_open(request: Request) -> None:
         )
 
 
-def _said(request: Request) -> list[str]:
-    """Return the flags that say how ranks share samples."""
+def _layout_flags(request: Request) -> list[str]:
     sizes = {flag: getattr(request, name) for name, flag in GROUP_FLAGS.items()}
     return [f"{flag} {size}" for flag, size in sizes.items() if size is not None]
 
 
 def wants_layouts(chosen: EstimatedStrategy | None, tier_of: Callable[[Strategy], float]) -> bool:
-    """Return True if data parallelism alone fits nothing, or by offload or another training alone."""
-    return chosen is None or tier_of(chosen.strategy) >= OFFLOADED
+    """Return True if with data parallelism alone nothing fits without offload or changes to the training."""
+    return chosen is None or tier_of(chosen.strategy) >= OFFLOAD_TIER
 
 
 def other_layouts(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem with each layout that can run, small groups first; the global batch stays.
+    """Yield the problem with each layout that can run, small groups first, with the same global batch.
 
-    Groups stay within a node: their ranks exchange activations in every layer. Ranks that share tokens have
-    whole heads each, and those that share layers heads of keys and values, or they would be unequal.
+    Groups stay within a node, since their ranks exchange activations in every layer. The attention heads must
+    divide over sequence-parallel ranks, and the key-value heads over tensor-parallel ranks.
     """
     topology, model = problem.topology, problem.model
     heads = {"sequence": model.num_attention_heads, "tensor": model.num_key_value_heads}
@@ -101,9 +100,9 @@ def other_layouts(problem: Problem) -> Iterator[Problem]:
 
 
 def _pipelines(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem with each number of pipeline stages; they are compared, and taken by a flag alone.
+    """Yield the problem with each number of pipeline stages, which are compared but taken only by a flag.
 
-    What a script does with the logits or its own loss, which a pipeline refuses, shows in the run.
+    A pipeline refuses scripts that use logits or a loss of their own, and that shows only in the run.
     """
     topology, num_blocks = problem.topology, problem.model.num_layers
     for size in range(2, topology.world_size + 1) if problem.model.is_causal else ():
@@ -114,7 +113,7 @@ def _pipelines(problem: Problem) -> Iterator[Problem]:
 
 
 def _with_topology(problem: Problem, topology: Topology) -> Problem | None:
-    """Return the problem on such groups; None where the script can't make its global batch there."""
+    """Return the problem with another topology; None if the script can't make its global batch there."""
     size = problem.workload.global_batch_size
     if problem.script is not None and size is None:
         return None
@@ -134,13 +133,12 @@ def best_layout(
     solve: Callable[[Problem], EstimatedStrategy | None],
     presolve: Callable[[Problem], EstimatedStrategy | None] | None,
 ) -> Problem | None:
-    """Return the problem with the layout that comes before the choice of data parallelism alone.
+    """Return the problem with the best layout that beats data parallelism alone; None if none does.
 
     Args:
-        chosen: that choice; None where nothing fits.
-        solve: the best strategy that fits, by a trace; None where none does.
-        presolve: the same, quicker and less exact: what does not come before there is not solved. None for
-            none.
+        chosen: the choice with data parallelism alone; None if nothing fits.
+        solve: returns the best strategy that fits, by a trace; None if none does.
+        presolve: a faster, less exact solve, which preselects layouts; None to solve all.
     """
 
     def seems_better(shared: Problem) -> bool:
@@ -155,7 +153,7 @@ def best_layout(
         try:
             found = solve(shared) if seems_better(shared) else None
         except UserError:
-            continue  # a model that can't be run in parts
+            continue  # the model can't run in this layout
         if found is not None and (best is None or _comes_before(found, best, problem, tier_of)):
             taken, best = shared, found
     return taken
@@ -164,25 +162,21 @@ def best_layout(
 def _comes_before(
     one: EstimatedStrategy, other: EstimatedStrategy, problem: Problem, tier_of: Callable[[Strategy], float]
 ) -> bool:
-    """Return True if a strategy of larger groups comes before one of smaller ones.
+    """Return True if a strategy of larger groups is better than one of smaller groups.
 
-    It does where it changes less, surely fits and takes little more time, or is faster by more than estimates
-    tell apart.
+    It is if its tier is lower, if it surely fits and is little slower, or if it is faster by more than
+    TIME_TIE_SHARE.
     """
     tier, other_tier = tier_of(one.strategy), tier_of(other.strategy)
     if tier != other_tier:
         return tier < other_tier
     seconds, other_seconds = _seconds(one), _seconds(other)
-    is_close, other_is_close = _is_close(one, problem), _is_close(other, problem)
+    is_close, other_is_close = problem.is_close(one.estimate), problem.is_close(other.estimate)
     if is_close != other_is_close:
         safe, risky = (other_seconds, seconds) if is_close else (seconds, other_seconds)
-        if safe <= risky * (1 + ROOM_TIME):
+        if safe <= risky * (1 + SAFETY_TIME_SHARE):
             return other_is_close
-    return seconds * (1 + SAME_TIME) < other_seconds
-
-
-def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
-    return problem.is_close(one.estimate.device, one.estimate.host)
+    return seconds * (1 + TIME_TIE_SHARE) < other_seconds
 
 
 def _seconds(one: EstimatedStrategy) -> float:

@@ -1,4 +1,4 @@
-"""Bounds of memory that a strategy needs at least, in microseconds: the search leaves most of them out."""
+"""Lower bounds of a strategy's memory, computed in microseconds: with them the search excludes most."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
 
 Lines = tuple[tuple[int, int], ...]
-"""(fixed bytes, bytes a sample) of the moments that may be the largest of a run."""
+"""(fixed bytes, bytes per sample) of the moments that may be the peak."""
 
 
 def least_gradient_bytes(
     strategy: Strategy, model: ModelFacts, topology: Topology, *, weight_bytes: int = 4
 ) -> int:
-    """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least.
+    """Return a lower bound of the gradients on each GPU at the end of a backward pass.
 
     Args:
-        weight_bytes: of an element of the narrowest weights, as the script makes them.
+        weight_bytes: bytes per element of the narrowest weights, as the script creates them.
     """
     if not keeps_gradients(strategy):
         return 0
@@ -44,20 +44,20 @@ def least_state_bytes(
     own_optimizer: Stepper = None,
     weight_bytes: int = 4,
 ) -> int:
-    """Return the bytes of weights and optimizer states that lie on each GPU all through a step, at least.
+    """Return a lower bound of the weights and optimizer states on each GPU during a whole step.
 
-    Without a look at any log: what ZeRO shares is divided by the ranks, and what trains under LoRA or
-    freezing, which is not known here, is left out.
+    It uses no log: what ZeRO partitions is divided by the ranks; what trains under LoRA or freezing is
+    unknown here and left out.
 
     Args:
-        weight_bytes: of an element of the narrowest weights, as the script makes them.
+        weight_bytes: bytes per element of the narrowest weights, as the script creates them.
     """
     ranks = topology.num_replicas
-    cuts = topology.world_size // ranks  # a rank may have parts of everything
+    cuts = topology.world_size // ranks  # a rank may have a part of everything
     weights = model.num_parameters // cuts
     trained = _trained(strategy, model) // cuts
     precision = strategy.precision or Precision.FP32
-    if strategy.quantization is not None:  # adapters train, whose bytes are not known here
+    if strategy.quantization is not None:  # the adapters' bytes are unknown here
         return weights // 2
     states = COSTS[stepper_of(strategy, own_optimizer)].least_bytes
     if strategy.engine is Engine.NATIVE:
@@ -77,7 +77,7 @@ def least_state_bytes(
     if strategy.param_offload is not OffloadDevice.NONE:
         total_weights = 0
     elif precision is Precision.FP32:
-        master = max(0, master - trained * 4)  # where the weights themselves may be the master
+        master = max(0, master - trained * 4)  # the weights themselves may be the master weights
     return total_weights + master
 
 
@@ -86,15 +86,15 @@ def _trained(strategy: Strategy, model: ModelFacts) -> int:
 
 
 def keeps_gradients(strategy: Strategy) -> bool:
-    """Return True if each rank holds every gradient until the step, as nothing shares or moves them."""
+    """Return True if each rank holds every gradient until the step: none are partitioned or offloaded."""
     return strategy.zero_stage < ZeroStage.GRADIENTS and not strategy.offloads
 
 
 def live_lines(log: AllocationLog, *, with_gradients: bool) -> Lines:
-    """Return the most that a log's own tensors take at one time, as lines over the micro-batch.
+    """Return the peak of a log's own tensors as lines over the micro-batch size.
 
-    Each moment takes fixed + per_sample * micro_batch_size; only the moments that are the largest for some
-    micro-batch are kept, which are those of the upper envelope of these lines.
+    Each moment takes fixed + per_sample * micro_batch_size bytes; only the upper envelope of these lines is
+    kept: the moments that are the peak for some micro-batch.
     """
     buffers = sum(log.buffer_bytes)
     moments = _moments(log, with_gradients=with_gradients)
@@ -102,12 +102,12 @@ def live_lines(log: AllocationLog, *, with_gradients: bool) -> Lines:
 
 
 def highest(lines: Lines, micro_batch_size: int) -> int:
-    """Return the bytes of the largest moment for this many samples."""
+    """Return the peak for a micro-batch, in bytes."""
     return max(fixed + each * micro_batch_size for fixed, each in lines)
 
 
 def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
-    """Return (fixed, per sample) of what is alive wherever the next thing is a death."""
+    """Return (fixed, per sample) of the live tensors before each deallocation and at the end."""
     storages = log.storages
     gradients = frozenset(log.gradient_storages)
     counts = [with_gradients or kind is not TensorKind.GRADIENT for kind in storages.kinds]
@@ -126,7 +126,7 @@ def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]
 
 
 def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> Lines:
-    """Return those of the lines (offset, slope) that may be on top somewhere from start on."""
+    """Return the lines (offset, slope) that are the maximum somewhere from start on."""
     highest: dict[int, int] = {}
     for offset, slope in lines:
         if slope not in highest or offset > highest[slope]:
@@ -134,6 +134,6 @@ def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> Lines:
     best: list[tuple[int, int]] = []
     for slope, offset in sorted(highest.items()):
         while best and best[-1][0] + start * best[-1][1] <= offset + start * slope:
-            best.pop()  # not higher at the start, and it rises more slowly
+            best.pop()  # not higher at the start, with a smaller slope
         best.append((offset, slope))
     return tuple(best)

@@ -1,4 +1,4 @@
-"""plan: what a run needs on each GPU and host, and the fastest strategy that fits."""
+"""plan: the fastest strategy that fits, with its memory on each GPU and host."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zerofit.core.plan import GROUP_FLAGS, Plan
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, check_capture_limit, check_model_flags, settings_of
-from zerofit.planning.make_plan import plan_of
+from zerofit.planning.machine_from_flags import machine_of, no_gpus_here
 from zerofit.planning.plan_from_flags import topology_of
+from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
-from zerofit.planning.planned_machine import machine_of, no_gpus_here
 from zerofit.planning.planner import Planner
 from zerofit.planning.problem import MemoryLimits
-from zerofit.planning.ranks import check_ranks_of
+from zerofit.planning.ranks import check_ranks
 from zerofit.planning.subject import CapturedRun, check_named, named_model
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
@@ -28,36 +28,36 @@ from zerofit.scripts.target import check_script, script_target
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.core.facts import GpuSpec, Machine
+    from zerofit.core.facts import GpuSpec, Machine, Versions
     from zerofit.core.plan import Topology
     from zerofit.machine.machine_spec import SpecifiedMachine
     from zerofit.planning.inputs import ModelFlags
+    from zerofit.planning.problem import Problem
     from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
 _NO_LIMITS = MemoryLimits()
 DOES_NOT_FIT = 1
-"""Exit code where no strategy fits."""
+"""Exit code if no strategy fits."""
 
 
 class PlannedRun(Plan):
-    """A Plan with the strategies that it was compared with; prints as the table of `zerofit plan`."""
+    """A Plan with the strategies it was compared with; prints as the table of `zerofit plan`."""
 
     __slots__ = ("answer",)
 
     answer: Answer
-    """The problem, every strategy that was considered, and what would help where nothing fits."""
+    """The problem, every strategy that was considered, and suggestions if nothing fits."""
 
     @classmethod
     def of(cls, answer: Answer) -> PlannedRun:
-        """Return the plan of an answer."""
         made = cls(**{field.name: getattr(answer.plan, field.name) for field in fields(Plan)})
         object.__setattr__(made, "answer", answer)
         return made
 
     @property
     def fits(self) -> bool:
-        """True where a strategy fits; else the plan is of the nearest."""
+        """True if a strategy fits; else the plan is of the nearest."""
         return self.answer.fits
 
     def __str__(self) -> str:
@@ -77,29 +77,29 @@ def plan(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> PlannedRun:
-    """Return the fastest memory strategy that fits, with what each alternative needs and why it loses.
+    """Return the fastest strategy that fits, with the memory of each alternative and why it lost.
 
     `zerofit.plan("train.py", "--epochs", "3", gpus="8xA100-80G")` runs the script up to where its training
     would begin; `zerofit.plan(model="llama-3-8b", sequence_length=4096, global_batch_size=64, gpus="8xH100")`
-    goes by the model's configuration. Nothing is trained, and no GPU is needed where `gpus` names them.
+    uses the model's configuration. Nothing is trained, and with `gpus` no GPU is needed.
 
     Args:
-        script: the script, or with `module` the module, that trains; None where `model` says what trains.
-        arguments: the script's own.
-        module: True where the script is a module, as with `python -m`.
-        num_nodes: machines that take part, each with the GPUs that `gpus` names.
-        capture_limit_s: how long the script may take to come to its training.
-        observer: is told of progress and of assumptions; silent by default.
+        script: the training script, or with `module` the module; None if `model` is given.
+        arguments: arguments of the script.
+        module: True if the script is a module, as with `python -m`.
+        num_nodes: number of nodes, each with the GPUs of `gpus`.
+        capture_limit_s: time limit for the script to reach its training.
+        observer: receives progress and assumptions; silent by default.
         settings: model and workload (`model`, `sequence_length`, `allow`, `is_fast` ...), machine (`gpus`,
-            `host_ram` ...) and what the plan must keep to (`zero_stage=3`, `precision="bf16"`,
-            `global_batch_size=64` ...): the flags of `zerofit plan`, see zerofit.planning.inputs.
+            `host_ram` ...) and constraints (`zero_stage=3`, `precision="bf16"`, `global_batch_size=64` ...):
+            the flags of `zerofit plan`, see zerofit.planning.inputs.
 
     Returns:
-        The plan; `.fits` is False where nothing fits, and the plan is then of the nearest strategy.
+        The plan; if nothing fits, `.fits` is False and the plan is of the nearest strategy.
 
     Raises:
-        UserError: something that was given is wrong, or no plan can be made.
-        ExceptionGroup: of UserErrors, where what was fixed breaks compatibility rules.
+        UserError: a setting is wrong, or no plan can be made.
+        ExceptionGroup: of UserErrors, if the settings break compatibility rules.
     """
     model_flags, machine_flags, request = settings_of(settings)
     target = None
@@ -133,14 +133,14 @@ def plan_on_machines(
     observer: Observer,
     compares_layouts: bool = False,
 ) -> tuple[Subject, list[Answer]]:
-    """Return what is planned for, and the answer for each of some machines.
+    """Return the subject of the plans, and the answer for each machine.
 
     Args:
-        target: the script or `-m module`, and its arguments; None where the flags name a model.
-        machines: the nodes of one plan are all like its machine.
-        is_here: True where the machine is this one, for which there may be measured rates.
-        capture_limit_s: how long the script may take to come to its training.
-        compares_layouts: True to look at every way to share samples.
+        target: the script or `-m module`, and its arguments; None if the flags name a model.
+        machines: each is planned for separately, with num_nodes nodes like it.
+        is_here: True if the machine is this one, for which there may be measured rates.
+        capture_limit_s: time limit for the script to reach its training.
+        compares_layouts: True to compare all layouts.
 
     Raises:
         UserError: a flag can't be used, or no plan can be made.
@@ -151,12 +151,7 @@ def plan_on_machines(
     with _subject(target, flags, limit_s=capture_limit_s, gpus=gpus, observer=observer) as subject:
         planner = Planner(subject, observer=observer)
         for specified, topology in zip(machines, topologies, strict=True):
-            problem = subject.problem(
-                request=request,
-                machine=_used_by(topology, specified.machine),
-                versions=versions,
-                topology=topology,
-            )
+            problem = _problem(subject, request, specified.machine, topology, versions)
             answer = planner.answer(
                 problem, is_here=is_here, notes=specified.assumptions, compares_layouts=compares_layouts
             )
@@ -164,13 +159,21 @@ def plan_on_machines(
     return subject, answers
 
 
+def _problem(
+    subject: Subject, request: Request, machine: Machine, topology: Topology, versions: Versions
+) -> Problem:
+    """Return the subject's problem on the GPUs of a machine that the ranks use."""
+    used = replace(machine, gpus=machine.gpus[: topology.ranks_per_node])
+    return subject.problem(request=request, machine=used, versions=versions, topology=topology)
+
+
 def check_plannable(
     target: tuple[str, ...] | None, flags: ModelFlags, request: Request, *, capture_limit_s: float
 ) -> None:
-    """Check that a model is named with its global batch where there is no script.
+    """Check that without a script, a model and a global batch are given.
 
     Raises:
-        UserError: one of the two is missing, or there is a limit for a capture that is not made.
+        UserError: one of the two is missing, or a capture limit is given.
     """
     if target is not None:
         return
@@ -181,7 +184,7 @@ def check_plannable(
             "global-batch-missing",
             "a plan needs the global batch",
             found="no --global-batch-size",
-            why="it is what every strategy must make, in micro-batches times accumulation times ranks",
+            why="every strategy must make it: micro-batch x accumulation x ranks",
             fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
         )
 
@@ -195,7 +198,7 @@ def _subject(
     gpus: tuple[GpuSpec, ...],
     observer: Observer,
 ) -> Iterator[Subject]:
-    """Yield what is planned for; a captured script stays at hand for as long as the context."""
+    """Yield the model or the captured script, which stays loaded while the context lasts."""
     if target is None:
         yield named_model(flags)
         return
@@ -206,14 +209,14 @@ def _subject(
 
 
 def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehearses: bool) -> None:
-    """Check that nothing beside --model brings a strategy, or needs none.
+    """Check that no flag beside --model sets a whole strategy or makes a plan pointless.
 
     Args:
-        on_cpu: whether the ranks run on the CPU, and no GPUs are named to plan for.
-        rehearses: whether the verb runs on the CPU what is planned for GPUs that --gpus names.
+        on_cpu: True if the ranks run on the CPU and --gpus is not given.
+        rehearses: True if the verb can run on the CPU what is planned for --gpus.
 
     Raises:
-        UserError: there is a preset or a plan, or the ranks run on the CPU.
+        UserError: a preset, a plan or the CPU is given.
     """
     other = f"--preset {request.preset}" if request.preset else "--plan" if request.plan else None
     if other or on_cpu:
@@ -238,17 +241,15 @@ def plan_to_run(
     limits: MemoryLimits = _NO_LIMITS,
     num_fastest: int = 0,
 ) -> tuple[Plan, ...]:
-    """Return the plan that a verb goes on with, and those of the fastest others where they are asked for.
-
-    Its table is shown to the observer.
+    """Return the plan to run, followed by the plans of the fastest others if num_fastest is set.
 
     Args:
-        subject: the model, or what a script trains.
-        is_here: True where the machine is this one, for which there may be measured rates.
-        observer: is told of progress, assumptions and the table.
-        limits: the memory that was not there in an earlier attempt of the run.
-        num_fastest: how many of the fastest that fit to return behind the plan, each as a plan of its own;
-            what runs were observed to need is left out then, as it is to be measured.
+        subject: the model or the captured script.
+        is_here: True if the machine is this one, for which there may be measured rates.
+        observer: receives progress, assumptions and the table.
+        limits: limits learned from an earlier attempt that was out of memory.
+        num_fastest: how many of the fastest that fit to consider, each as a plan of its own; observations of
+            earlier runs are then ignored, since these plans are to be measured.
 
     Raises:
         UserError: there is no GPU, no plan can be made, or nothing fits.
@@ -259,12 +260,7 @@ def plan_to_run(
             "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
     topology = ranks_to_plan(request, machine, num_nodes=request.num_nodes, is_named=False)
-    problem = subject.problem(
-        request=request,
-        machine=_used_by(topology, machine),
-        versions=probe_versions(),
-        topology=topology,
-    )
+    problem = _problem(subject, request, machine, topology, probe_versions())
     problem = replace(problem, limits=limits)
     answer = Planner(subject, observer=observer).answer(
         problem,
@@ -301,14 +297,14 @@ def plan_to_run(
 def ranks_to_plan(
     request: Request, machine: Machine, *, num_nodes: int | None, is_named: bool = True
 ) -> Topology:
-    """Return the ranks to plan for, one a GPU where the request says nothing.
+    """Return the ranks to plan for, by default one per GPU.
 
     Args:
-        is_named: True for a machine that --gpus names.
+        is_named: True for a machine given by --gpus.
 
     Raises:
-        UserError: they do not divide over the nodes or into groups, there are fewer GPUs, or they do not make
-            the global batch that the request names.
+        UserError: the ranks do not divide over the nodes or into groups, there are fewer GPUs, or they do not
+            make the request's global batch.
     """
     sizes = {name: getattr(request, name) for name in GROUP_FLAGS}
     ranks = Request(
@@ -318,11 +314,17 @@ def ranks_to_plan(
         elsewhere=is_named,
         **sizes,
     )
-    if is_named:
-        check_ranks_of(ranks, machine)
+    if is_named and ranks.num_processes is not None:
+        check_ranks(
+            ranks.num_processes,
+            num_nodes=num_nodes or 1,
+            num_gpus=len(machine.gpus),
+            said=ranks.ranks_said,
+            can_rehearse=False,
+        )
     topology = topology_of(machine, ranks)
     if request.global_batch_size is not None:
-        # Steps of a file, or without a micro-batch, may be those that the script makes itself.
+        # Accumulation from a file, or without a micro-batch, may be the script's own.
         is_product = request.micro_batch_size and "gradient_accumulation_steps" not in request.said_by
         split_global_batch(
             global_batch_size=request.global_batch_size,
@@ -331,11 +333,6 @@ def ranks_to_plan(
             data_parallel_size=topology.data_parallel_size,
         )
     return topology
-
-
-def _used_by(topology: Topology, machine: Machine) -> Machine:
-    """Return a machine with the GPUs that its ranks use."""
-    return replace(machine, gpus=machine.gpus[: topology.ranks_per_node])
 
 
 def _fix(answer: Answer) -> str:

@@ -1,4 +1,4 @@
-"""choose: facts and the user's request to a Plan; the only place where a strategy is put together."""
+"""choose: the Plan of the user's request, with defaults for the rest, without a search."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
-    """Return the plan for this machine that does what the request says and fills in the rest.
+    """Return the plan of a request on this machine, with defaults for what is not set.
 
-    Whether it can run, zerofit.checking.rules says.
+    It is not checked against zerofit.checking.rules.
 
     Raises:
-        UserError: the number of ranks or the global batch can't be made.
+        UserError: the number of ranks or the global batch is not possible.
     """
     plan = request.plan
     if plan and request.preset:
@@ -35,10 +35,10 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     strategy, reasons = _base(machine, topology, request)
     overrides = fields_said(request)
     if request.gradient_checkpointing is False:
-        overrides["checkpoint_every"] = 1  # a plan's own says which blocks recompute, and none does now
+        overrides["checkpoint_every"] = 1  # nothing is recomputed now, whatever the plan file sets
     strategy = replace(strategy, **overrides)
     if not strategy.uses_nvme and request.nvme_path is None:
-        strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
+        strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag turned off
     before = plan.topology if plan else topology
     regrouped = [name for name in GROUP_FLAGS if getattr(before, name) != getattr(topology, name)]
     reasons = [reason for reason in reasons if reason.field not in (*overrides, *regrouped)]
@@ -48,7 +48,7 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     workload = _workload(request)
     if workload.global_batch_size is not None:
         if plan and request.gradient_accumulation_steps is None:
-            # The global batch stays, so that accumulation follows from the ranks that there are now.
+            # The global batch stays, so accumulation follows from the present ranks.
             strategy = replace(strategy, gradient_accumulation_steps=None)
         strategy, reason = _with_global_batch(strategy, topology, workload.global_batch_size)
         reasons = [other for other in reasons if other.field != reason.field] + [reason]
@@ -71,7 +71,7 @@ _CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu 
 
 
 def asks_for_cpu(request: Request) -> bool:
-    """Return True if the user said --cpu, now or when the plan was made."""
+    """Return True if the user set --cpu, now or when the plan was made."""
     return request.on_cpu or (request.plan is not None and _CPU_REASON in request.plan.reasons)
 
 
@@ -97,7 +97,7 @@ def _plan_and_preset(preset: str) -> UserError:
 
 
 def rehearsed(plan: Plan, machine: Machine) -> Plan:
-    """Return a plan for GPUs as CPU ranks of this machine run it; its estimate stays that of the GPUs.
+    """Return a plan for GPUs with CPU ranks of this machine; its estimate remains that of the GPUs.
 
     accelerate refuses fp16 on a CPU (accelerate/accelerator.py, "fp16 mixed precision requires a GPU").
     """
@@ -117,12 +117,12 @@ def rehearsed(plan: Plan, machine: Machine) -> Plan:
 
 
 def with_explicit_numbers(plan: Plan, *, but_for: Collection[str] = ()) -> Plan:
-    """Return the plan with a number in place of everything that its DeepSpeed file would leave to the script.
+    """Return the plan with numbers for all values that its DeepSpeed file would leave to the script ("auto").
 
-    For files that stand alone: a micro-batch and accumulation of 1, and no clipping; each has its reason.
+    For files that are used alone: a micro-batch and accumulation of 1, and no clipping.
 
     Args:
-        but_for: fields that stay with the script.
+        but_for: fields that remain the script's.
     """
     if plan.strategy.engine is not Engine.DEEPSPEED:
         return plan
@@ -143,7 +143,7 @@ def with_explicit_numbers(plan: Plan, *, but_for: Collection[str] = ()) -> Plan:
 
 
 def topology_of(machine: Machine, request: Request) -> Topology:
-    """Return the ranks that a request asks for, one a GPU where it says nothing.
+    """Return the ranks of a request, by default one per GPU.
 
     Raises:
         UserError: they do not divide over the nodes, or there are fewer GPUs.
@@ -196,14 +196,14 @@ def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strat
         stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
     else:
         strategy, stage = _default_engine(topology, request)
-    strategy = replace(strategy, precision=_precision(machine, topology))
+    strategy = replace(strategy, precision=default_precision(machine, on_cpu=topology.on_cpu))
     return strategy, [stage, _precision_reason(strategy, machine)]
 
 
 def _taken_up(
     plan: Plan, machine: Machine, topology: Topology, request: Request
 ) -> tuple[Strategy, list[Reason]]:
-    """Return the plan's strategy and reasons, with what nobody asked for chosen anew for this machine."""
+    """Return the plan's strategy and reasons, with its defaults chosen anew for this machine."""
     strategy = plan.strategy
     by_default = {reason.field for reason in plan.reasons if reason.origin is Origin.DEFAULT}
     by_flag = {reason.field for reason in plan.reasons if reason.origin is Origin.FLAG}
@@ -216,7 +216,7 @@ def _taken_up(
         strategy = replace(strategy, **{name: anew[name] for name in anew if name not in asked})
         remade = dict.fromkeys(("engine", "zero_stage"), reason)
     if "precision" in by_default:
-        strategy = replace(strategy, precision=_precision(machine, topology))
+        strategy = replace(strategy, precision=default_precision(machine, on_cpu=topology.on_cpu))
         remade["precision"] = _precision_reason(strategy, machine)
     reasons = [
         remade.get(reason.field, reason) if reason.origin is Origin.DEFAULT else reason
@@ -257,8 +257,9 @@ def why_precision(precision: Precision, machine: Machine) -> str:
     return "these GPUs are older than Ampere (compute capability 8.0) and have no bf16"
 
 
-def _precision(machine: Machine, topology: Topology) -> Precision:
-    if topology.on_cpu:
+def default_precision(machine: Machine, *, on_cpu: bool = False) -> Precision:
+    """Return the 16-bit format that every GPU of the machine has; fp32 on the CPU."""
+    if on_cpu:
         return Precision.FP32
     return Precision.BF16 if all(gpu.has_bf16 for gpu in machine.gpus) else Precision.FP16
 
@@ -269,7 +270,7 @@ def _precision_reason(strategy: Strategy, machine: Machine) -> Reason:
 
 
 def reasons_by_flag(request: Request) -> list[Reason]:
-    """Return a reason for each field that the user's flags say."""
+    """Return a reason for each field that the user's flags set."""
     return [
         Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{_flag(name, request)} says so")
         for name, value in fields_said(request).items()
@@ -288,7 +289,7 @@ def _flag(name: str, request: Request) -> str:
 
 
 def fields_said(request: Request) -> dict[str, Any]:
-    """Return what the user's flags say, by field of Strategy."""
+    """Return the Strategy fields that the user's flags set."""
     return {name: value for name in FLAGS if (value := getattr(request, name)) is not None}
 
 

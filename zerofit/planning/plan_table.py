@@ -1,4 +1,4 @@
-"""A plan as a table that a person reads at a glance: one row for the choice and for the best of each kind."""
+"""A plan as a table: one row for the choice and one for the best of each other placement."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from zerofit.core.facts import parameters
 from zerofit.core.request import FLAGS
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
-from zerofit.planning.make_plan import tier_in, why_it_loses
 from zerofit.planning.plan_from_flags import fields_said
-from zerofit.planning.plan_words import (
+from zerofit.planning.plan_labels import (
     batch,
     fit_words,
     gib,
@@ -23,14 +22,15 @@ from zerofit.planning.plan_words import (
     group_sizes,
     kind_label,
     label,
-    memory,
+    memory_label,
     rate_name,
+    step_time_label,
     terms_words,
     throughput,
-    time,
     workload_words,
 )
-from zerofit.planning.search import OFFLOADED, SAME_TIME
+from zerofit.planning.plan_reasons import tier_in, why_it_loses
+from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,13 +46,13 @@ _BAR = 20
 _BAR_NAME = "GPU memory"
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _COMMAND = "    "
-"""Prefixes of a command to paste."""
-_SPELT = {"--sequence-length": "--seq-len", "--max-seq-length": "--seq-len"}
+"""Indentation of a command to paste."""
+_FLAG_ALIASES = {"--sequence-length": "--seq-len", "--max-seq-length": "--seq-len"}
 """Other spellings of flags that a suggestion may change."""
-_ALL_COLUMNS = 160
-"""Columns from which on verdicts and strategies are written out."""
+_WIDE = 160
+"""Terminal columns from which on verdicts and strategies are written in full."""
 _LESS_IMPORTANT = (3, 7, 5, 6, 2)
-"""Columns that are left out where the terminal is narrow: the bar, rate, host, step, batch."""
+"""Columns to leave out first in a narrow terminal: the bar, rate, host, step, batch."""
 _SHORT = (
     ("optimizer on cpu, weights on cpu", "all on cpu"),
     ("optimizer on nvme, weights on nvme", "all on nvme"),
@@ -60,7 +60,7 @@ _SHORT = (
     ("checkpointing", "ckpt"),
     ("small buckets", "buckets"),
 )
-"""How a strategy is written in a narrow table."""
+"""Abbreviations of strategies in a narrow table."""
 _TOO_LARGE = "too large"
 _GROUPS = {
     "tp": "{} GPUs share the layers (tensor parallelism)",
@@ -68,17 +68,17 @@ _GROUPS = {
     "pp": "{} GPUs share the blocks (pipeline parallelism)",
 }
 _HEADER = ("", "strategy", "batch", _BAR_NAME, "GiB", "host GiB", "step", "", "verdict")
-"""All but the unit of the rate, which the model decides."""
+"""The empty one is the unit of the rate, which depends on the model."""
 
 
 def plan_table(answer: Answer, *, width: int | None = None) -> str:
     """Return what `zerofit plan` prints.
 
     Args:
-        width: columns that it may take; None for any.
+        width: columns of the terminal; None for no limit.
     """
-    is_short = is_narrow(width)
-    table = table_lines(_cells(answer, is_short=is_short), width=width, leaves_out=_LESS_IMPORTANT)
+    rows = _cells(answer, is_short=is_narrow(width))
+    table = table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)
     last = _peak(answer) if answer.fits else _nothing_fits(answer)
     return "\n".join(
         [
@@ -128,28 +128,20 @@ def answer_html(answer: Answer) -> str:
     return f"{paragraph(_head(answer))}<table>{table}</table>{paragraph(_legend(answer))}{paragraph(last)}"
 
 
-def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
-    """Return the table's header and rows; in few words where is_short."""
-    cells = _full_cells(answer, is_short=is_short)
-    if is_short:
-        for row in cells:
-            row[1] = short_label(row[1])
-    return cells
-
-
 def short_label(words: str) -> str:
-    """Return a strategy as it is written in a narrow table."""
+    """Return a strategy's label for a narrow table."""
     for long, short in _SHORT:
         words = words.replace(long, short)
     return words
 
 
 def is_narrow(width: int | None) -> bool:
-    """Return True where verdicts and strategies are not written out."""
-    return width is not None and width < _ALL_COLUMNS
+    """Return True if verdicts and strategies must be abbreviated."""
+    return width is not None and width < _WIDE
 
 
-def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
+def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
+    """Return the table's header and rows, abbreviated if is_short."""
     found = answer.found
     header = [*_HEADER[:-2], rate_name(answer.head.estimate, answer.problem.model), _HEADER[-1]]
     rows = [header, _row(answer, answer.head, ">" if answer.fits else "?", is_short=is_short)]
@@ -159,11 +151,13 @@ def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
         least = f"at least {gib(one.least_bytes)}"
         name = kind_label(one.strategy, problem.topology)
         rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _TOO_LARGE if is_short else _AT_LEAST])
+    for row in rows if is_short else ():
+        row[1] = short_label(row[1])
     return rows
 
 
 def short_verdict(answer: Answer, judged: EstimatedStrategy) -> str:
-    """Return in a few words if a strategy fits, and how its time compares with that of the choice."""
+    """Return briefly if a strategy fits, and its time relative to the choice."""
     if not judged.fits:
         on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
         return _TOO_LARGE if on_gpu else f"needs {gib(judged.estimate.host.peak_bytes)} GiB of host"
@@ -193,9 +187,9 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool
         label(judged.strategy, problem.topology, beside=answer.head.strategy),
         batch(judged.strategy),
         bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
-        memory(estimate.device),
-        memory(estimate.host),
-        time(estimate.step_time),
+        memory_label(estimate.device),
+        memory_label(estimate.host),
+        step_time_label(estimate.step_time),
         throughput(judged, problem.topology),
         verdict,
     ]
@@ -241,9 +235,9 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         chosen = suggestion.best.strategy
         before = replace(chosen, precision=problem.own_precision) if problem.own_precision else None
         strategy = label(chosen, problem.topology, beside=before)
-        line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
+        line = f"  {suggestion.change}: {strategy}, {memory_label(estimate.device)} GiB on each GPU"
         line += ", closely" if suggestion.is_close else ""
-        is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOADED)
+        is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOAD_TIER)
         yield f"{line}; {'the same' if is_same else 'other'} results"
         own = problem.request.typed[0]
         is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
@@ -252,13 +246,13 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
 
 
 def command_with(flags: str, request: Request) -> str:
-    """Return the command that was typed, with other flags of zerofit's, each in place of what it said."""
+    """Return the command that was typed, with some of zerofit's flags replaced or added."""
     own, of_script = request.typed
     changed, kept, words = flags.split(), list[str](), iter(own)
     for word in words:
         name, has_value, _ = word.partition("=")
         name = name.replace("_", "-")
-        if _SPELT.get(name, name) not in changed:
+        if _FLAG_ALIASES.get(name, name) not in changed:
             kept.append(word)
         elif not has_value:
             next(words, None)
@@ -266,10 +260,10 @@ def command_with(flags: str, request: Request) -> str:
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
-    """Return the verdict on the script as it is, and the choice in its place; empty without a script.
+    """Return the verdict on the unchanged script and how the plan differs; empty without a script.
 
     Args:
-        has_terms: True for the terms of what it needs.
+        has_terms: True to list the terms of its peak memory.
     """
     own, problem = answer.as_it_is, answer.problem
     if own is None:
@@ -289,7 +283,7 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
 
 
 def as_it_is_words(own: EstimatedStrategy, problem: Problem) -> str:
-    """Return the verdict on the script as it is."""
+    """Return the verdict on the unchanged script."""
     device = own.estimate.device
     where = " on each GPU" if problem.topology.world_size > 1 else ""
     said = f"your script as it is: {_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
@@ -298,14 +292,14 @@ def as_it_is_words(own: EstimatedStrategy, problem: Problem) -> str:
     elif not own.fits:
         free = format_bytes(problem.card_bytes - problem.device_bytes)
         is_device = device.peak_bytes > problem.device_bytes
-        said += f"does not fit beside the {free} to be kept free" if is_device else own.shortage
+        said += f"does not fit with {free} kept free" if is_device else own.shortage
     else:
         said += fit_words(own.estimate, problem)
     return said
 
 
 def decision_lines(answer: Answer) -> list[str]:
-    """Return the answer in a few lines, for a run that is started at once."""
+    """Return the answer in a few lines, for a run that starts at once."""
     chosen = answer.found.chosen
     if chosen is None or answer.as_it_is is not None:
         return as_it_is_lines(answer, has_terms=False)
@@ -323,7 +317,7 @@ def _in_gib(estimate: MemoryEstimate) -> str:
 
 
 def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem) -> str:
-    """Return why a script that fits by itself is changed: by the user's flags, for time, or for room."""
+    """Return why a script that fits unchanged is changed: flags, speed, or safety."""
     flags = [
         FLAGS[name]
         for name, value in fields_said(problem.request).items()
@@ -339,10 +333,8 @@ def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem
     if flags:
         listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
         return f"changed as {listed} {'say' if len(flags) > 1 else 'says'}" + (f": {speed}" if speed else "")
-    is_safer = problem.is_close(own.estimate.device, own.estimate.host) and not problem.is_close(
-        chosen.estimate.device, chosen.estimate.host
-    )
-    return "changed for more room" if is_safer else f"changed: {speed}" if speed else "changed"
+    is_safer = problem.is_close(own.estimate) and not problem.is_close(chosen.estimate)
+    return "changed to fit surely" if is_safer else f"changed: {speed}" if speed else "changed"
 
 
 def _samples(strategy: Strategy) -> int:
@@ -356,13 +348,13 @@ def _speedup(other: EstimatedStrategy, own: EstimatedStrategy) -> float | None:
 
 def _hint(other: EstimatedStrategy, chosen: EstimatedStrategy) -> Iterator[str]:
     ratio, precision = _speedup(other, chosen), other.strategy.precision
-    if ratio is not None and precision is not None and ratio > 1 + SAME_TIME:
+    if ratio is not None and precision is not None and ratio > 1 + TIME_TIE_SHARE:
         yield f"hint: --mixed-precision {precision.value} is about {ratio:.1f} x faster and rounds more;"
         yield "      --fastest takes it"
 
 
 def _terms_lines(device: MemoryEstimate) -> Iterator[str]:
-    """Yield the terms of a peak, the largest first, at 80 columns."""
+    """Yield the terms of a peak, the largest first, in lines of 80 columns."""
     text = f"in {device.peak.phase.value}: {terms_words(device.peak)}"
     yield from textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="    ")
 
@@ -375,7 +367,7 @@ def _largest(where: str, estimate: MemoryEstimate) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Terms that are drawn as one."""
+    """Terms that share a letter in the bar."""
 
     letter: str
     name: str
@@ -400,17 +392,17 @@ GROUPS = tuple(
         ("C", "context and cache", ("allocator cache", "CUDA context", "NCCL")),
     )
 )
-"""In the order in which they are drawn. A term that no group names is a buffer of the engine's."""
+"""In drawing order. A term that no group lists is an engine's buffer."""
 _REST = next(group for group in GROUPS if not group.terms)
 
 
 def group_of(term: str) -> Group:
-    """Return the group of a term, by its name."""
+    """Return the group of a term's name."""
     return next((group for group in GROUPS if term in group.terms), _REST)
 
 
 def grouped(phase: PhaseMemory) -> tuple[tuple[Group, int], ...]:
-    """Return each group's bytes in one phase, without those that hold nothing."""
+    """Return the bytes of each group in one phase, without empty groups."""
     totals = dict.fromkeys(GROUPS, 0)
     for term in phase.terms:
         totals[group_of(term.name)] += term.num_bytes
@@ -418,9 +410,9 @@ def grouped(phase: PhaseMemory) -> tuple[tuple[Group, int], ...]:
 
 
 def bar(phase: PhaseMemory, *, limit_bytes: int, width: int) -> str:
-    """Return a phase as letters: WWOOGGAAAC..., each worth limit_bytes / width.
+    """Return a phase as letters, WWOOGGAAAC..., each worth limit_bytes / width.
 
-    What is free is dots; what goes beyond the limit ends in ">".
+    Dots are free memory; a phase beyond the limit ends in ">".
     """
     cells, done, drawn = "", 0, 0
     for group, num_bytes in grouped(phase):

@@ -1,4 +1,4 @@
-"""Planner: one subject's traces and estimates, kept for all problems that it poses."""
+"""Planner: plans for one subject on several machines, tracing its model once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerofit.machine.observations import read_observations
 from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import check_libraries_of_traces
 from zerofit.planning.estimate.closed_form.log import closed_form_log
-from zerofit.planning.evidence import ObservedRuns
+from zerofit.planning.observed_runs import ObservedRuns
 from zerofit.planning.plan_table import as_it_is_words
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from zerofit.planning.subject import Subject
 
 _NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknown-inputs")
-"""Errors of models that can't be traced, and may still be estimated by their dimensions."""
+"""Errors of models that can't be traced but may still be estimated by their dimensions."""
 
 
 class Planner:
-    """Plans for one subject, each of whose traces is made once."""
+    """Plans for one subject; each trace is made once."""
 
     def __init__(self, subject: Subject, *, observer: Observer) -> None:
         self._subject = subject
-        self._is_fast = subject.flags.is_fast  # closed forms in place of traces
+        self._is_fast = subject.flags.is_fast
         self._observer = observer
-        self._made: dict[tuple[TraceRequest, bool], Trace] = {}
+        self._traces: dict[tuple[TraceRequest, bool], Trace] = {}
         self._observations: tuple[Observation, ...] = ()
         if not self._is_fast:
             check_libraries_of_traces()
@@ -60,10 +60,10 @@ class Planner:
 
         Args:
             is_here: whether its machine is this one, for which there may be measured rates.
-            notes: what was assumed of it.
+            notes: assumptions about the machine.
             num_fastest: how many of the fastest that fit to return beside the choice.
-            learns: False to leave out what runs on this machine were observed to need.
-            compares_layouts: True to look at every way to share samples.
+            learns: False to ignore observations of earlier runs on this machine.
+            compares_layouts: True to compare all layouts.
         """
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         self._observations = ()
@@ -75,44 +75,37 @@ class Planner:
             self._solve, problem, rates, num_fastest=num_fastest, compares_layouts=compares_layouts
         )
         try:
-            answer = solved(notes, is_fast=self._is_fast)
+            answer = solved(is_fast=self._is_fast)
         except UserError as error:
             in_stages = problem.topology.pipeline_parallel_size > 1
             if error.rule not in _NOT_TRACED or not problem.model.num_layers or in_stages:
                 raise
-            why = f"the model can't be traced ({error.found}): its dimensions are gone by, as with --fast"
-            answer = solved((*notes, why), is_fast=True)
-        left_out = dict.fromkeys(note for trace in self._made.values() for note in trace.notes)
-        return replace(answer, notes=(*answer.notes, *left_out))
+            why = f"the model can't be traced ({error.found}): estimated by its dimensions, as with --fast"
+            notes = (*notes, why)
+            answer = solved(is_fast=True)
+        left_out = dict.fromkeys(note for trace in self._traces.values() for note in trace.notes)
+        return replace(answer, notes=(*notes, *answer.notes, *left_out))
 
     def _solve(
-        self,
-        problem: Problem,
-        rates: Rates,
-        notes: tuple[str, ...],
-        *,
-        num_fastest: int,
-        compares_layouts: bool,
-        is_fast: bool,
+        self, problem: Problem, rates: Rates, *, num_fastest: int, compares_layouts: bool, is_fast: bool
     ) -> Answer:
         def estimators(kind: type[TrainingEstimator], trace: Callable[[TraceRequest], Trace]) -> EstimatorOf:
             return lambda one: kind(
-                one, trace=trace, rates=rates, evidence=ObservedRuns(one, self._observations)
+                one, trace=trace, rates=rates, observed_runs=ObservedRuns(one, self._observations)
             )
 
         in_stages = problem.topology.pipeline_parallel_size > 1
         closed_forms = estimators(ClosedFormEstimator, self._closed_form)
-        return solve(
+        answer = solve(
             problem,
             estimator_of=closed_forms if is_fast else estimators(TrainingEstimator, self._traced),
             quick_estimator_of=None if is_fast or in_stages else closed_forms,
             gpus=tuple(gpu.spec for gpu in load_gpus()),
-            is_fast=is_fast,
-            notes=notes,
             num_fastest=num_fastest,
             compares_layouts=compares_layouts,
             on_nothing_fits=self._say_nothing_fits,
         )
+        return replace(answer, is_fast=is_fast)
 
     def _say_nothing_fits(self, problem: Problem, own: EstimatedStrategy | None) -> None:
         if not self._is_fast:
@@ -122,7 +115,7 @@ class Planner:
             )
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
-        """Return what of the request names parts of the model, which closed forms do not know."""
+        """Return a note if --fast can't check names of modules and parameters that the request gives."""
         request = problem.request
         lora = request.lora or request.allowed_lora
         said = [f"--freeze {','.join(request.freeze)}"] if request.freeze else []
@@ -132,30 +125,30 @@ class Planner:
             said.append(f"--lora-modules-to-save {','.join(lora.modules_to_save)}")
         if not self._is_fast or not said:
             return ()
-        return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
+        return (f"{' and '.join(said)} can't be checked with --fast: plan without it to check the names",)
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True
-        if key not in self._made:
+        if key not in self._traces:
             log = closed_form_log(self._subject.facts, request)
             if self._subject.capture is not None:
                 log = _with_rows(log, self._subject.capture.rows_per_sample)
-            self._made[key] = Trace(request=request, logs=(log,))
-        return self._made[key]
+            self._traces[key] = Trace(request=request, logs=(log,))
+        return self._traces[key]
 
     def _traced(self, request: TraceRequest) -> Trace:
         key = request, False
-        if key not in self._made:
+        if key not in self._traces:
             kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
             if request.pipeline_parallel_size > 1:
                 kind = f"part {request.pipeline_place} of {request.pipeline_parallel_size} {kind}"
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
-                self._made[key] = self._subject.trace(request, on_progress=tell)
-        return self._made[key]
+                self._traces[key] = self._subject.trace(request, on_progress=tell)
+        return self._traces[key]
 
 
 def _with_rows(log: AllocationLog, rows_per_sample: int) -> AllocationLog:
-    """Return the log of samples that are several rows each."""
+    """Return the log for samples of several rows each."""
     storages, costs = log.storages, log.costs
     return replace(
         log,

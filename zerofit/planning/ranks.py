@@ -1,4 +1,4 @@
-"""Check that a request's ranks, nodes and batch sizes go together."""
+"""Checks that ranks divide over the nodes, over GPUs and into groups."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from zerofit.core.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.core.facts import Machine
-    from zerofit.core.request import Request
-
 
 def check_ranks(
     world_size: int, *, num_nodes: int, num_gpus: int | None, said: str, can_rehearse: bool = True
 ) -> None:
-    """Check that ranks divide over the nodes, and that each finds a GPU.
+    """Check that ranks divide over the nodes and that each has a GPU.
 
     Args:
-        num_gpus: of one node; None where ranks need none.
-        said: what tells the number of ranks, for messages.
-        can_rehearse: False where the GPUs are those of another machine, which --gpus names.
+        num_gpus: GPUs per node; None if the ranks need none.
+        said: the flag or setting that gives the number of ranks, for messages.
+        can_rehearse: False for another machine, given by --gpus.
 
     Raises:
         UserError: they do not.
@@ -49,12 +46,12 @@ def check_ranks(
 
 
 def check_groups(world_size: int, sizes: Mapping[str, int], *, said: str) -> None:
-    """Check that ranks make whole groups that share samples.
+    """Check that ranks divide into tensor-, sequence- and pipeline-parallel groups.
 
     Args:
         world_size: ranks of all nodes together.
-        sizes: ranks of a group by the kind of parallelism: "tensor", "sequence", "pipeline".
-        said: what tells the number of ranks, for the message.
+        sizes: ranks per group by the kind of parallelism: "tensor", "sequence", "pipeline".
+        said: the flag or setting that gives the number of ranks, for the message.
 
     Raises:
         UserError: they do not.
@@ -77,20 +74,3 @@ def check_groups(world_size: int, sizes: Mapping[str, int], *, said: str) -> Non
         why=f"each group {share}, and every rank is in one",
         fix=", or ".join(fixes),
     )
-
-
-def check_ranks_of(request: Request, machine: Machine) -> None:
-    """Check that a machine that --gpus names has a GPU for each rank.
-
-    Raises:
-        UserError: it has too few.
-    """
-    if request.num_processes is not None:
-        num_nodes, num_gpus = request.num_nodes or 1, len(machine.gpus)
-        check_ranks(
-            request.num_processes,
-            num_nodes=num_nodes,
-            num_gpus=num_gpus,
-            said=request.ranks_said,
-            can_rehearse=False,
-        )

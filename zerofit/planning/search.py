@@ -1,11 +1,11 @@
-"""search: candidates to the one that comes first among those that fit, and the best of every other kind.
+"""search: the best candidate that fits, and the best of every other placement of the model states.
 
-The answer is that of an exhaustive search: of what fits, the lowest tier; of that, what is at most SAME_TIME
-slower than the fastest; of that, the simplest. Where the uncertainty of this one reaches beyond GPU or host,
-the same is asked of those that surely fit and take at most ROOM_TIME longer.
+The result equals that of an exhaustive search: among the candidates that fit, take the lowest tier; in it,
+those at most TIME_TIE_SHARE slower than the fastest; among these, the simplest. If the uncertainty of its
+estimate exceeds GPU or host, one that surely fits is preferred, unless it takes more than SAFETY_TIME_SHARE
+longer.
 
-Bounds that are never above what a strategy needs leave most candidates out, and few of the others have to be
-estimated before it is certain which one that is.
+Lower bounds of memory exclude most candidates, so that few need a full estimate.
 """
 
 from __future__ import annotations
@@ -30,79 +30,67 @@ if TYPE_CHECKING:
 
     from zerofit.core.estimates import Estimate, MemoryEstimate
 
-SAME_TIME = 0.1
-"""Estimated times that differ by no more than this share are not told apart: 20 published steps
-took 12 % more or less than estimated in the median (see UNCERTAINTY in step_time.py), so that a lead of a
-tenth may be none."""
-ROOM_TIME = 0.15
-"""ASSUMPTION: share of its time for which a user would rather not risk running out of memory."""
-OFFLOADED = 1
-"""The tier of what rests outside the GPU: its times hang on the host's memory, links and cores, and are the
-least certain, so that it comes where nothing that stays on the GPUs fits."""
-Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
-"""Engine, stage, optimizer offload and parameter offload."""
+TIME_TIE_SHARE = 0.1
+"""Estimated times that differ by at most this share count as equal: 20 published steps took 12 % more or less
+than estimated in the median (see UNCERTAINTY in step_time.py)."""
+SAFETY_TIME_SHARE = 0.15
+"""ASSUMPTION: the slowdown that a user accepts to avoid the risk of running out of memory."""
+OFFLOAD_TIER = 1
+"""The tier of strategies that offload. Their times depend on host memory, links and cores and are the least
+certain, so they are taken only if nothing fits on the GPUs."""
+Placement = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
+"""Where model states are stored: engine, stage, optimizer offload and parameter offload."""
 
-_OFFLOAD = {OffloadDevice.NONE: 0, OffloadDevice.CPU: 1, OffloadDevice.NVME: 2}
-_OPTIMIZER = {
-    None: 0,
-    OptimizerName.ADAMW: 1,
-    OptimizerName.PAGED_ADAMW: 2,
-    OptimizerName.ADAMW_8BIT: 3,
-    OptimizerName.PAGED_ADAMW_8BIT: 4,
-    OptimizerName.ADAFACTOR: 5,
-    OptimizerName.LION: 6,
-    OptimizerName.LION_8BIT: 7,
-    OptimizerName.PAGED_LION_8BIT: 8,
-    OptimizerName.SGD: 9,
-}
+_OFFLOAD_DEVICES = tuple(OffloadDevice)
+_OPTIMIZERS = (None, *OptimizerName)
+"""The simplest first, as these enums are declared."""
 
 
-def kind_of(strategy: Strategy) -> Kind:
-    """Return the engine, the stage and the offloads: where model states lie."""
+def placement_of(strategy: Strategy) -> Placement:
+    """Return where a strategy stores the model states."""
     return strategy.engine, strategy.zero_stage, strategy.optimizer_offload, strategy.param_offload
 
 
 def tier(strategy: Strategy, *, fixed: Collection[str] = (), own_precision: Precision | None = None) -> float:
-    """Return how far a strategy goes; a lower one always comes first.
+    """Return the strategy's tier, a measure of how much it changes; the search prefers lower tiers.
 
-    0: all stays on the GPUs. OFFLOADED: something does not; the mathematics stays. 2: optimizer states in
-    8 bit. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: adapters. 7: adapters beside a
-    quantized base. Half a step more: one of the steps from 2 on, offloaded. A quarter more: forward and
-    backward in another format than the script's.
+    0: everything on the GPUs. OFFLOAD_TIER: offloaded, with the same mathematics. 2: 8-bit optimizer states.
+    3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: LoRA. 7: QLoRA. From 2 on, offload adds
+    0.5. A precision other than the script's adds 0.25.
 
     Args:
-        fixed: names of the fields that the user chose, which are no change then.
-        own_precision: the script's format; None where any may be taken.
+        fixed: names of the fields that the user set, which count as unchanged.
+        own_precision: the script's precision; None if any may be taken.
     """
     is_kept = own_precision is None or "precision" in fixed or strategy.precision is own_precision
-    step = _step(strategy, fixed)
-    is_offloaded = strategy.offloads and step > OFFLOADED
-    return step + (0.5 if is_offloaded else 0.0) + (0.0 if is_kept else 0.25)
+    base = _base_tier(strategy, fixed)
+    is_offloaded = strategy.offloads and base > OFFLOAD_TIER
+    return base + (0.5 if is_offloaded else 0.0) + (0.0 if is_kept else 0.25)
 
 
-def _step(strategy: Strategy, fixed: Collection[str]) -> int:
+def _base_tier(strategy: Strategy, fixed: Collection[str]) -> int:
     if strategy.lora is not None and "lora" not in fixed:
         return 6 if strategy.quantization is None else 7
     if strategy.freeze and "freeze" not in fixed:
         return 5 if strategy.freeze == FROZEN_LAYERS else 4
     if "optimizer" in fixed or strategy.optimizer in (None, OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW):
-        return OFFLOADED if strategy.offloads else 0
+        return OFFLOAD_TIER if strategy.offloads else 0
     return 2 if strategy.optimizer in (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT) else 3
 
 
 def simplicity(strategy: Strategy) -> tuple[int, ...]:
-    """Return how much machinery a strategy takes: the smaller, the simpler.
+    """Return a sort key that puts simpler strategies first.
 
-    What rests off the GPU first, then DeepSpeed and its stage; within one kind recomputation, small buckets,
-    another optimizer, and last a smaller micro-batch.
+    It compares offload, then the engine and its stage; within one placement checkpointing, small buckets, the
+    optimizer, and last the micro-batch: a larger one is simpler.
     """
     return (
-        _OFFLOAD[strategy.optimizer_offload] + _OFFLOAD[strategy.param_offload],
+        _OFFLOAD_DEVICES.index(strategy.optimizer_offload) + _OFFLOAD_DEVICES.index(strategy.param_offload),
         strategy.engine is not Engine.NATIVE,
         strategy.zero_stage.value,
         bool(strategy.gradient_checkpointing),
         strategy.buckets != Buckets(),
-        _OPTIMIZER[strategy.optimizer],
+        _OPTIMIZERS.index(strategy.optimizer),
         -(strategy.micro_batch_size or 0),
     )
 
@@ -113,9 +101,9 @@ class Candidate:
 
     strategy: Strategy
     shortage: str = ""
-    """The lack, in words: "needs 91.2 GiB of 75.2 GiB on each GPU"; empty where it fits."""
+    """Why it does not fit: "needs 91.2 GiB of 75.2 GiB on each GPU"; empty if it fits."""
     excess: float = 0.0
-    """How many times too large its largest shortage is; 0 where it fits."""
+    """The largest ratio of required to available memory; 0 if it fits."""
 
     @property
     def fits(self) -> bool:
@@ -123,15 +111,15 @@ class Candidate:
         return not self.shortage
 
 
-def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
-    """Return a need beside its limit: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
-    needed, there = format_apart(estimate.peak_bytes, limit)
-    return f"needs {needed} of {there} {where}"
+def shortage_text(estimate: MemoryEstimate, limit: int, where: str) -> str:
+    """Return a peak beside its limit: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
+    needed, available = format_apart(estimate.peak_bytes, limit)
+    return f"needs {needed} of {available} {where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedStrategy(Candidate):
-    """A strategy of a training run with what it needs."""
+    """A training strategy with its estimate."""
 
     estimate: Estimate
 
@@ -142,74 +130,82 @@ C_co = TypeVar("C_co", bound=Candidate, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledOut:
-    """A strategy that a bound shows to be too large."""
+    """A strategy that is too large by a lower bound of its memory."""
 
     strategy: Strategy
     least_bytes: int
-    """Of each GPU: a lower bound of its need."""
+    """The lower bound, on each GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchCounts:
-    """How the search went."""
+    """How many candidates each stage of the search excluded."""
 
     candidates: int
     too_large_at_once: int
-    """Left out by their weights and optimizer states alone."""
+    """Excluded by weights, gradients and optimizer states alone."""
     too_large_by_bound: int
-    """Left out by what is alive in the forward and backward pass at least."""
+    """Excluded by a lower bound of the live memory of the forward and backward pass."""
     estimated: int
     """Estimated in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult(Generic[C]):
-    """The choice, and the best of what it was compared with."""
+    """The chosen candidate and those it was compared with."""
 
     chosen: C | None
-    """None where nothing fits."""
+    """None if nothing fits."""
     nearest: C | None
-    """Where nothing fits, the one with the least shortage."""
+    """The candidate with the smallest excess, if nothing fits."""
     others: tuple[C, ...]
-    """The best of every other kind: those that fit, the fastest first, then those that do not."""
+    """The best of every other placement: those that fit by tier and time, then those that do not."""
     ruled_out: tuple[RuledOut, ...]
-    """Of each kind whose weights and states alone are too large, the smallest."""
+    """The smallest of each placement whose model states alone are too large."""
     variants: tuple[C | RuledOut, ...]
-    """The choice with one thing changed: a larger micro-batch, or activations kept."""
+    """The choice with one change: the next larger micro-batch, or no activation checkpointing."""
     counts: SearchCounts
     fastest: tuple[C, ...] = ()
-    """Those that fit and change no more than the choice, the fastest first; where they were asked for."""
+    """Candidates that fit, of the choice's tier or below, fastest first; empty unless requested."""
 
 
 TrainingResult = SearchResult[EstimatedStrategy]
 
 
 class Estimator(Protocol[C_co]):
-    """Answers the search's questions about a strategy. A bound is never above what ``estimate`` finds."""
+    """Estimates strategies for the search. By default nothing is excluded early, and what fits surely fits.
+
+    The bounds are lower bounds of each GPU's memory, never above that of ``estimate``.
+    """
 
     def least_bytes(self, strategy: Strategy) -> int:
-        """Return a bound of each GPU's memory that needs no trace."""
+        """Return a bound that needs no trace."""
+        return 0
 
     def least_live_bytes(self, strategy: Strategy) -> int:
-        """Return a bound of each GPU's memory, from the trace alone."""
+        """Return a bound from the trace alone."""
+        return 0
 
     def least_played_bytes(self, strategy: Strategy) -> int:
-        """Return a bound of each GPU's memory, with the engine's own buffers."""
+        """Return a bound that includes the engine's buffers."""
+        return 0
 
     def seconds(self, strategy: Strategy) -> float | None:
-        """Return the time of an optimizer step; None where the machine's rates are not known."""
+        """Return the time to compare strategies by; None if the machine's rates are unknown."""
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return True if machine and disks have all that it needs."""
+        """Return True if GPU, host and disks are large enough."""
 
-    def has_room(self, strategy: Strategy) -> bool:
-        """Return True if what fits would fit at the upper end of its uncertainty too."""
+    def surely_fits(self, strategy: Strategy) -> bool:
+        """Return True if a strategy that fits also does at the upper end of its uncertainty."""
+        return True
 
-    def has_gpu_room(self, strategy: Strategy) -> bool:
-        """Return True if the GPUs have room at the upper end of the uncertainty, whatever the host has."""
+    def surely_fits_gpu(self, strategy: Strategy) -> bool:
+        """Return True if the GPUs suffice at the upper end of the uncertainty, even if the host doesn't."""
+        return True
 
     def estimate(self, strategy: Strategy) -> C_co:
-        """Return the strategy with all that it needs."""
+        """Return the strategy with its full estimate."""
 
 
 def search(
@@ -218,60 +214,61 @@ def search(
     estimator: Estimator[C],
     device_bytes: int,
     tier_of: Callable[[Strategy], float] = tier,
-    same_time: float = SAME_TIME,
+    tie_share: float = TIME_TIE_SHARE,
     own: Strategy | None = None,
-    wins: Callable[[C, C], bool] = lambda _, __: True,
+    is_clearly_faster: Callable[[C, C], bool] = lambda _, __: True,
     compares: bool = True,
     num_fastest: int = 0,
 ) -> SearchResult[C]:
-    """Return the best strategy that fits, and the best of each other kind beside it.
+    """Return the best strategy that fits, and the best of each other placement.
 
     Args:
-        tier_of: how far a strategy goes; a lower tier always comes first.
-        same_time: share of time that a simpler strategy may lose to the fastest.
-        own: what the script runs by itself, which is chosen if it fits and nothing of its tier wins or fits
-            more safely; None where there is no script, or the fastest is to be taken.
-        wins: True if the first beats the second, the script's own, by more than the estimates' error.
-        compares: True if to look at the other kinds too; without, only the choice is looked for.
-        num_fastest: how many of the fastest to return; of those that differ in their buckets alone, one.
+        tier_of: a strategy's tier; a lower one is always preferred.
+        tie_share: by which share of time a simpler strategy may be slower than the fastest.
+        own: the script's own strategy, which is kept if it fits and nothing of its tier is clearly faster or
+            fits more surely; None without a script, or to take the fastest.
+        is_clearly_faster: True if the first is faster than the second, the script's own, by more than the
+            uncertainty.
+        compares: False to return the choice alone, without other placements and variants.
+        num_fastest: how many of the fastest to return; those that differ only in their buckets count once.
     """
-    hunt = _Hunt(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, same_time=same_time)
-    chosen = hunt.best(hunt.fitting)
+    run = _Search(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, tie_share=tie_share)
+    chosen = run.best(run.fitting)
     if own is not None and chosen is not None and tier_of(own) <= tier_of(chosen.strategy):
-        kept = hunt.look(own)
-        is_safe = estimator.has_room(own) or not estimator.has_room(chosen.strategy)
-        if kept.fits and is_safe and not wins(chosen, kept):
+        kept = run.estimate(own)
+        is_safe = estimator.surely_fits(own) or not estimator.surely_fits(chosen.strategy)
+        if kept.fits and is_safe and not is_clearly_faster(chosen, kept):
             chosen = kept
     others: list[C] = []
     ruled_out: list[RuledOut] = []
-    for kind in dict.fromkeys(map(kind_of, strategies)) if compares else ():
-        if chosen is not None and kind == kind_of(chosen.strategy):
+    for placement in dict.fromkeys(map(placement_of, strategies)) if compares else ():
+        if chosen is not None and placement == placement_of(chosen.strategy):
             continue
-        best = hunt.best_of(kind)
+        best = run.best_of(placement)
         if isinstance(best, RuledOut):
             ruled_out.append(best)
         else:
             others.append(best)
     nearest = None
     if chosen is None:
-        if compares and not others and ruled_out:
+        if not others and ruled_out:
             least = min(ruled_out, key=lambda one: one.least_bytes)
             ruled_out.remove(least)
-            others.append(hunt.look(least.strategy))
+            others.append(run.estimate(least.strategy))
         nearest = min(others, key=lambda one: one.excess, default=None)
     return SearchResult(
         chosen=chosen,
         nearest=nearest,
-        others=tuple(sorted((one for one in others if one is not nearest), key=hunt.place_of_row)),
+        others=tuple(sorted((one for one in others if one is not nearest), key=run.row_order)),
         ruled_out=tuple(sorted(ruled_out, key=lambda one: one.least_bytes)),
-        variants=hunt.variants_of(chosen.strategy) if chosen and compares else (),
-        counts=hunt.counts(),
-        fastest=hunt.fastest(tier_of(chosen.strategy), num_fastest) if chosen and num_fastest else (),
+        variants=run.variants_of(chosen.strategy) if chosen and compares else (),
+        counts=run.counts(),
+        fastest=run.fastest(tier_of(chosen.strategy), num_fastest) if chosen and num_fastest else (),
     )
 
 
-class _Hunt(Generic[C]):
-    """Looks at candidates in order, and remembers what it has seen."""
+class _Search(Generic[C]):
+    """One run of the search, with the estimates made so far."""
 
     def __init__(
         self,
@@ -280,13 +277,13 @@ class _Hunt(Generic[C]):
         *,
         device_bytes: int,
         tier_of: Callable[[Strategy], float],
-        same_time: float,
+        tie_share: float,
     ) -> None:
         self._estimator = estimator
-        self._device_bytes, self._same_time = device_bytes, same_time
+        self._device_bytes, self._tie_share = device_bytes, tie_share
         self._all = strategies
         self._estimated: dict[Strategy, C] = {}
-        self._fits: dict[Strategy, bool] = {}
+        self._fit_verdicts: dict[Strategy, bool] = {}
         self._possible = [one for one in strategies if estimator.least_bytes(one) <= device_bytes]
         self.fitting = [one for one in self._possible if estimator.least_live_bytes(one) <= device_bytes]
         times = {one: estimator.seconds(one) for one in self.fitting}
@@ -295,63 +292,64 @@ class _Hunt(Generic[C]):
         self._tiers = {one: tier_of(one) for one in self.fitting}
 
     def best(self, strategies: Iterable[Strategy]) -> C | None:
-        """Return the best that fits: of the lowest tier, the simplest that nothing there clearly beats."""
+        """Return the simplest of the fastest in the lowest tier, preferring those that surely fit."""
         by_tier: dict[float, list[Strategy]] = {}
         for one in sorted(strategies, key=simplicity):
             by_tier.setdefault(self._tiers[one], []).append(one)
         for _, alike in sorted(by_tier.items()):
-            best = self._simplest_of_the_fastest(alike, self._gets_through)
+            best = self._simplest_of_the_fastest(alike, self._fits)
             if best is None:
                 continue
-            if not self._has_room(best):
-                most = self._seconds[best] * (1 + ROOM_TIME)
-                quick = [one for one in alike if self._seconds[one] <= most]
-                roomy = self._simplest_of_the_fastest(quick, self._has_room)
-                best = roomy or self._simplest_of_the_fastest(quick, self._has_gpu_room) or best
-            return self.look(best)
+            if not self._surely_fits(best):
+                limit = self._seconds[best] * (1 + SAFETY_TIME_SHARE)
+                quick = [one for one in alike if self._seconds[one] <= limit]
+                safe = self._simplest_of_the_fastest(quick, self._surely_fits)
+                best = safe or self._simplest_of_the_fastest(quick, self._surely_fits_gpu) or best
+            return self.estimate(best)
         return None
 
     def _simplest_of_the_fastest(
-        self, alike: Sequence[Strategy], is_able: Callable[[Strategy], bool]
+        self, alike: Sequence[Strategy], fits: Callable[[Strategy], bool]
     ) -> Strategy | None:
-        """Return the first, of those in the order of simplicity, that none that is able clearly beats."""
+        """Return the first that fits if none that fits is clearly faster; they are sorted by simplicity."""
         times = self._seconds
         for one in alike:
-            faster = (other for other in alike if times[other] * (1 + self._same_time) < times[one])
-            if not any(map(is_able, faster)) and is_able(one):
+            faster = (other for other in alike if times[other] * (1 + self._tie_share) < times[one])
+            if not any(map(fits, faster)) and fits(one):
                 return one
         return None
 
-    def _has_room(self, strategy: Strategy) -> bool:
-        return self._gets_through(strategy) and self._estimator.has_room(strategy)
+    def _fits(self, strategy: Strategy) -> bool:
+        if strategy not in self._fit_verdicts:
+            self._fit_verdicts[strategy] = self._estimator.fits(strategy)
+        return self._fit_verdicts[strategy]
 
-    def _has_gpu_room(self, strategy: Strategy) -> bool:
-        return self._gets_through(strategy) and self._estimator.has_gpu_room(strategy)
+    def _surely_fits(self, strategy: Strategy) -> bool:
+        return self._fits(strategy) and self._estimator.surely_fits(strategy)
 
-    def _gets_through(self, strategy: Strategy) -> bool:
-        if strategy not in self._fits:
-            self._fits[strategy] = self._estimator.fits(strategy)
-        return self._fits[strategy]
+    def _surely_fits_gpu(self, strategy: Strategy) -> bool:
+        return self._fits(strategy) and self._estimator.surely_fits_gpu(strategy)
 
-    def best_of(self, kind: Kind) -> C | RuledOut:
-        """Return the best of a kind that fits; where none does, the one with the least shortage."""
-        best = self.best(one for one in self.fitting if kind_of(one) == kind)
+    def best_of(self, placement: Placement) -> C | RuledOut:
+        """Return the best of a placement that fits; if none does, the one with the lowest memory bound."""
+        best = self.best(one for one in self.fitting if placement_of(one) == placement)
         if best is not None:
             return best
-        possible = [one for one in self._possible if kind_of(one) == kind]
+        possible = [one for one in self._possible if placement_of(one) == placement]
         if possible:
-            return self.look(min(possible, key=self._estimator.least_live_bytes))
-        least = min((one for one in self._all if kind_of(one) == kind), key=self._estimator.least_bytes)
+            return self.estimate(min(possible, key=self._estimator.least_live_bytes))
+        every = (one for one in self._all if placement_of(one) == placement)
+        least = min(every, key=self._estimator.least_bytes)
         return RuledOut(strategy=least, least_bytes=self._estimator.least_bytes(least))
 
-    def fastest(self, most_tier: float, number: int) -> tuple[C, ...]:
-        """Return so many of what fits up to a tier, the fastest first; buckets alone make none different."""
-        alike = [one for one in self.fitting if self._tiers[one] <= most_tier]
+    def fastest(self, highest_tier: float, number: int) -> tuple[C, ...]:
+        """Return the fastest that fit up to a tier; those that differ only in their buckets count once."""
+        alike = [one for one in self.fitting if self._tiers[one] <= highest_tier]
         found: dict[Strategy, C] = {}
         for one in sorted(alike, key=lambda one: (self._seconds[one], simplicity(one))):
-            but_for_buckets = replace(one, buckets=Buckets())
-            if len(found) < number and but_for_buckets not in found and self._gets_through(one):
-                found[but_for_buckets] = self.look(one)
+            key = replace(one, buckets=Buckets())
+            if len(found) < number and key not in found and self._fits(one):
+                found[key] = self.estimate(one)
         return tuple(found.values())
 
     def variants_of(self, chosen: Strategy) -> tuple[C | RuledOut, ...]:
@@ -363,17 +361,16 @@ class _Hunt(Generic[C]):
         for bound in (estimator.least_bytes, estimator.least_live_bytes, estimator.least_played_bytes):
             if (least := bound(strategy)) > self._device_bytes:
                 return RuledOut(strategy=strategy, least_bytes=least)
-        return self.look(strategy)
+        return self.estimate(strategy)
 
-    def place_of_row(self, found: C) -> tuple[float, ...]:
-        """Return where in the table a row stands: what fits by tier and time, then the others."""
+    def row_order(self, found: C) -> tuple[float, ...]:
+        """Return a sort key for the table: what fits by tier and time, then the others by excess."""
         strategy = found.strategy
         if not found.fits:
             return 1, found.excess
         return 0, self._tiers[strategy], self._seconds[strategy], *simplicity(strategy)
 
     def counts(self) -> SearchCounts:
-        """Return how many were looked at in which way."""
         return SearchCounts(
             candidates=len(self._all),
             too_large_at_once=len(self._all) - len(self._possible),
@@ -381,15 +378,14 @@ class _Hunt(Generic[C]):
             estimated=len(self._estimated),
         )
 
-    def look(self, strategy: Strategy) -> C:
-        """Return the strategy estimated in full."""
+    def estimate(self, strategy: Strategy) -> C:
         if strategy not in self._estimated:
             self._estimated[strategy] = self._estimator.estimate(strategy)
         return self._estimated[strategy]
 
 
 def _variants(chosen: Strategy, alike: Sequence[Strategy]) -> list[Strategy]:
-    """Return the candidates that differ from the choice in its micro-batch or checkpointing alone."""
+    """Return the candidates that differ from the choice only in the micro-batch or only in checkpointing."""
 
     def rest(strategy: Strategy, *names: str) -> tuple[object, ...]:
         fields = strategy.__dataclass_fields__
@@ -405,6 +401,5 @@ def _variants(chosen: Strategy, alike: Sequence[Strategy]) -> list[Strategy]:
     found = [min(larger, key=lambda one: one.micro_batch_size or 1)] if larger else []
     if chosen.gradient_checkpointing:
         name = "gradient_checkpointing"
-        kept = [one for one in alike if rest(one, name) == rest(chosen, name) and one != chosen]
-        found += kept
+        found += [one for one in alike if rest(one, name) == rest(chosen, name) and one != chosen]
     return found

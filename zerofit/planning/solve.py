@@ -1,4 +1,4 @@
-"""solve: a problem to an Answer: candidates, search, plan, the script as it is, and what would help."""
+"""solve: the Answer to a problem: candidates, search, plan, the unchanged script, and suggestions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import Strategy, describe_strategy
-from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates, default_precision
+from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
 from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
-from zerofit.planning.make_plan import plan_of, tier_in
-from zerofit.planning.plan_from_flags import fields_said
+from zerofit.planning.plan_from_flags import default_precision, fields_said
+from zerofit.planning.plan_reasons import plan_of, tier_in
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import kind_of, search
+from zerofit.planning.search import placement_of, search
 from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zerofit.checking.engine import Finding
     from zerofit.core.facts import GpuSpec
     from zerofit.core.plan import Plan
-    from zerofit.planning.candidates import Dropped
+    from zerofit.planning.candidates import Candidates, Dropped
     from zerofit.planning.layouts import Layout
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """All that `zerofit plan` says of one machine."""
+    """The result of `zerofit plan` for one machine."""
 
     problem: Problem
-    """As it was solved: with the shorter length, where --allow length took one."""
+    """As solved: with the layout, stages and sequence length that were chosen."""
     found: TrainingResult
     plan: Plan
-    """Of the choice, or of the nearest where nothing fits."""
-    is_fast: bool
-    """True if closed forms stood in for traces."""
+    """For the choice, or for the nearest strategy if nothing fits."""
+    is_fast: bool = False
+    """True if estimated by closed forms instead of traces."""
     as_it_is: EstimatedStrategy | None = None
-    """The strategy of the script without zerofit; None without a script, or where it brings an engine."""
+    """The script without zerofit; None without a script, or if it sets up DeepSpeed or FSDP itself."""
     in_16_bits: EstimatedStrategy | None = None
-    """The best in 16 bits, where the choice keeps the fp32 of a script that names no precision."""
+    """The best in 16 bits, if the choice keeps the fp32 of a script that names no precision."""
     dropped: tuple[Dropped, ...] = ()
     """Candidates that compatibility rules forbid."""
     suggestions: tuple[Suggestion, ...] = ()
-    """Where nothing fits: with what it would."""
+    """Changes with which something would fit, if nothing does."""
     notes: tuple[str, ...] = ()
     """Assumptions, one sentence each."""
     layouts: tuple[Layout, ...] = ()
-    """Ways to share samples, the first of which is data parallelism alone; where they were to be compared."""
+    """The layouts that were compared, data parallelism alone first; empty unless requested."""
 
     @property
     def fits(self) -> bool:
@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def head(self) -> EstimatedStrategy:
-        """The choice, or the nearest where nothing fits."""
+        """The choice, or the nearest if nothing fits."""
         head = self.found.chosen or self.found.nearest
         assert head is not None
         return head
@@ -74,29 +74,29 @@ def solve(
     estimator_of: EstimatorOf,
     quick_estimator_of: EstimatorOf | None = None,
     gpus: Sequence[GpuSpec] = (),
-    is_fast: bool = False,
-    notes: tuple[str, ...] = (),
     num_fastest: int = 0,
     compares_layouts: bool = False,
     on_nothing_fits: Callable[[Problem, EstimatedStrategy | None], None] = lambda _, __: None,
 ) -> Answer:
-    """Return the plan of a problem with all that was compared.
+    """Return the plan of a problem with everything it was compared with.
 
     Args:
-        quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
-            estimated by the other. None where estimator_of is as quick.
-        compares_layouts: True to look at every layout, and not at those alone that may come before.
-        on_nothing_fits: called with the script as it is, before the search for changes, which takes a while.
+        quick_estimator_of: estimators by closed forms, which preselect changes for estimator_of to confirm;
+            None if estimator_of is as quick.
+        gpus: larger GPUs to suggest.
+        num_fastest: how many of the fastest strategies to return beside the choice.
+        compares_layouts: True to compare all layouts, not only those that may be better than the choice.
+        on_nothing_fits: called with the unchanged script before the search for suggestions, which takes long.
 
     Raises:
-        UserError: the global batch can't be made.
-        ExceptionGroup: of UserErrors, where what the user fixed breaks a compatibility rule.
+        UserError: the global batch is not possible.
+        ExceptionGroup: of UserErrors, if the user's settings break compatibility rules.
     """
-    space = candidates(problem)
+    presolve = partial(best_of, estimator_of=quick_estimator_of) if quick_estimator_of else None
+    space, problem, found = _searched(problem, estimator_of, num_fastest=num_fastest)
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
-    problem, found = _with_stages(problem, space.strategies, estimator_of, num_fastest=num_fastest)
     tier_of = partial(tier_in, problem)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
@@ -106,40 +106,21 @@ def solve(
             problem,
             found.chosen,
             tier_of=tier_of,
-            solve=lambda changed: best_of(changed, estimator_of),
-            presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
+            solve=partial(best_of, estimator_of=estimator_of),
+            presolve=presolve,
         )
         if shared is not None:
-            head = found.chosen or found.nearest
-            answer = solve(
-                replace(shared, why_shared=_why_shared(head)),
-                estimator_of=estimator_of,
-                quick_estimator_of=quick_estimator_of,
-                gpus=gpus,
-                is_fast=is_fast,
-                notes=notes,
-                num_fastest=num_fastest,
-                on_nothing_fits=on_nothing_fits,
-            )
-            return replace(answer, layouts=layouts)
-    may_cut = found.chosen is None and Allow.LENGTH in problem.allow
-    for shorter in problem.shorter() if may_cut else ():
-        seems_to_fit = quick_estimator_of is None or best_of(shorter, quick_estimator_of)
-        if seems_to_fit and best_of(shorter, estimator_of):
+            shared = replace(shared, why_shared=_why_shared(found.chosen or found.nearest))
+            space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
+    notes: list[str] = []
+    if found.chosen is None and Allow.LENGTH in problem.allow:
+        likely = (one for one in problem.shorter() if presolve is None or presolve(one))
+        shorter = next((one for one in likely if best_of(one, estimator_of)), None)
+        if shorter is not None:
             problem = shorter
             found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
             length = problem.workload.sequence_length
-            notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
-            break
-    notes = (*notes, *problem.notes)
-    if problem.topology.stage_blocks:
-        blocks = ", ".join(map(str, problem.topology.stage_blocks))
-        is_equal = problem.topology.is_interleaved
-        why = "the slowest is as fast as it can be" if is_equal else "with equally fast ones nothing fits"
-        notes = (*notes, f"stages of {blocks} blocks: {why}")
-    head = found.chosen or found.nearest
-    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
-        notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path")
+            notes.append(f"samples cut to {length} tokens, as --allow length says")
     own = script_as_it_is(problem)
     as_it_is = None if own is None else estimator_of(problem).estimate(own)
     helps: tuple[Suggestion, ...] = ()
@@ -148,7 +129,7 @@ def solve(
         helps = suggestions(
             problem,
             solve=lambda changed, quick: best_of(changed, estimator_of, alike=quick),
-            presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
+            presolve=presolve,
             gpus=gpus,
         )
     return Answer(
@@ -157,16 +138,27 @@ def solve(
         as_it_is=as_it_is,
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
-        is_fast=is_fast,
         dropped=space.dropped,
         suggestions=helps,
-        notes=notes,
+        notes=(*notes, *_notes(problem, found)),
         layouts=layouts,
     )
 
 
+def _notes(problem: Problem, found: TrainingResult) -> Iterator[str]:
+    yield from problem.notes
+    if problem.topology.stage_blocks:
+        blocks = ", ".join(map(str, problem.topology.stage_blocks))
+        is_equal = problem.topology.is_interleaved
+        why = "the slowest is as fast as it can be" if is_equal else "with equally fast ones nothing fits"
+        yield f"stages of {blocks} blocks: {why}"
+    head = found.chosen or found.nearest
+    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
+        yield f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path"
+
+
 def _findings(dropped: Sequence[Dropped]) -> tuple[Finding, ...]:
-    """Return why no candidate can run: what holds for each of them, and all of it where nothing does."""
+    """Return why no candidate can run: the findings that all share, or all findings if they share none."""
     rules = [{finding.rule for finding in one.findings} for one in dropped]
     common = set.intersection(*rules)
     every = dict.fromkeys(finding for one in dropped for finding in one.findings)
@@ -179,18 +171,18 @@ def _in_16_bits(
     is_kept = chosen is not None and chosen.strategy.precision is problem.own_precision is not None
     if not is_kept or problem.request.precision is not None:
         return None
-    request = replace(problem.request, precision=default_precision(problem))
+    request = replace(problem.request, precision=default_precision(problem.machine))
     return best_of(replace(problem, request=request), estimator_of)
 
 
 def best_of(
     problem: Problem, estimator_of: EstimatorOf, *, alike: EstimatedStrategy | None = None
 ) -> EstimatedStrategy | None:
-    """Return the strategy that would be chosen; None where nothing fits.
+    """Return the strategy that would be chosen; None if nothing fits.
 
     Args:
-        alike: the choice by closed forms. Those of its kind and precision come first, and the others, each of
-            whose precisions is another trace, only where none of them fits.
+        alike: the choice by closed forms. Strategies of its placement and trace are tried first, and the
+            others, which need more traces, only if none of those fits.
     """
     strategies = candidates(problem).strategies
     if alike is not None:
@@ -201,27 +193,32 @@ def best_of(
 
 
 def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
-    return kind_of(strategy), strategy.precision, strategy.lora, strategy.quantization, strategy.freeze
+    return placement_of(strategy), strategy.precision, strategy.lora, strategy.quantization, strategy.freeze
 
 
 def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
-    _, found = _with_stages(problem, candidates(problem).strategies, estimator_of)
+    _, _, found = _searched(problem, estimator_of)
     return found.chosen or found.nearest
 
 
-def _with_stages(
-    problem: Problem, strategies: Sequence[Strategy], estimator_of: EstimatorOf, *, num_fastest: int = 0
-) -> tuple[Problem, TrainingResult]:
-    """Return what a search finds, and its problem: with stages by memory if those of equal time don't fit."""
-    found = _search(problem, strategies, estimator_of, compares=True, num_fastest=num_fastest)
-    if found.chosen is not None or found.nearest is None:
-        return problem, found
-    uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
-    if uneven is not None:
-        by_memory = _search(uneven, strategies, estimator_of, compares=True, num_fastest=num_fastest)
-        if by_memory.chosen is not None:
-            return uneven, by_memory
-    return problem, found
+def _searched(
+    problem: Problem, estimator_of: EstimatorOf, *, num_fastest: int = 0
+) -> tuple[Candidates, Problem, TrainingResult]:
+    """Return the candidates of a problem, the problem and its search result.
+
+    If pipeline stages of equal time don't fit, the problem is the one with stages distributed by memory.
+    """
+    space = candidates(problem)
+    found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+    if found.nearest is not None:
+        uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
+        if uneven is not None:
+            by_memory = _search(
+                uneven, space.strategies, estimator_of, compares=True, num_fastest=num_fastest
+            )
+            if by_memory.chosen is not None:
+                return space, uneven, by_memory
+    return space, problem, found
 
 
 def _search(
@@ -239,14 +236,14 @@ def _search(
         device_bytes=problem.device_bytes,
         tier_of=partial(tier_in, problem),
         own=own if own in strategies else None,
-        wins=wins,
+        is_clearly_faster=is_clearly_faster,
         compares=compares,
         num_fastest=num_fastest,
     )
 
 
 def _why_shared(alone: EstimatedStrategy | None) -> str:
-    """Return why ranks share samples: what is wrong with the best of data parallelism alone."""
+    """Return why ranks share samples: the shortcoming of data parallelism alone."""
     if alone is None:
         return "with whole samples on each GPU nothing fits"
     if not alone.fits:
@@ -257,7 +254,7 @@ def _why_shared(alone: EstimatedStrategy | None) -> str:
 def script_as_it_is(problem: Problem) -> Strategy | None:
     """Return the strategy of the script without zerofit.
 
-    None without a script, and for one that asks for DeepSpeed or FSDP, whose settings no capture holds.
+    None without a script, and for one that sets up DeepSpeed or FSDP, whose settings are not captured.
     """
     script = problem.script
     if script is None or script.capture.engine:
@@ -272,7 +269,7 @@ def script_as_it_is(problem: Problem) -> Strategy | None:
 
 
 def script_with_flags(problem: Problem) -> Strategy | None:
-    """Return the script's own strategy with what the user's flags say; it may be no candidate."""
+    """Return the script's own strategy with the user's flags; it need not be a candidate."""
     own = script_as_it_is(problem)
     if own is None or problem.takes_fastest:
         return None
@@ -284,7 +281,7 @@ def script_with_flags(problem: Problem) -> Strategy | None:
     return replace(own, gradient_accumulation_steps=total // (size * problem.topology.data_parallel_size))
 
 
-def wins(other: EstimatedStrategy, own: EstimatedStrategy) -> bool:
+def is_clearly_faster(other: EstimatedStrategy, own: EstimatedStrategy) -> bool:
     """Return True if another strategy is faster than the script's own by more than its uncertainty."""
     time, own_time = other.estimate.step_time, own.estimate.step_time
     if time is None or own_time is None:

@@ -1,4 +1,4 @@
-"""Shares a pipeline's blocks among its stages: by time, and by memory where equally fast ones do not fit."""
+"""Distributes a pipeline's blocks over its stages: by time, or by memory if equal stages do not fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def with_stage_blocks(topology: Topology, model: ModelFacts) -> Topology:
-    """Return the topology with the blocks of each stage, where ranks hold several stages.
+    """Return the topology with the blocks of each stage, if ranks hold several stages.
 
     Raises:
         UserError: the model has fewer blocks than stages.
@@ -34,18 +34,18 @@ def with_stage_blocks(topology: Topology, model: ModelFacts) -> Topology:
 def share_by_memory(
     problem: Problem, strategy: Strategy, estimator_of: Callable[[Problem], TrainingEstimator]
 ) -> Problem | None:
-    """Return the problem with as many blocks on each stage as fit there by a strategy.
+    """Return the problem with its blocks distributed so that each stage fits with a strategy.
 
-    The memory of a stage grows by as much with each of its blocks, which are equal. Among all sharings that
-    fit, the slowest stage is as fast as it can be.
+    Blocks are equal, so each adds the same memory to its stage. Of all distributions that fit, the slowest
+    stage is the fastest possible.
 
     Args:
-        problem: of pipeline stages of equal time.
-        strategy: the one that comes nearest to fitting.
-        estimator_of: the memory of a problem's stages.
+        problem: with pipeline stages of equal time.
+        strategy: the one nearest to fitting.
+        estimator_of: estimates the memory of a problem's stages.
 
     Returns:
-        None without stages, or if no sharing fits.
+        None without a pipeline, or if no distribution fits.
     """
     topology, num_blocks = problem.topology, problem.model.num_layers
     num_stages, head = topology.pipeline_parallel_size, _head_in_blocks(problem.model)
@@ -56,7 +56,7 @@ def share_by_memory(
     def stage_bytes(blocks: tuple[int, ...]) -> tuple[int, ...]:
         return estimator_of(_with_blocks(problem, blocks)).stage_bytes(strategy)
 
-    # Stages with a block less, and the last with what that leaves.
+    # Measure each stage with one block less, and the last with the rest.
     fewer = tuple(max(1, one - 1) for one in equal[:-1])
     other = (*fewer, num_blocks - sum(fewer))
     most = []

@@ -1,4 +1,4 @@
-"""The subject of a plan: a model that --model names, or the training that a capture saw."""
+"""The subject of a plan: a model given by --model, or a captured training script."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject(ABC):
-    """A source of facts that plans are made from, and of the traces that its problems need."""
+    """What is planned for: it supplies the facts and traces of plans."""
 
     flags: ModelFlags
 
     @property
     @abstractmethod
     def said(self) -> str:
-        """The name that the user gave: "--model llama-3-8b", "train.py"."""
+        """What the user gave: "--model llama-3-8b", "train.py"."""
 
     @property
     @abstractmethod
@@ -62,24 +62,24 @@ class Subject(ABC):
 
     @property
     def capture(self) -> Capture | None:
-        """The capture of a script; None where no script was run."""
+        """The capture of the script; None for a named model."""
         return None
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A summary of the capture, in lines; empty where no script was run."""
+        """A summary of the capture, in lines; empty for a named model."""
         return ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions about it, one sentence each, beside those that a capture's summary has."""
+        """Assumptions, one sentence each, beyond those of the capture's summary."""
         return ()
 
     @abstractmethod
     def problem(
         self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
     ) -> Problem:
-        """Return the problem that it poses on one machine.
+        """Return the problem of planning for it on one machine.
 
         Raises:
             UserError: the ranks do not divide the global batch, or a flag can't be applied to a script.
@@ -87,18 +87,18 @@ class Subject(ABC):
 
     @abstractmethod
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
-        """Return what its micro-batch allocates and computes."""
+        """Return the trace of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel(Subject):
-    """A model that --model names."""
+    """A model given by --model."""
 
     source: ModelSource
     script: ScriptFacts | None = None
-    """The source of the script that will train it; None where there is none yet."""
+    """Facts from the source of the script that will train it; None without a script."""
     length_note: str = ""
-    """Assumptions about the samples' length."""
+    """The assumption about the sequence length; empty for none."""
 
     @property
     def said(self) -> str:
@@ -110,7 +110,7 @@ class NamedModel(Subject):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where a catalog entry differs from what is published, and what length was assumed."""
+        """How a catalog entry differs from what is published, and the assumed sequence length."""
         of_catalog = f"{self.source.name}: {self.source.note}" if self.source.note else ""
         return tuple(filter(None, (of_catalog, self.length_note)))
 
@@ -125,7 +125,7 @@ class NamedModel(Subject):
                 gradient_accumulation_steps=None,
                 data_parallel_size=topology.data_parallel_size,
             )
-        loaded_in, note = weights_of(flags, facts, versions)
+        loaded_in, note = weight_format(flags, facts, versions)
         return Problem(
             model=facts,
             machine=machine,
@@ -149,7 +149,7 @@ class NamedModel(Subject):
         )
 
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
-        """Return what its micro-batch allocates and computes, from the cache where it lies there."""
+        """Return the trace of a micro-batch, from the cache if it is there."""
         from zerofit.models.trace import trace_model
         from zerofit.models.trace.cache import default_cache_folder
 
@@ -159,11 +159,11 @@ class NamedModel(Subject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedRun(Subject):
-    """A script with its arguments, as it was seen to train."""
+    """A captured script."""
 
     script: CapturedScript
     engine: str = ""
-    """The engine that the launch line's files ask for, where the script itself asks for none."""
+    """The engine that the launch command's files set up, if the script itself sets up none."""
 
     @property
     def said(self) -> str:
@@ -180,12 +180,12 @@ class CapturedRun(Subject):
     @property
     def capture(self) -> Capture:
         """The capture of the script, with the engine that runs it without zerofit."""
-        seen = self.script.capture  # which stays as it is: a second run is compared with it
+        seen = self.script.capture  # unchanged, since a second capture is compared with it
         return seen if seen.engine or not self.engine else replace(seen, engine=self.engine)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A summary of the capture, which says if it is from the cache."""
+        """A summary of the capture, which tells if it is from the cache."""
         return capture_lines(self.capture, is_kept=self.script.is_kept)
 
     def problem(
@@ -205,19 +205,19 @@ class CapturedRun(Subject):
         return replace(problem, source=None if target[0] == "-m" else _facts_of(target[0]))
 
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
-        """Return what its micro-batch allocates and computes: of the very model that the script made."""
+        """Return the trace of a micro-batch through the model that the script created."""
         on_progress("the script's own model")
         return self.script.trace(request)
 
 
 def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
-    """Return the model that --model names.
+    """Return the model given by --model.
 
     Args:
-        script: the file that will train it; None where there is none yet.
+        script: the file that will train it; None without a script.
 
     Raises:
-        UserError: there is none, or it can't be planned with the lengths that the flags give.
+        UserError: it is missing, or does not support the flags' lengths.
     """
     source = probe_model(
         check_named(flags), task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
@@ -240,10 +240,10 @@ def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
 
 
 def check_named(flags: ModelFlags) -> str:
-    """Return the model that --model names.
+    """Return the name given by --model.
 
     Raises:
-        UserError: there is none.
+        UserError: it is missing.
     """
     if flags.model is not None:
         return flags.model
@@ -269,25 +269,23 @@ def _no_length(facts: ModelFacts, flags: ModelFlags) -> UserError:
 
 
 def _facts_of(script: str) -> ScriptFacts | None:
-    """Return what a script's source shows; None where it can't be read."""
+    """Return the facts of a script's source; None if it can't be read."""
     source = script_file(script).source
     if source is None:
         return None
-    from zerofit.scripts.source.read_script import (
-        read_script,  # only where there is a script: it takes its time
-    )
+    from zerofit.scripts.source.read_script import read_script  # imports many modules
 
     try:
         return read_script(source, name=script)
     except Unreadable:
-        return None  # the check of the script says what is wrong
+        return None  # checking the script reports the error
 
 
-def weights_of(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
-    """Return the format in which a script loads its weights where it names none, and a note of it.
+def weight_format(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
+    """Return the format in which a script loads its weights by default, and a note about it.
 
-    from_pretrained() takes the checkpoint's format from transformers 5 on, and fp32 before
-    (modeling_utils.py, dtype="auto").
+    from_pretrained() uses the checkpoint's format since transformers 5, and fp32 before (modeling_utils.py,
+    dtype="auto").
     """
     if flags.dtype is not None:
         return flags.dtype, ""
@@ -301,27 +299,27 @@ def weights_of(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tupl
 
 
 _UNDER_ZERO_INIT = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
-"""Constructors that transformers runs under zero.Init; a class that is called makes its model whole."""
+"""Constructors that transformers runs under zero.Init; calling the class creates the model whole."""
 
 
 def makes_model_first(script: ScriptFacts | None) -> bool:
-    """Return True if a script's model comes to stage 3 whole.
+    """Return True if a script creates its model outside zero.Init, so that stage 3 gets it whole.
 
-    transformers makes a model under zero.Init where an HfDeepSpeedConfig of stage 3 is alive: an Accelerator
-    or TrainingArguments made before holds one, whatever zero3_init_flag says, and deepspeed.initialize()
-    does not. A model that is made earlier lies whole on the host, or on the GPU if the script moved it there,
-    and the engine moves it to the GPU whole before it is partitioned. Left out: a script that moves it there
-    itself, in a type wider than the one that it trains in, needs that type's bytes for a while.
+    transformers creates a model under zero.Init while an HfDeepSpeedConfig of stage 3 is alive: an
+    Accelerator or TrainingArguments holds one, regardless of zero3_init_flag; deepspeed.initialize() does
+    not. A model created earlier is whole on the host, or on the GPU if the script moved it there, and the
+    engine moves it to the GPU whole before it partitions it. Not counted: a script that moves it there itself
+    in a wider type than it trains in temporarily needs that type's bytes.
     Source: transformers 5.23, modeling_utils.py:1435, :3811; accelerate 1.15, utils/dataclasses.py:1459
     (set_deepspeed_weakref); deepspeed 0.19.8, runtime/engine.py:2092.
 
     Args:
-        script: None where there is no script to read; the model is then taken to be made after.
+        script: None without a script; its model is then assumed to be created under zero.Init.
     """
-    return script is not None and any(_comes_whole(model) for model in script.models if model.is_trained)
+    return script is not None and any(_is_made_whole(model) for model in script.models if model.is_trained)
 
 
-def _comes_whole(model: Model) -> bool:
+def _is_made_whole(model: Model) -> bool:
     if model.is_in_zero_init:
         return False
     return model.is_before_all or model.source not in _UNDER_ZERO_INIT

@@ -1,4 +1,4 @@
-"""suggestions: where nothing fits, the smallest changes with which something would, each one estimated."""
+"""suggestions: the smallest changes with which something would fit, each one estimated."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ P = TypeVar("P")
 S = TypeVar("S")
 
 _QUICK_ERROR = 0.1
-"""ASSUMPTION: closed forms find at most this share of a GPU more than a trace; half of their stated error."""
+"""ASSUMPTION: closed forms exceed a trace by at most this share of a GPU; half of their uncertainty."""
 _MAX_RANKS = 1024
-"""ASSUMPTION: who has no more than this does not want to hear of them."""
+"""ASSUMPTION: larger clusters are no useful suggestion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +33,15 @@ class Suggestion:
     """A change with which something fits."""
 
     change: str
-    """In words and flags."""
+    """As text or flags."""
     flags: str
-    """Flags that plan with it; empty where there are none."""
+    """Flags to plan with the change; empty if there are none."""
     best: EstimatedStrategy
     """The strategy that then fits."""
     is_close: bool
-    """True if its uncertainty reaches beyond what is there then."""
+    """True if its uncertainty exceeds the memory that is then available."""
     has_same_samples: bool
-    """True if its optimizer steps have the same samples, of the same length."""
+    """True if each optimizer step has the same samples, of the same length."""
 
 
 def suggestions(
@@ -51,11 +51,12 @@ def suggestions(
     presolve: Callable[[Problem], EstimatedStrategy | None] | None,
     gpus: Sequence[GpuSpec],
 ) -> tuple[Suggestion, ...]:
-    """Return the smallest change of each sort that makes something fit: those that cost nothing first.
+    """Return the smallest change of each kind that makes something fit: those that cost nothing first.
 
     Args:
-        solve: the best strategy that fits, by a trace, beside presolve's; None where none does.
-        presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
+        solve: returns the best strategy that fits, by a trace, given presolve's; None if none does.
+        presolve: a faster, less exact solve, which preselects changes; None to solve all.
+        gpus: GPUs that may be suggested.
     """
     free = (
         _one_stage_per_rank(problem),
@@ -84,7 +85,7 @@ def suggestions(
             change=change,
             flags=change if change.startswith("--") else _machine_flags(problem.machine, changed.machine),
             best=best,
-            is_close=changed.is_close(best.estimate.device, best.estimate.host),
+            is_close=changed.is_close(best.estimate),
             has_same_samples=_samples(changed) == _samples(problem),
         )
         for change, changed, best in (*helping, *first_that_help(machines, solved))
@@ -103,7 +104,7 @@ def _samples(problem: Problem) -> tuple[int | None, int | None]:
 
 
 def _roomier(problem: Problem) -> Problem:
-    """Return a problem with so much more memory that closed forms leave out little that fits by a trace."""
+    """Return the problem with a smaller reserve, so that closed forms exclude little that fits by a trace."""
     return replace(problem, reserve=replace(problem.reserve, share=problem.reserve.share - _QUICK_ERROR))
 
 
@@ -119,10 +120,10 @@ def _machine_flags(present: Machine, changed: Machine) -> str:
 
 
 def first_that_help(
-    sorts: Iterable[Iterable[tuple[str, P]]], solve: Callable[[P], S | None]
+    kinds: Iterable[Iterable[tuple[str, P]]], solve: Callable[[P], S | None]
 ) -> Iterator[tuple[str, P, S]]:
-    """Yield of each sort of changes the first with which something fits, with what then does."""
-    for changes in sorts:
+    """Yield the first change of each kind with which something fits, with the result of solve."""
+    for changes in kinds:
         for words, changed in changes:
             if best := solve(changed):
                 yield words, changed, best
@@ -133,7 +134,7 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     topology, machine = problem.topology, problem.machine
     is_fixed = problem.script is None or problem.request.global_batch_size is not None
     global_batch_size = problem.workload.global_batch_size if is_fixed else None
-    for nodes, per_node in _layouts(topology):
+    for nodes, per_node in _larger_clusters(topology):
         if global_batch_size is not None and global_batch_size % (nodes * per_node):
             continue
         gpu = machine.gpus[0]
@@ -154,8 +155,8 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
         yield f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}", changed
 
 
-def _layouts(topology: Topology) -> Iterator[tuple[int, int]]:
-    """Yield (nodes, GPUs of each) with more ranks, rising: fuller nodes first, then more of them."""
+def _larger_clusters(topology: Topology) -> Iterator[tuple[int, int]]:
+    """Yield (nodes, GPUs per node) with more ranks, ascending: fuller nodes first, then more nodes."""
     present = topology.ranks_per_node
     yield from ((topology.num_nodes, number) for number in range(present + 1, GPUS_OF_A_NODE + 1))
     full = max(present, GPUS_OF_A_NODE)
@@ -172,7 +173,7 @@ def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[st
         if gpu.memory_bytes <= present.memory_bytes or gpu.memory_bytes in seen:
             continue
         if gpu.name.startswith("AMD ") != present.name.startswith("AMD "):
-            continue  # AMD's only where the user named one: another machine, and no zerofit launch
+            continue  # AMD GPUs only if the user has them: zerofit launch does not run there
         seen.add(gpu.memory_bytes)
         machine = replace(problem.machine, gpus=(gpu,) * len(problem.machine.gpus))
         size = format_bytes(gpu.memory_bytes)
@@ -209,11 +210,11 @@ def _free_together(problem: Problem) -> Iterator[tuple[str, Problem]]:
 GPUS_OF_A_NODE = 8
 """GPUs of the largest node that is commonly sold or rented."""
 _NUM_DOUBLINGS = 5
-"""ASSUMPTION: 16 times the next larger power of two is more than is sold."""
+"""ASSUMPTION: nodes have less than 16 times the next larger power of two."""
 
 
 def with_more_host_memory(machine: Machine) -> Iterator[tuple[str, Machine]]:
-    """Yield nodes with rising powers of two of host memory, and the words for each."""
+    """Yield nodes with ascending powers of two of host memory, and the text for each."""
     size = 1 << max(machine.host_memory_bytes, GIB).bit_length()
     for _ in range(_NUM_DOUBLINGS):
         available = int(AVAILABLE_SHARE * size)

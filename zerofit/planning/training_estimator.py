@@ -1,4 +1,4 @@
-"""Estimates of training strategies for the search, by traces, or by closed forms for `plan --fast`."""
+"""Estimators of training strategies for the search: from traces, or from closed forms for `plan --fast`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
-from zerofit.planning.evidence import ObservedRuns
 from zerofit.planning.memory_bounds import (
     Lines,
     envelope,
@@ -34,7 +33,8 @@ from zerofit.planning.memory_bounds import (
     least_state_bytes,
     live_lines,
 )
-from zerofit.planning.search import EstimatedStrategy, needs_words
+from zerofit.planning.observed_runs import ObservedRuns
+from zerofit.planning.search import EstimatedStrategy, Estimator, shortage_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 _SHIFT = 60
 _MANY_SAMPLES = 1 << _SHIFT
-"""A micro-batch so large that the bytes of its samples and those beside them do not mix in one number."""
+"""A micro-batch so large that a sum's high bits are the bytes per sample and its low bits the fixed bytes."""
 
 
-class TrainingEstimator:
-    """Answers for one problem.
+class TrainingEstimator(Estimator[EstimatedStrategy]):
+    """Estimates the strategies of one problem.
 
     Args:
-        trace: the logs of the model under a request; called once for each request.
-        evidence: what runs of the same kind were observed to need.
+        trace: returns the model's allocation logs for a request; called once per request.
+        observed_runs: peaks and times of earlier runs like this one.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class TrainingEstimator:
         *,
         trace: Callable[[TraceRequest], Trace],
         rates: Rates,
-        evidence: ObservedRuns | None = None,
+        observed_runs: ObservedRuns | None = None,
     ) -> None:
         self._problem = problem
-        self._evidence = evidence or ObservedRuns(problem, ())
+        self._observed_runs = observed_runs or ObservedRuns(problem, ())
         self._observed: dict[Strategy, MemoryEstimate | None] = {}
         self._trace = trace
         self._rates = rates
@@ -81,12 +81,11 @@ class TrainingEstimator:
             problem.versions,
             other_weight_bytes=problem.other_weight_bytes,
         )
-        """Memory of each GPU outside of PyTorch's allocator."""
+        """Memory of each GPU outside PyTorch's allocator."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
-        named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
-        self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
-        """Bytes; without end where the user names a folder on a disk that is not known."""
-        self._places = _places_of_fullest(problem.topology)
+        has_unknown_disk = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
+        self._nvme_limit = math.inf if has_unknown_disk else problem.machine.nvme_bytes
+        self._places = _critical_places(problem.topology)
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], Lines] = {}
         self._devices: dict[Strategy, MemoryEstimate | None] = {}
@@ -94,7 +93,7 @@ class TrainingEstimator:
         self._played: dict[tuple[Strategy, int], Lines] = {}
 
     def least_bytes(self, strategy: Strategy) -> int:
-        """Return weights, optimizer states and gradients on each GPU, and what is not PyTorch's."""
+        """Return the model states on each GPU and the memory outside PyTorch."""
         gradients = least_gradient_bytes(
             strategy,
             self._problem.model,
@@ -104,7 +103,7 @@ class TrainingEstimator:
         return self._least_states(strategy) + gradients
 
     def least_live_bytes(self, strategy: Strategy) -> int:
-        """Return these, or with the states what the forward and backward pass hold at least."""
+        """Return the larger of that and the live memory of the forward and backward pass."""
         log = self._log(strategy)
         key = id(log), keeps_gradients(strategy)
         if key not in self._live:
@@ -124,10 +123,10 @@ class TrainingEstimator:
         return self._outside_bytes + states
 
     def least_played_bytes(self, strategy: Strategy) -> int:
-        """Return the live tensors' largest sum, the engine's own among them.
+        """Return the peak of live tensors, the engine's buffers included.
 
-        One engine's run is played once, for a micro-batch so large that what is fixed and what grows with the
-        micro-batch can be told apart in each sum; the largest sum for every size follows.
+        The engine is simulated once, with a micro-batch so large that fixed bytes and bytes per sample can be
+        read off each sum; the peak for any micro-batch follows from them.
         """
         log = self._log(strategy)
         alike = replace(
@@ -141,7 +140,7 @@ class TrainingEstimator:
         return self._outside_bytes + highest(self._played[key], strategy.micro_batch_size or 1)
 
     def fits_host(self, strategy: Strategy) -> bool:
-        """Return True if one node's memory and NVMe disks suffice."""
+        """Return True if one node's memory and NVMe disks are large enough."""
         if self._host(strategy).peak_bytes > self._problem.host_bytes:
             return False
         return self._nvme_bytes(strategy) <= self._nvme_limit
@@ -155,42 +154,43 @@ class TrainingEstimator:
         return step_time.seconds if step_time else None
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return True if a run gets through, on each GPU and on each host."""
+        """Return True if GPUs, hosts and disks are large enough."""
         device = self._within(strategy) if self.fits_host(strategy) else None
         return device is not None and self._problem.beyond_limits(device) is None
 
-    def has_room(self, strategy: Strategy) -> bool:
-        """Return True if what fits would fit at the upper end of its uncertainty too."""
+    def surely_fits(self, strategy: Strategy) -> bool:
+        """Return True if a strategy that fits also does at the upper end of its uncertainty."""
         device = self._within(strategy)
         return (
             device is not None
             and self._problem.beyond_limits(device) is None
-            and not self._problem.is_close(device, self._host(strategy))
+            and not self._problem.is_close_on_gpu(device)
+            and self._host(strategy).upper_bytes <= self._problem.host_bytes
         )
 
-    def has_gpu_room(self, strategy: Strategy) -> bool:
-        """Return True if the GPUs have room at the upper end of the uncertainty, whatever the host has."""
+    def surely_fits_gpu(self, strategy: Strategy) -> bool:
+        """Return True if the GPUs are large enough at the upper end of the uncertainty."""
         device = self._within(strategy)
         return device is not None and not self._problem.is_close_on_gpu(device)
 
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
-        """Return the strategy with its estimates, and what of them does not fit."""
+        """Return the strategy with its estimate and its shortage."""
         problem = self._problem
         host, device = self._host(strategy), self._within(strategy)
-        lacks, excess = [], []
+        shortages, excess = [], []
         if device is None:
             device = self._observed[strategy] or self._without_limit(strategy)
-            lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
+            shortages.append(shortage_text(device, problem.device_bytes, "on each GPU"))
             excess.append(device.peak_bytes / problem.device_bytes)
         elif (beyond := problem.beyond_limits(device)) is not None:
-            lacks.append(beyond)
+            shortages.append(beyond)
             excess.append(1.0)
         if host.peak_bytes > problem.host_bytes:
-            lacks.append(needs_words(host, problem.host_bytes, "of host memory on each node"))
+            shortages.append(shortage_text(host, problem.host_bytes, "of host memory on each node"))
             excess.append(host.peak_bytes / max(1, problem.host_bytes))
         if (on_disk := self._nvme_bytes(strategy)) > self._nvme_limit:
-            room = format_bytes(int(self._nvme_limit)) if self._nvme_limit else "none"
-            lacks.append(f"needs {format_bytes(on_disk)} of {room} on NVMe disks of each node")
+            available = format_bytes(int(self._nvme_limit)) if self._nvme_limit else "none"
+            shortages.append(f"needs {format_bytes(on_disk)} of {available} on NVMe disks of each node")
             excess.append(on_disk / max(1, self._nvme_limit))
         return EstimatedStrategy(
             strategy=strategy,
@@ -201,19 +201,19 @@ class TrainingEstimator:
                 tokens_per_step=_tokens(problem, strategy),
                 num_trained=self._num_trained(strategy),
             ),
-            shortage="; ".join(lacks),
+            shortage="; ".join(shortages),
             excess=max(excess, default=0.0),
         )
 
     def _num_trained(self, strategy: Strategy) -> int:
-        if self._problem.topology.pipeline_parallel_size > 1:  # each log is of one stage
+        if self._problem.topology.pipeline_parallel_size > 1:  # each log covers one stage
             return 0 if strategy.freeze else self._problem.model.num_trainable_parameters
         return sum(one.num_elements for one in self._log(strategy).parameters if one.trains)
 
     def _within(self, strategy: Strategy) -> MemoryEstimate | None:
-        """Return the memory of each GPU; None if it is more than a plan may take."""
+        """Return the memory of each GPU; None if it exceeds what a plan may use."""
         if strategy not in self._observed:
-            self._observed[strategy] = self._evidence.device(strategy, self._without_limit)
+            self._observed[strategy] = self._observed_runs.device(strategy, self._without_limit)
         if (observed := self._observed[strategy]) is not None:
             return observed if observed.peak_bytes <= self._problem.device_bytes else None
         alike = replace(
@@ -221,28 +221,25 @@ class TrainingEstimator:
         )
         if alike not in self._devices:
             fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
-            self._devices[alike] = self._of_fullest_stage(strategy, self._estimate_within) if fits else None
+            self._devices[alike] = self._fullest_within(strategy) if fits else None
         return self._devices[alike]
 
-    def _without_limit(self, strategy: Strategy) -> MemoryEstimate:
-        found = self._of_fullest_stage(strategy, self._estimate)
-        assert found is not None
-        return found
-
-    def _of_fullest_stage(
-        self, strategy: Strategy, estimate: Callable[[Setup], MemoryEstimate | None]
-    ) -> MemoryEstimate | None:
-        """Return the memory of a rank: in a pipeline of the stage that needs most, None if any is None."""
+    def _fullest_within(self, strategy: Strategy) -> MemoryEstimate | None:
+        """Return the memory of the fullest stage's rank; None if that of any stage exceeds the limit."""
         found: list[MemoryEstimate] = []
         for setup in self._setups(strategy):
-            device = estimate(setup)
+            device = self._estimate_within(setup)
             if device is None:
                 return None
-            found.append(_said_of_stage(device, setup))
+            found.append(_with_stage_named(device, setup))
+        return max(found, key=lambda one: one.peak_bytes)
+
+    def _without_limit(self, strategy: Strategy) -> MemoryEstimate:
+        found = [_with_stage_named(self._estimate(one), one) for one in self._setups(strategy)]
         return max(found, key=lambda one: one.peak_bytes)
 
     def stage_bytes(self, strategy: Strategy) -> tuple[int, ...]:
-        """Return the memory of a rank of each stage."""
+        """Return the memory of one rank of each stage."""
         stages = range(self._problem.topology.pipeline_parallel_size)
         return tuple(self._estimate(self._setup(strategy, number)).peak_bytes for number in stages)
 
@@ -254,7 +251,7 @@ class TrainingEstimator:
         return estimate_within(setup, gpu=problem.smallest_gpu, limit_bytes=problem.device_bytes)
 
     def _host(self, strategy: Strategy) -> MemoryEstimate:
-        """Return the host memory of one node, which the micro-batch and what is recomputed do not change."""
+        """Return the host memory of one node, which depends on neither micro-batch nor checkpointing."""
         alike = replace(
             strategy,
             micro_batch_size=1,
@@ -268,21 +265,21 @@ class TrainingEstimator:
         return self._hosts[alike]
 
     def _step_time(self, strategy: Strategy) -> StepTime | None:
-        return self._evidence.step_time(strategy, self._predicted_step_time)
+        return self._observed_runs.step_time(strategy, self._predicted_step_time)
 
     def _predicted_step_time(self, strategy: Strategy) -> StepTime | None:
-        """Return the time of an optimizer step, in a pipeline by its slowest stage."""
+        """Return the time of an optimizer step: in a pipeline, that of the slowest stage."""
         machine, rates = self._problem.machine, self._rates
         found = [estimate_step_time(one, machine=machine, rates=rates) for one in self._setups(strategy)]
         known = [one for one in found if one is not None]
         return max(known, key=lambda one: one.seconds, default=None)
 
     def _setups(self, strategy: Strategy) -> list[Setup]:
-        """Return the setup of each stage that may be the fullest or the slowest; without stages the one."""
+        """Return the setup of each stage that may be the fullest or the slowest."""
         return [self._setup(strategy, place) for place in self._places]
 
     def _setup(self, strategy: Strategy, stage: int = -1) -> Setup:
-        """Return the setup of a rank; the stages of a pipeline are numbered as a list is."""
+        """Return the setup of a rank; ``stage`` counts from 0, or from -1 backwards."""
         problem = self._problem
         script = problem.script
         log, topology = self._log(strategy, stage), problem.topology
@@ -320,12 +317,12 @@ class TrainingEstimator:
         return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
 
 
-def _places_of_fullest(topology: Topology) -> list[int]:
+def _critical_places(topology: Topology) -> list[int]:
     """Return the ranks of a pipeline that may be the fullest or the slowest; [0] without one.
 
-    All if blocks are shared by memory. Else the first has most in flight and the embeddings, the second may
-    have a block more, the last but one has as many as any, and the last has the head. Of interleaved stages
-    another may have more blocks: the first that has most.
+    All if blocks are distributed by memory. Else the first has the most micro-batches in flight and the
+    embeddings, the second may have one more block, the last but one has as many as any, and the last has the
+    head. Of interleaved stages, the first with the most blocks is added.
     """
     num_ranks, blocks = topology.pipeline_parallel_size, topology.stage_blocks
     if blocks and not topology.is_interleaved:
@@ -334,8 +331,8 @@ def _places_of_fullest(topology: Topology) -> list[int]:
     return sorted({0, min(1, num_ranks - 1), max(0, num_ranks - 2), num_ranks - 1, held.index(max(held))})
 
 
-def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
-    """Return a rank's memory with the stage that it is of, where there are several."""
+def _with_stage_named(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
+    """Return a rank's memory with the number of its stage in the source, if there are several."""
     if setup.stage is None:
         return device
     which = f"stage {setup.stage.number} of 0 to {setup.stage.num_stages - 1}"
@@ -345,7 +342,7 @@ def _said_of_stage(device: MemoryEstimate, setup: Setup) -> MemoryEstimate:
 
 
 def _stage_of(problem: Problem, number: int) -> Stage | None:
-    """Return one rank's stages of a problem's pipeline; None without one.
+    """Return one rank's stages in the pipeline; None without a pipeline.
 
     Args:
         number: from 0, or from -1 backwards.
@@ -370,7 +367,7 @@ def _stage_of(problem: Problem, number: int) -> Stage | None:
 
 def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
     script = problem.script
-    is_scaled = script is None and strategy.precision is Precision.FP16  # a scaler takes no weights in fp16
+    is_scaled = script is None and strategy.precision is Precision.FP16  # GradScaler refuses fp16 weights
     return trace_request_for(
         strategy,
         problem.workload,
@@ -384,7 +381,7 @@ def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
 
 
 def _lines(tape: Tape) -> Lines:
-    """Return (fixed bytes, bytes per sample) of the moments that may be largest, of _MANY_SAMPLES played."""
+    """Return (fixed bytes, bytes per sample) of each moment that may be the peak."""
     sizes, entries = tape.sizes, tape.entries
     sums = accumulate(sizes[entry - 1] if entry > 0 else -sizes[-entry - 1] for entry in entries)
     tops = {
@@ -396,7 +393,7 @@ def _lines(tape: Tape) -> Lines:
 
 
 def _tokens(problem: Problem, strategy: Strategy) -> int:
-    """Return the tokens of one optimizer step over all ranks; a target's count too, audio does not."""
+    """Return the tokens of one optimizer step over all ranks: text of source and target, not audio."""
     workload, model = problem.workload, problem.model
     if not model.vocab_size or workload.sequence_length is None:
         return 0
@@ -408,9 +405,9 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
 
 
 OTHER_DEVICES = (8, 0)
-"""ASSUMPTION: what is no CUDA device takes the attention kernels of an A100."""
+"""ASSUMPTION: other devices than CUDA use the attention kernels of an A100."""
 _NO_TOKENS = 1
-"""Stands for the length of a sample of a model that takes no tokens."""
+"""The sequence length of a model without tokens."""
 
 
 def trace_request_for(
@@ -426,14 +423,14 @@ def trace_request_for(
 ) -> TraceRequest:
     """Return the request for a strategy's allocation log.
 
-    DeepSpeed holds the weights in 16 bit and takes no autocast (accelerate switches it off under
-    DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them as the script made them, in
-    fp32 as a rule, and casts each use; a base that LoRA freezes lies in 16 bit. At stage 3 DeepSpeed's own
-    linear function runs, which makes a difference where a linear layer's weight is frozen.
+    DeepSpeed holds the weights in 16 bit without autocast (accelerate disables it under DeepSpeed,
+    accelerate/accelerator.py, native_amp). Plain PyTorch holds them as the script created them, usually in
+    fp32, and casts at each use; a frozen base under LoRA is in 16 bit. At stage 3 DeepSpeed's own linear
+    function runs, which differs if a linear layer's weight is frozen.
 
-    peft makes adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
-    runtime/engine.py, _cast_module_mixed_precision) but where the model was made under zero.Init, as stage 3
-    has it.
+    peft creates adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
+    runtime/engine.py, _cast_module_mixed_precision), unless the model was created under zero.Init, as at
+    stage 3.
 
     Args:
         loaded_in: format of the checkpoint's weights, which bitsandbytes unpacks to; None for the strategy's.
@@ -476,10 +473,10 @@ def trace_request_for(
 
 
 CACHE_SHARE = 0.06
-"""Of the live tensors, what the allocator reserves beyond them.
+"""Share of the live tensors that the allocator reserves beyond them.
 
-ASSUMPTION: in nine published BERT-large runs live tensors and context alone were 1.4 to 6 % low. A made log
-has too few and too large tensors to be replayed.
+ASSUMPTION: in nine published BERT-large runs live tensors and context alone were 1.4 to 6 % low. The tensors
+of a closed-form log are too few and too large for a replay.
 Source: https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one
 """
 UNCERTAINTY = 0.2
@@ -487,30 +484,30 @@ UNCERTAINTY_SOURCE = (
     "25 of 26 published runs on one GPU lay within 20 % of closed forms (docs/reference/predictions.md)"
 )
 FROZEN = 0.6
-"""Of frozen layers, whose activations are counted as if they trained: 2.8 GiB against 1.1 traced, all but the
-head frozen."""
+"""Uncertainty with frozen layers, whose activations are counted as if they trained: 2.8 GiB against 1.1
+traced with all but the head frozen."""
 FROZEN_SOURCE = "ASSUMPTION: frozen layers are taken to keep what trained ones do, up to 2.5 times too much"
 QUANTIZED_TIME = 2.0
-"""Of a step's time beside quantized weights: 22 ms against 62 traced."""
+"""Uncertainty of a step's time with quantized weights: 22 ms against 62 traced."""
 QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"
 _MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", SOURCE))
 
 
 class ClosedFormEstimator(TrainingEstimator):
-    """Answers like TrainingEstimator, without the allocator's replay."""
+    """A TrainingEstimator without the allocator's replay."""
 
     def __init__(self, problem: Problem, **known: Any) -> None:
         super().__init__(problem, **known)
-        self._asked: set[Strategy] = set()
+        self._seen: set[Strategy] = set()
 
     def least_played_bytes(self, strategy: Strategy) -> int:
-        """Return the bound that needs no play, the first time that one like this is asked for.
+        """Return the bound; at the first call for a strategy without its batch, the cheaper live bound.
 
-        Here a play costs as much as the estimate; it pays where several micro-batches are too large.
+        Here the simulation costs as much as an estimate, and pays if several micro-batches are too large.
         """
         alike = replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
-        if alike not in self._asked:
-            self._asked.add(alike)
+        if alike not in self._seen:
+            self._seen.add(alike)
             return self.least_live_bytes(strategy)
         return super().least_played_bytes(strategy)
 
@@ -532,11 +529,11 @@ class ClosedFormEstimator(TrainingEstimator):
 
 
 def closed_form_memory(setup: Setup, outside: tuple[Term, ...]) -> MemoryEstimate:
-    """Return the memory that one GPU needs by a made log, without the allocator's replay.
+    """Return the memory of one GPU by a closed-form log, without the allocator's replay.
 
     Args:
-        setup: its log is closed_form_log's.
-        outside: what is not PyTorch's: non_torch_terms.
+        setup: with the log of closed_form_log.
+        outside: memory outside PyTorch (non_torch_terms).
     """
     engine = play_strategy(setup, sketch=True)
     phases = tuple(

@@ -174,7 +174,7 @@ def test_what_the_allocator_keeps_says_that_it_is_assumed() -> None:
 
 
 def _unknown() -> ModelFacts:
-    """Return a model whose family has no words that the planner knows, and whose matrices would not fit."""
+    """Return a model of an unknown family, whose dimensions add up to more than its parameters."""
     return ModelFacts(
         name="unknown",
         model_type="unknown",
@@ -198,7 +198,7 @@ _KEY_BYTES, _WORK_BYTES = 8 * 4096 * 2, 3 * 8 * 14336 * 2
 
 
 def _ends(capacity: int) -> bool:
-    """Return True if a cache grows to its end in so much memory, beside the work of each layer."""
+    """Return True if a cache grows to its final size in this memory, beside the tensors of each layer."""
     allocator = CachingAllocator(capacity=capacity)
     cache: dict[tuple[int, int], Any] = {}
     try:
@@ -216,7 +216,7 @@ def _ends(capacity: int) -> bool:
 
 
 def test_a_cache_grows_to_its_end_within_what_the_allocator_is_given() -> None:
-    """With nothing beside the tensors it would not: a freed block is a token too small for the next one."""
+    """Without spare memory it would not: a freed block is a token too small for the next cache."""
     first = 2 * _LAYERS * _KEY_BYTES * _PROMPT + _WORK_BYTES * _PROMPT
     tensors = max(first, (2 * _LAYERS + 1) * _KEY_BYTES * _TOKENS)
     assert _ends(int((1 + REST_SHARE) * tensors))

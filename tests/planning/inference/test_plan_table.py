@@ -1,4 +1,4 @@
-"""The table of a plan of inference, as goldens: on GPUs, with offload, on the CPU, and where nothing fits."""
+"""The table of `zerofit generate`, as goldens: on GPUs, with offload, on the CPU, and if nothing fits."""
 
 from __future__ import annotations
 

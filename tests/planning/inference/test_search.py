@@ -132,7 +132,7 @@ def test_batches_are_tried_from_all_that_a_rank_has_in_even_calls(
 
 
 def test_of_layouts_that_fit_the_one_with_the_least_time_runs() -> None:
-    """By hand: 50 calls of 512 passes that bring half the model from the peer; one that loads a half too."""
+    """50 calls of 512 passes gather half the model from the peer; with offload, a half from the host too."""
     found = plan("llama-3-70b", _TWO_80)
     reason = next(one.why for one in found.reasons if one.field == "zero_stage")
     assert reason == "ZeRO-3 over 2 GPUs with batch 1 takes about 2.2 h, as computed"
@@ -189,7 +189,7 @@ def test_every_other_layout_says_why_it_lost() -> None:
         ("ZeRO-3 over 2 GPUs", "fits; gathers every layer from all ranks for each token: about 20 s"),
         (
             "ZeRO-3 over 2 GPUs, weights in host memory",
-            "fits; brings every layer from host memory for each token: about 3 min",
+            "fits; copies every layer from host memory for each token: about 3 min",
         ),
         ("ZeRO-3 over 2 GPUs, weights on NVMe", "needs --nvme-path, a folder on an NVMe disk"),
     ]
@@ -258,7 +258,7 @@ def test_a_full_disk_is_no_place_for_weights() -> None:
 
 
 def test_buffers_for_nvme_hold_the_largest_part() -> None:
-    """DeepSpeed ends a run whose part is larger: "More elements than buffer size"."""
+    """DeepSpeed ends a run whose shard is larger: "More elements than buffer size"."""
     node = machine(GPU_24, host_gib=48)
     found = plan("llama-3-70b", node, nvme_path="/nvme")
     assert found.chosen.nvme_buffer_elements == facts("llama-3-70b").largest_parameter

@@ -33,7 +33,7 @@ _BUCKETS = Buckets(
 
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> Callable[..., list[dict[str, Any]]]:
-    """Return a function that says what each of two ranks held, by family and offload; one launch a set."""
+    """Return a function from family and offload to what each of two ranks held; one launch per pair."""
 
     @functools.cache
     def run(families: tuple[str, ...]) -> list[dict[str, Any]]:

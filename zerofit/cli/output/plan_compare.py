@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.facts import parameters
 from zerofit.core.text_table import table_lines
-from zerofit.planning.plan_table import bar, machine_words
-from zerofit.planning.plan_words import (
+from zerofit.planning.plan_labels import (
     batch,
     fit_words,
     gib,
     label,
-    memory,
+    memory_label,
     rate_name,
+    step_time_label,
     throughput,
-    time,
     workload_words,
 )
+from zerofit.planning.plan_table import bar, machine_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +57,9 @@ def _row(answer: Answer) -> tuple[str, ...]:
         label(judged.strategy, problem.topology),
         batch(judged.strategy),
         bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
-        f"{memory(estimate.device)} of {gib(problem.device_bytes)}",
-        f"{memory(estimate.host)} of {gib(problem.host_bytes)}",
-        time(estimate.step_time),
+        f"{memory_label(estimate.device)} of {gib(problem.device_bytes)}",
+        f"{memory_label(estimate.host)} of {gib(problem.host_bytes)}",
+        step_time_label(estimate.step_time),
         throughput(judged, problem.topology),
         fit_words(estimate, problem) if judged.fits else judged.shortage,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.plan import topology_fields
 from zerofit.planning.applied_table import applied_rows
-from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.plan_reasons import why_it_loses
 from zerofit.planning.search import RuledOut
 from zerofit.scripts.capture_summary import capture_summary
 

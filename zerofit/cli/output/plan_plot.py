@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.cli.draw_plot import save_figure
 from zerofit.core.units import GIB
+from zerofit.planning.plan_labels import batch, kind_label, label, workload_words
 from zerofit.planning.plan_table import GROUPS, grouped, machine_words
-from zerofit.planning.plan_words import batch, kind_label, label, workload_words
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.text_table import folded_table_lines, wrapped
 from zerofit.core.units import format_bytes
-from zerofit.planning.make_plan import why_others_lose
-from zerofit.planning.plan_words import batch, label, memory, seconds, time
+from zerofit.planning.plan_labels import batch, label, memory_label, seconds, step_time_label
+from zerofit.planning.plan_reasons import rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,8 @@ def _losers(answer: Answer, width: int | None) -> Iterator[str]:
     yield "why others were rejected"
     topology = answer.problem.topology
     rows = [
-        ("", label(strategy, topology, beside=answer.head.strategy), batch(strategy), why)
-        for strategy, why in why_others_lose(answer.found, answer.problem)
+        ("", label(one.strategy, topology, beside=answer.head.strategy), batch(one.strategy), one.why)
+        for one in rejected(answer.found, answer.problem)
     ]
     for dropped in answer.dropped:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in dropped.findings))
@@ -53,7 +53,7 @@ def _losers(answer: Answer, width: int | None) -> Iterator[str]:
 
 
 def _memory(title: str, estimate: MemoryEstimate, width: int | None) -> Iterator[str]:
-    yield from wrapped([f"{title}: {memory(estimate)} GiB; ±: {estimate.uncertainty_source}"], width)
+    yield from wrapped([f"{title}: {memory_label(estimate)} GiB; ±: {estimate.uncertainty_source}"], width)
     for phase in estimate.phases:
         yield f"  {phase.phase.value}: {format_bytes(phase.total_bytes)}"
         terms = sorted(phase.terms, key=lambda term: -term.num_bytes)
@@ -71,7 +71,7 @@ def _time(answer: Answer, width: int | None) -> Iterator[str]:
     if step_time is None:
         yield "step time: unknown, as are the rates of this machine"
         return
-    yield from wrapped([f"step time: {time(step_time)}; ±: {step_time.uncertainty_source}"], width)
+    yield from wrapped([f"step time: {step_time_label(step_time)}; ±: {step_time.uncertainty_source}"], width)
     rows = [
         ("", seconds(term.seconds), term.name, f"{term.formula}; {term.source}")
         for term in step_time.terms

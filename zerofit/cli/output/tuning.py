@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.launching.trials import TrialEnd, predicted_bytes, predicted_step_s
-from zerofit.planning.plan_words import batch, label, seconds, strategy_words
+from zerofit.planning.plan_labels import batch, label, seconds, strategy_words
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan

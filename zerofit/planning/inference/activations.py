@@ -1,4 +1,4 @@
-"""Tensors of a forward pass without gradients, beside the weights: of a layer, mask, logits, cache."""
+"""Tensors of a forward pass without gradients, except weights: activations, mask, logits, KV cache."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ FUSED_FAMILIES = frozenset(
         "starcoder2", "t5", "umt5"
     }
 )  # fmt: skip
-"""Families whose attention goes through torch's scaled_dot_product_attention, and there into a fused kernel.
+"""Families whose attention runs a fused kernel of torch's scaled_dot_product_attention.
 Source: transformers 5.23, _supports_sdpa in models/*/modeling_*.py."""
 EAGER_FAMILIES = frozenset({"bloom", "codegen", "gemma2", "gpt_neo", "gpt_oss", "gptj", "longt5", "xglm"})
-"""Families that compute all scores; an unknown one is taken to as well. Source: the same."""
+"""Families that compute all scores, as is assumed of unknown families. Source: the same."""
 LATENT_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3"})
 """Families with multi-head latent attention: query and key are wider than the value."""
 _FP32 = 4
 _EAGER_TENSORS = {"gemma2": 1}
 """Tensors of the scores' size before the softmax, in the format of the weights."""
 _MOST_TENSORS = 3
-"""Those of other families: bloom's; no more were counted (tests/planning/inference/test_activations.py)."""
+"""For other families: those of bloom, the most that tests/planning/inference/test_activations.py counts."""
 
 
 def is_eager(shape: Shape) -> bool:
-    """Return True if a family computes its scores in Python, or is not known."""
+    """Return True if a family computes its scores in Python, or is unknown."""
     family = shape.facts.model_type
     return family not in FUSED_FAMILIES and family not in LATENT_FAMILIES
 
 
 def scores_bytes(shape: Shape) -> int:
-    """Return the bytes of one query and one key, all heads together; 0 with a fused kernel.
+    """Return the bytes of the scores of one query and one key, over all heads; 0 with a fused kernel.
 
-    Scores in the format of the weights, their softmax in fp32, and that in the format of the weights again.
-    Without a fused kernel torch computes with fp32 scores and their softmax: heads of one key and value that
-    falcon does not repeat, values narrower than keys. ASSUMPTION: the latter on a GPU too; seen on the CPU.
+    Eager: scores in the format of the weights, their softmax in fp32, and its cast back. Where torch has no
+    fused kernel, it computes fp32 scores and their softmax: for falcon's unrepeated single key-value head and
+    for values narrower than keys. ASSUMPTION: the latter on a GPU too; observed on the CPU.
     Source: transformers 5.23, eager_attention_forward of its modeling files;
     aten/src/ATen/native/transformers/sdp_utils_cpp.h, check_batch_size_and_num_heads_dense and
     attention.cpp, _scaled_dot_product_attention_math.
@@ -61,7 +61,7 @@ def scores_bytes(shape: Shape) -> int:
 
 
 def kept_scores_bytes(shape: Shape) -> int:
-    """Return what of these a layer holds while its feed-forward block runs: what its attention returned."""
+    """Return the bytes of these that attention returns, so that they live through the feed-forward block."""
     if not is_eager(shape):
         return 0
     tensors = min(2, _EAGER_TENSORS.get(shape.facts.model_type, _MOST_TENSORS))
@@ -71,14 +71,14 @@ def kept_scores_bytes(shape: Shape) -> int:
 CACHE = "key-value cache"
 CROSS_CACHE = "cross-attention cache"
 CACHE_COPY = "cache copy"
-_LATENT = "; too high: this family caches latents of all heads, whose width is not known here"
+_LATENT = "; too high: this family caches latents of all heads, whose width is unknown here"
 _SOURCE = "transformers 5.23, cache_utils.py:136 (DynamicLayer.update)"
 
 
 def cache_bytes_per_token(shape: Shape) -> int:
-    """Return the bytes that one token of one sequence keeps in the self-attention of all layers.
+    """Return the self-attention cache of one token of one sequence, over all layers.
 
-    Layers with a sliding window keep no more than that; they are taken to keep everything.
+    Layers with a sliding window cache less, but are counted in full.
     """
     model = shape.facts
     num_layers = model.num_decoder_layers or model.num_layers
@@ -86,7 +86,7 @@ def cache_bytes_per_token(shape: Shape) -> int:
 
 
 def cached_tokens(shape: Shape, workload: InferenceWorkload) -> int:
-    """Return the tokens of a sequence that are cached at the end: the last new one never is."""
+    """Return the cached tokens of a sequence at the end: all but the last new one."""
     prompt = 1 if shape.facts.num_decoder_layers else workload.longest_prompt
     return prompt + workload.max_new_tokens - 1
 
@@ -94,12 +94,12 @@ def cached_tokens(shape: Shape, workload: InferenceWorkload) -> int:
 def cache_terms(
     shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int
 ) -> tuple[Term, ...]:
-    """Return the cache of a batch once each of its sequences has so many tokens.
+    """Return the KV cache of a batch.
 
     Args:
-        shape: the model, in the format of its weights, which is that of the cache.
-        workload: tells the sequences of a prompt, and of an encoder-decoder the tokens that it attends to.
-        tokens: of each sequence; of an encoder-decoder, those of its decoder.
+        shape: the model; the cache has the format of its weights.
+        workload: gives the sequences per prompt, and the encoder's tokens of an encoder-decoder.
+        tokens: tokens per sequence; of an encoder-decoder, in its decoder.
     """
     sequences = batch_size * workload.sequences_per_prompt
     each, longest = cache_bytes_per_token(shape), tokens
@@ -113,7 +113,7 @@ def cache_terms(
         formula = f"keys and values of the encoder's {workload.longest_prompt} tokens x {rows}"
         source = "transformers 5.23, cache_utils.py (EncoderDecoderCache)"
         terms.append(_term(CROSS_CACHE, each * workload.longest_prompt * sequences, formula, source))
-    formula = "the keys of one layer a second time, while a token is put behind them or beams change"
+    formula = "a copy of one layer's keys, while a token is appended or beams are reordered"
     copied = _layer_bytes(shape) // 2 * longest * sequences
     return *terms, _term(CACHE_COPY, copied, formula, f"{_SOURCE}; DynamicLayer.reorder_cache")
 
@@ -129,28 +129,28 @@ def _layer_bytes(shape: Shape) -> int:
 ACTIVATIONS, MASK, LOGITS = "activations of one layer", "attention mask", "logits"
 ENCODER_OUTPUTS, SCORES = "encoder outputs", "attention scores"
 _POSITION_BIAS_FAMILIES = frozenset({"t5", "mt5", "umt5", "longt5"})
-"""Families that add a bias of (heads, tokens, tokens) to the scores, so that the mask has the heads too.
+"""Families that add a bias of (heads, tokens, tokens) to the scores, so that the mask has a head dimension.
 Source: transformers 5.23, integrations/sdpa_attention.py, create_position_bias_mask."""
 _FUSED_GATE_TENSORS = 4
-"""Of the inner width: gate and up as one product, the activated gate, and the product of the two."""
+"""Tensors of the inner width: gate and up in one, the activated gate, and their product."""
 _INNER_TENSORS = {"bloom": 5, "phi": 4, **dict.fromkeys(FUSED_GATE_FAMILIES, _FUSED_GATE_TENSORS)}
-"""Of the inner width, in families whose feed-forward block holds more than most: its activation is written
-out in Python, or gate and up are one product. Counted in tests/planning/inference/test_activations.py."""
+"""Tensors of the inner width in families whose feed-forward block holds more than most: the activation is
+written in Python, or gate and up are fused. Counted in tests/planning/inference/test_activations.py."""
 _FP32_KEY_FAMILIES = frozenset({"codegen", "gpt_neo", "gptj"})
 """Families that compute scores in fp32. Source: transformers 5.23, GPTJAttention._attn and its likes."""
 _TWO_MASK_FAMILIES = frozenset({"cohere2", "gemma2", "gemma3_text", "gpt_oss"})
-"""Families with a mask for all keys and one for a window. Source: transformers 5.23, config.layer_types."""
+"""Families with a full mask and a sliding-window mask. Source: transformers 5.23, config.layer_types."""
 _GATE_TENSORS = {"gpt_oss": 9}
-"""Of experts whose gate is written otherwise: with biases, bounds and a sigmoid of its own.
+"""For experts with another gate: with biases, clamping and its own sigmoid.
 Source: transformers 5.23, models/gpt_oss/modeling_gpt_oss.py, _apply_gate."""
 _LOGITS_COPIES = 4
-"""ASSUMPTION: fp32 tensors of the logits' size that are alive together: their copy, the scores, and two of a
-sort or a softmax under sampling and beams."""
+"""ASSUMPTION: fp32 tensors of the logits' size that live at one time: their copy, the scores, and two of a
+sort or a softmax in sampling and beam search."""
 
 
 def prefill_terms(shape: Shape, workload: InferenceWorkload, *, batch_size: int) -> tuple[Term, ...]:
-    """Return the tensors of a batch of prompts going through the model, their cache left out."""
-    # An encoder sees each prompt once; a decoder sees it once for each sequence.
+    """Return the tensors of the forward pass of a batch of prompts, without the cache."""
+    # An encoder reads each prompt once, a decoder once per sequence.
     is_pair = bool(shape.facts.num_decoder_layers)
     rows = batch_size if is_pair else batch_size * workload.sequences_per_prompt
     tokens = workload.longest_prompt
@@ -160,10 +160,10 @@ def prefill_terms(shape: Shape, workload: InferenceWorkload, *, batch_size: int)
 def decode_terms(
     shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int
 ) -> tuple[Term, ...]:
-    """Return the tensors of one new token of each sequence going through the model, the cache left out.
+    """Return the tensors of the forward pass of one new token per sequence, without the cache.
 
     Args:
-        tokens: of each sequence, which the new one attends to.
+        tokens: tokens per sequence that the new one attends to.
     """
     rows = batch_size * workload.sequences_per_prompt
     return _pass_terms(shape, workload, batch_size, rows, queries=1, keys=tokens)
@@ -172,7 +172,7 @@ def decode_terms(
 def _pass_terms(
     shape: Shape, workload: InferenceWorkload, batch_size: int, rows: int, *, queries: int, keys: int
 ) -> tuple[Term, ...]:
-    """Return the tensors of a pass with so many rows, tokens of each, and tokens that these attend to."""
+    """Return the tensors of a pass over `rows` rows of `queries` tokens, which attend to `keys` tokens."""
     sequences = batch_size * workload.sequences_per_prompt
     terms = [
         *_layer_terms(shape, rows, queries=queries, keys=keys),
@@ -189,7 +189,7 @@ def _pass_terms(
 
 
 def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int) -> tuple[Term, ...]:
-    """Return the largest of a layer's norm, attention and feed-forward block, with the streams beside it."""
+    """Return the largest of a layer's norm, attention and feed-forward block, with the residual streams."""
     tokens, width, pairs = rows * queries, shape.compute_bytes, rows * queries * keys
     scores = {"attention": pairs * scores_bytes(shape), "feed-forward": pairs * kept_scores_bytes(shape)}
     parts = {
@@ -217,14 +217,14 @@ def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int) -> tuple[T
 
 
 def _norm_bytes(shape: Shape) -> int:
-    """Return the bytes a token of a norm: RMS norms compute in fp32, with a square and a product."""
+    """Return the bytes per token of a norm: RMS norms compute in fp32, with a square and a product."""
     return shape.facts.hidden_size * (2 * _FP32 * shape.has_rms_norm + shape.compute_bytes)
 
 
 def _attention_bytes(shape: Shape) -> int:
-    """Return the bytes a token of attention: its input, query, key, value and result.
+    """Return the bytes per token of attention: input, query, key, value and output.
 
-    Eager code holds the one product that they come from as well.
+    Eager code also holds the fused product that they come from.
     """
     query, key = shape.query_width, shape.key_width
     product = query + 2 * key if shape.query_casts == 1 and is_eager(shape) else 0
@@ -232,9 +232,9 @@ def _attention_bytes(shape: Shape) -> int:
 
 
 def _copied_keys_bytes(shape: Shape, *, queries: int, keys: int) -> int:
-    """Return the bytes a sequence of keys and values that are repeated for each query head that shares them.
+    """Return the bytes per sequence of keys and values that are repeated for grouped query heads.
 
-    A fused kernel takes them unrepeated for a single query. Some families cast all keys to fp32.
+    For a single query, fused kernels take them unrepeated. Some families cast all keys to fp32.
     Source: transformers 5.23, integrations/sdpa_attention.py, repeat_kv and pack_gqa; GPTJAttention._attn.
     """
     if shape.facts.model_type in _FP32_KEY_FAMILIES:
@@ -245,16 +245,16 @@ def _copied_keys_bytes(shape: Shape, *, queries: int, keys: int) -> int:
 
 
 def _bias_bytes(shape: Shape) -> int:
-    """Return the bytes of a query and a key of a position bias with the mask in it, and a contiguous copy."""
+    """Return the bytes per query and key of a position bias with the mask, and its contiguous copy."""
     has_bias = shape.facts.model_type in _POSITION_BIAS_FAMILIES
     return 2 * shape.facts.num_attention_heads * shape.compute_bytes if has_bias else 0
 
 
 def _feed_forward_bytes(shape: Shape) -> int:
-    """Return the bytes a token of a feed-forward block: residual, input, and what is alive inside.
+    """Return the bytes per token of a feed-forward block: residual, input, and the tensors inside.
 
-    That is one tensor less than training keeps there: the gate once it is activated, or what activation took.
-    Where gate and up are one product, that stays until both are used.
+    These are one less than training keeps: the activation's input is freed. A fused gate-and-up product lives
+    until both are used.
     """
     width, inner = shape.compute_bytes, shape.inner_width
     streams = (2 if shape.has_rms_norm else 3) * shape.facts.hidden_size * width
@@ -265,9 +265,9 @@ def _feed_forward_bytes(shape: Shape) -> int:
 
 
 def _expert_bytes(shape: Shape) -> int:
-    """Return the bytes of a token in one of its experts: beside the gate, or in the weighted sum at the end.
+    """Return the bytes per token in one expert: the larger of its gate and the weighted sum at the end.
 
-    Beside the gate is the expert's input; at the end its input, result, that weighted and put in order.
+    The gate has the expert's input beside it; the end has input, output, weighted and reordered output.
     Source: transformers 5.23, integrations/moe.py:424 (grouped_mm_experts_forward).
     """
     hidden, tensors = shape.facts.hidden_size, _GATE_TENSORS.get(shape.facts.model_type, _FUSED_GATE_TENSORS)

@@ -1,4 +1,4 @@
-"""A generation as strategies for `search`: where the weights lie, the batch, and what each needs."""
+"""The estimator of generation for the search: layouts, batches, and the memory and time of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zerofit.planning.inference.memory import (
     weights_of,
 )
 from zerofit.planning.inference.problem import InferenceCandidate, InferenceProblem
-from zerofit.planning.search import needs_words
+from zerofit.planning.search import Estimator, shortage_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
     from zerofit.planning.inference.problem import InferenceWorkload
 
 MAX_BATCH = 32
-"""The largest batch that is chosen where the weights stay. ASSUMPTION: 32 rows already compute for a part of
-the time in which the weights are read, and a kill loses the call that it ends. Where weights are moved for
-each pass a call takes as long whatever its batch, so that the memory alone bounds that."""
-_KINDS = (
+"""The largest batch that is chosen if the weights stay on the GPU. ASSUMPTION: at 32 rows computation already
+takes part of the time that reading the weights does, and a killed run loses its current call. If weights are
+moved for each pass, a call takes as long whatever its batch, so only memory limits it."""
+_PLACEMENTS = (
     (ZeroStage.NOTHING, OffloadDevice.NONE),
     (ZeroStage.PARAMETERS, OffloadDevice.NONE),
     (ZeroStage.PARAMETERS, OffloadDevice.CPU),
     (ZeroStage.PARAMETERS, OffloadDevice.NVME),
 )
-"""In the order of time that a pass takes: nothing is sent, weights are gathered, they come from host memory,
-from the disk. A larger batch, for which a later one has room, may turn that over."""
+"""In order of the time per pass: no transfer, weights gathered from other ranks, from host memory, from NVMe.
+A later one that fits a larger batch may still be faster in total."""
 
 
 def layouts(problem: InferenceProblem) -> tuple[Strategy, ...]:
-    """Return the ways to lay a model out that the flags leave open, the preferred one first; never empty."""
+    """Return the layouts that the flags allow, the preferred one first; never empty."""
     request, found = problem.request, []
-    for stage, offload in _KINDS:
+    for stage, offload in _PLACEMENTS:
         is_said = request.param_offload is offload
         if request.zero_stage not in (None, stage) or not (request.param_offload is None or is_said):
             continue
         offloads = offload is not OffloadDevice.NONE
         if problem.on_cpu and offloads and not is_said and request.nvme_path is None:
-            continue  # the weights are in host memory as it is, mapped from the disk where nothing casts them
+            continue  # the weights are in host memory anyway
         is_partitioned = stage is ZeroStage.PARAMETERS
         is_alone = is_partitioned and not offloads and problem.topology(stage).world_size == 1
         if is_alone and request.zero_stage is not ZeroStage.PARAMETERS:
-            continue  # a single rank's part is the whole model
+            continue  # a single rank's shard is the whole model
         strategy = Strategy(
             engine=Engine.DEEPSPEED if is_partitioned else Engine.NATIVE,
             zero_stage=stage,
@@ -68,12 +68,12 @@ def layouts(problem: InferenceProblem) -> tuple[Strategy, ...]:
 
 
 def batch_sizes(num_prompts: int, num_ranks: int, *, most: int | None = None) -> Iterator[int]:
-    """Yield the batches to try, falling: what each rank has, and powers of two below it, in even calls.
+    """Yield the batch sizes to try, largest first: all prompts of a rank, then smaller ones by powers of two.
 
-    Of as many calls, the smallest batch that makes them: 17 and 16 of 33 prompts, not 32 and one.
+    Each is reduced to split the prompts evenly over its calls: 33 prompts are 17 and 16, not 32 and 1.
 
     Args:
-        most: the largest batch; None for no bound.
+        most: the largest batch; None for no limit.
     """
     each = max(1, -(-num_prompts // num_ranks))
     size, before = min(each, most or each), 0
@@ -85,8 +85,11 @@ def batch_sizes(num_prompts: int, num_ranks: int, *, most: int | None = None) ->
         size = 1 << ((size - 1).bit_length() - 1) if size > 1 else 0
 
 
-class InferenceEstimator:
-    """Estimates a generation's strategies for `search`; their micro-batch is the prompts of one call."""
+class InferenceEstimator(Estimator[InferenceCandidate]):
+    """Estimates a generation's strategies, whose micro-batch is the prompts of one call.
+
+    Each estimate is cheap, so there are no bounds.
+    """
 
     def __init__(self, problem: InferenceProblem) -> None:
         self._problem = problem
@@ -95,7 +98,7 @@ class InferenceEstimator:
         self._estimated: dict[Strategy, InferenceCandidate] = {}
 
     def strategies(self) -> list[Strategy]:
-        """Return every layout with every batch to try, the smallest first."""
+        """Return every layout with every batch to try, the smallest batch first."""
         request, found = self._problem.request, []
         for layout in layouts(self._problem):
             ranks = self._problem.topology(layout.zero_stage).world_size
@@ -105,14 +108,8 @@ class InferenceEstimator:
             found += [replace(layout, micro_batch_size=one) for one in ([said] if said else sorted(sizes))]
         return found
 
-    def least_bytes(self, strategy: Strategy) -> int:
-        """Return 0: each estimate is quick, so that no bound spares one."""
-        return 0
-
-    least_live_bytes = least_played_bytes = least_bytes
-
     def seconds(self, strategy: Strategy) -> float | None:
-        """Return about how long all prompts take."""
+        """Return the approximate time of all prompts."""
         problem = self._problem
         return seconds_of(
             self._weights_of(strategy),
@@ -123,21 +120,13 @@ class InferenceEstimator:
         )
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return True if a batch surely fits; one prompt, or a flag's batch, may fit closely."""
+        """Return True if a batch surely fits; a single prompt, or the batch of a flag, may fit closely."""
         candidate = self.estimate(strategy)
-        has_choice = self._problem.request.micro_batch_size is None and candidate.batch_size > 1
-        return candidate.fits and not (has_choice and self._problem.is_close(candidate))
-
-    def has_room(self, strategy: Strategy) -> bool:
-        """Return True: a batch that may not fit is refused by fits(), but for those that leave no choice."""
-        return True
-
-    def has_gpu_room(self, strategy: Strategy) -> bool:
-        """Return True, as has_room() does."""
-        return True
+        can_shrink = self._problem.request.micro_batch_size is None and candidate.batch_size > 1
+        return candidate.fits and not (can_shrink and self._problem.is_close(candidate))
 
     def estimate(self, strategy: Strategy) -> InferenceCandidate:
-        """Return the strategy with its estimates, and what of them does not fit."""
+        """Return the strategy with its estimates and its shortage."""
         if strategy not in self._estimated:
             self._estimated[strategy] = self._candidate(strategy)
         return self._estimated[strategy]
@@ -148,24 +137,26 @@ class InferenceEstimator:
         if problem.gpu is not None:
             device = device_memory(weights, problem.workload, batch_size=batch_size, gpu=problem.gpu)
         host = self._host(strategy)
-        lacks, excess = [], [host.peak_bytes / max(1, problem.host_bytes)]
+        shortages, excess = [], [host.peak_bytes / max(1, problem.host_bytes)]
         if device is not None:
             excess.append(device.peak_bytes / max(1, problem.device_bytes))
             if device.peak_bytes > problem.device_bytes:
-                lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
+                shortages.append(shortage_text(device, problem.device_bytes, "on each GPU"))
         if host.peak_bytes > problem.host_bytes:
-            lacks.append(needs_words(host, problem.host_bytes, "of host memory"))
+            shortages.append(shortage_text(host, problem.host_bytes, "of host memory"))
         if strategy.uses_nvme and strategy.nvme_path is None:
-            lacks.append("needs --nvme-path, a folder on an NVMe disk")
+            shortages.append("needs --nvme-path, a folder on an NVMe disk")
             excess.append(math.inf)
         elif strategy.uses_nvme:
-            needed, there = nvme_bytes_needed(weights.setup), problem.machine.nvme_bytes
-            if 0 < there < needed:
-                lacks.append(f"needs {format_bytes(needed)} of {format_bytes(there)} on the NVMe disk")
+            needed, available = nvme_bytes_needed(weights.setup), problem.machine.nvme_bytes
+            if 0 < available < needed:
+                shortages.append(
+                    f"needs {format_bytes(needed)} of {format_bytes(available)} on the NVMe disk"
+                )
         return InferenceCandidate(
             strategy=strategy,
-            shortage="; ".join(lacks),
-            excess=max(excess) if lacks else 0.0,
+            shortage="; ".join(shortages),
+            excess=max(excess) if shortages else 0.0,
             topology=problem.topology(strategy.zero_stage),
             device=device,
             host=host,
@@ -177,7 +168,7 @@ class InferenceEstimator:
         problem = self._problem
         layout = replace(strategy, micro_batch_size=None)
         if problem.on_cpu and layout.param_offload is OffloadDevice.CPU:
-            layout = replace(layout, param_offload=OffloadDevice.NONE)  # it is host memory either way
+            layout = replace(layout, param_offload=OffloadDevice.NONE)  # host memory either way
         if layout not in self._weights:
             self._weights[layout] = weights_of(
                 problem.model,
@@ -190,7 +181,7 @@ class InferenceEstimator:
         return self._weights[layout]
 
     def _host(self, strategy: Strategy) -> MemoryEstimate:
-        """Return a node's host memory, which is the same for every batch where the ranks run on GPUs."""
+        """Return a node's host memory, which depends on the batch only if the ranks run on the CPU."""
         problem = self._problem
         alike = strategy if problem.on_cpu else replace(strategy, micro_batch_size=None)
         if alike not in self._hosts:
@@ -207,11 +198,11 @@ class InferenceEstimator:
 def seconds_of(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int, machine: Machine, gpu: GpuSpec | None
 ) -> float | None:
-    """Return about how long all prompts take; None where a rate is not known, as on the CPU.
+    """Return the approximate time of all prompts; None if a rate is unknown, as on the CPU.
 
-    Each call makes a pass for each new token. A pass reads all weights and half of the full cache from the
-    GPU's memory. Weights that are not there whole come for each pass, whatever the batch, or once for a call
-    that gathers them first. Computation is not in it, nor what overlaps: it compares layouts, no more.
+    Each call makes one pass per new token. A pass reads all weights and half of the full cache from GPU
+    memory. Partitioned or offloaded weights are moved for each pass, or once per call if it gathers them
+    first. Computation and overlap are left out: the time serves to compare layouts.
     """
     moved = _moving_seconds(weights, machine, gpu)
     if gpu is None or gpu.memory_bytes_per_s is None or moved is None:
@@ -227,9 +218,9 @@ def seconds_of(
 
 
 def _moving_seconds(weights: Weights, machine: Machine, gpu: GpuSpec | None) -> float | None:
-    """Return how long it takes to bring all weights to every GPU once; None where a rate is not known.
+    """Return the time to bring all weights to every GPU once; None if a rate is unknown.
 
-    Each rank's part comes from the disk, then from the host; parts come from all ranks over the slowest link.
+    Each rank's shard comes from the disk, then from the host; shards are gathered over the slowest link.
     """
     strategy, topology = weights.setup.strategy, weights.setup.topology
     if strategy.zero_stage is not ZeroStage.PARAMETERS:

@@ -1,4 +1,4 @@
-"""forward_log: a model's parameters, module by module, in the order in which a forward pass asks for them."""
+"""forward_log: a model's parameters by module, in the order of a forward pass."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FUSED_GATE_FAMILIES = frozenset({"glm", "glm4", "phi3"})
 
 
 def shape_of(model: ModelFacts, precision: Precision) -> Shape:
-    """Return the matrices of a model whose weights are loaded in this format."""
+    """Return the matrices of a model with weights in this format."""
     return Shape(facts=model, request=TraceRequest(sequence_length=1, weights=precision))
 
 
 def forward_log(model: ModelFacts, precision: Precision) -> AllocationLog:
     """Return a log of one forward pass without activations: what ZeRO-3 gathers and releases, in order.
 
-    Elements sum to the model's parameters. A head that shares the embedding's matrix asks for that again.
+    Elements sum to the model's parameters. A tied head gathers the embedding's matrix again.
 
     Args:
-        model: the dimensions; those that are 0 are taken to be as in most models.
+        model: its dimensions; those that are 0 are assumed to be as in most models.
     """
     shape = shape_of(model, precision)
     held: list[tuple[int, ...]] = [()]
@@ -70,7 +70,7 @@ def forward_log(model: ModelFacts, precision: Precision) -> AllocationLog:
 
 
 def _modules(shape: Shape) -> Iterator[list[int]]:
-    """Yield the elements of each module's parameters, in the order of a pass."""
+    """Yield the elements of each module's parameters, in the order of a forward pass."""
     model = shape.facts
     table = model.vocab_size * model.hidden_size
     layers = [list(_layer(shape, layer)) for layer in range(model.num_layers)]
@@ -93,9 +93,9 @@ def _modules(shape: Shape) -> Iterator[list[int]]:
 
 
 def _layer(shape: Shape, layer: int) -> Iterator[list[int]]:
-    """Yield the parameters of each module of a layer; those that hold modules, and activations, have none.
+    """Yield the parameters of each module of a layer; containers and activations have none.
 
-    ZeRO-3 gathers ahead whenever a module begins, one without parameters too.
+    ZeRO-3 prefetches at the start of every module, even one without parameters.
     """
     yield []
     yield [shape.layer_rest(layer)]
@@ -111,8 +111,8 @@ def _layer(shape: Shape, layer: int) -> Iterator[list[int]]:
 def _holders(shape: Shape, layer: int) -> Iterator[tuple[str, list[int]]]:
     """Yield each module of a layer that has matrices, with the elements of its parameters.
 
-    Some families have query, key and value in one, or gate and up. The experts of a mixture are one module
-    with two parameters, which come together. Source: transformers 5.23, MixtralExperts, Phi3MLP.
+    Some families fuse query, key and value, or gate and up. The experts of a mixture are one module with two
+    parameters, which are gathered together. Source: transformers 5.23, MixtralExperts, Phi3MLP.
     """
     is_mixture = shape.facts.num_experts > 1
     fuses_gate = is_mixture or shape.facts.model_type in FUSED_GATE_FAMILIES
@@ -137,9 +137,9 @@ def _elements(layers: list[list[list[int]]]) -> int:
 
 
 def _even_layers(model: ModelFacts) -> list[list[list[int]]]:
-    """Return layers of one size, where the dimensions make more than the model has.
+    """Return layers of equal size, if the dimensions add up to more than the model has.
 
-    ASSUMPTION: the largest parameter of a layer holds a third of it, as in a feed-forward block.
+    ASSUMPTION: the largest parameter of a layer is a third of it, as in a feed-forward block.
     """
     inside = max(0, model.num_parameters - 2 * model.vocab_size * model.hidden_size)
     each = inside // max(1, model.num_layers)

@@ -1,4 +1,4 @@
-"""Memory of a node that generates: of each GPU, and of its host, phase by phase."""
+"""Memory of generation by phase: of each GPU and of one node's host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 GATHERED_ONCE = "weights gathered once"
 _GATHERING = "zerofit.generation.gathering"
 _BUCKET_BYTES = 256 * MIB
-"""Bytes that zerofit.generation.gathering gathers at a time."""
+"""Bytes that zerofit.generation.gathering gathers in one bucket."""
 COMPARED_FAMILIES = frozenset(
     {
         "bart", "bloom", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox",
@@ -48,7 +48,7 @@ COMPARED_FAMILIES = frozenset(
         "qwen3_moe", "stablelm", "t5"
     }
 )  # fmt: skip
-"""Families of which tests/planning/inference/test_activations.py counts the tensors of a small model."""
+"""Families whose tensors tests/planning/inference/test_activations.py counts on a small model."""
 UNCERTAINTY, UNCERTAINTY_ELSEWHERE = 0.1, 0.25
 UNCERTAINTY_SOURCE = (
     "ASSUMPTION: weights and cache equal counted tensors; activations, mask and logits are 1 to 2 times those"
@@ -56,9 +56,9 @@ UNCERTAINTY_SOURCE = (
 )
 _SOURCE_ELSEWHERE = "ASSUMPTION: weights equal counted tensors; no model of this family was compared with"
 REST_SHARE = 0.3
-"""Of all that comes and goes. ASSUMPTION: every call is like the worst of five, of 12 to 32 layers and
-batches of 8 to 32, that were played through the allocator with less and less memory: they came to their end
-with 8 to 28 % more than their tensors, as each token's cache is larger than the blocks freed before it."""
+"""The allocator's share of all temporary tensors. ASSUMPTION: as in the worst of five calls, of 12 to 32
+layers and batches of 8 to 32, that were replayed with less and less memory: they needed 8 to 28 % more than
+their tensors, since each token's cache is larger than the blocks freed before it."""
 _REST_SOURCE = (
     "ASSUMPTION: as the worst of some calls played through zerofit.planning.estimate.device_memory.allocator"
 )
@@ -66,37 +66,37 @@ _REST_SOURCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights that a layout holds, whatever the batch: the same for each of its batches."""
+    """The weights that each rank of a layout holds, for any batch."""
 
     setup: Setup
     shape: Shape
     load: tuple[Term, ...]
     """While the checkpoint is read."""
     generate: tuple[Term, ...]
-    """At the largest moment of a forward pass."""
+    """At the peak of a forward pass."""
     gather: tuple[Term, ...] = ()
-    """While all weights are gathered for a call; empty where that is not asked for, or they are all there."""
+    """While all weights are gathered for a call; empty if they are not."""
 
     @property
     def is_gathered_once(self) -> bool:
-        """True if all weights are gathered for a call, not layer by layer."""
+        """True if all weights are gathered once per call, not layer by layer."""
         return bool(self.gather)
 
     @property
     def is_in_parts(self) -> bool:
-        """True if a pass finds no whole model on the GPU, so that weights must come from elsewhere."""
+        """True if the GPU does not hold the whole model: weights are partitioned over ranks or offloaded."""
         strategy = self.setup.strategy
         is_spread = self.setup.topology.world_size > 1 or strategy.param_offload is not OffloadDevice.NONE
         return strategy.zero_stage is ZeroStage.PARAMETERS and is_spread
 
     @property
     def move_each_pass(self) -> bool:
-        """True if weights come to the GPUs for each pass."""
+        """True if weights are moved to the GPUs for each pass."""
         return self.is_in_parts and not self.setup.topology.on_cpu and not self.is_gathered_once
 
     @property
     def whole_bytes(self) -> int:
-        """The whole model's weights."""
+        """Bytes of the whole model's weights."""
         return sum(one.num_elements * one.bytes_per_element for one in self.setup.log.parameters)
 
 
@@ -111,11 +111,11 @@ def weights_of(
 ) -> Weights:
     """Return the weights that each rank of a layout holds.
 
-    The engine's own rules say it: loading under zero.Init, gathering, prefetching and releasing.
+    They come from the simulated engine: loading under zero.Init, gathering, prefetching and releasing.
 
     Args:
-        gather: ALWAYS holds the whole model beside the parts, where a rank's part is not the whole model.
-        gpu: the smallest of a node; None for ranks on the CPU, which have no scratch memory of kernels.
+        gather: with ALWAYS, ranks hold the whole model beside their shards.
+        gpu: the node's smallest; None on the CPU, where kernels have no scratch memory.
     """
     precision = strategy.precision or Precision.FP32
     log = forward_log(model, precision)
@@ -130,12 +130,12 @@ def weights_of(
 
 
 def _gathered_once(held: Weights) -> Weights:
-    """Return the weights of a layout that gathers all of them for a call, and no layer in it."""
+    """Return the weights of a layout that gathers all of them once per call, not layer by layer."""
     once = Term(
         name=GATHERED_ONCE,
         num_bytes=held.whole_bytes,
         holder=Holder.TENSORS,
-        formula="b P beside each rank's part, as --gather always says",
+        formula="b P beside each rank's shard, with --gather always",
         source=_GATHERING,
     )
     largest = max((one.num_elements * one.bytes_per_element for one in held.setup.log.parameters), default=0)
@@ -143,7 +143,7 @@ def _gathered_once(held: Weights) -> Weights:
         name=GATHER_BUFFER,
         num_bytes=max(_BUCKET_BYTES, largest),
         holder=Holder.TENSORS,
-        formula="the bucket of weights that is on its way: 256 MiB, or the largest parameter",
+        formula="the bucket of weights in transfer: 256 MiB, or the largest parameter",
         source=_GATHERING,
     )
     stays = tuple(term for term in held.generate if term.name not in (GATHERED, GATHER_BUFFER))
@@ -153,7 +153,7 @@ def _gathered_once(held: Weights) -> Weights:
 def generate_phases(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int
 ) -> tuple[PhaseMemory, ...]:
-    """Return the two moments of a call that need most, without anything but tensors."""
+    """Return the tensors at the two peaks of a call, prefill and decode."""
     shape = weights.shape
     first = 1 if shape.facts.num_decoder_layers else workload.longest_prompt
     last = cached_tokens(shape, workload)
@@ -174,7 +174,7 @@ def generate_phases(
 def device_memory(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int, gpu: GpuSpec
 ) -> MemoryEstimate:
-    """Return the memory of each GPU for batches of so many prompts."""
+    """Return the memory of each GPU for a batch size in prompts."""
     outside = non_torch_terms(gpu, weights.setup.topology, weights.setup.versions)
     before = [PhaseMemory(phase=RunPhase.LOAD, terms=(*weights.load, *outside))]
     if weights.is_gathered_once:
@@ -192,27 +192,27 @@ def device_memory(
 
 
 def _rest(phase: PhaseMemory, weights: Weights) -> Term:
-    """Return the memory that the allocator keeps beyond live tensors: a share of all that comes and goes."""
+    """Return the memory that the allocator reserves beyond live tensors: a share of the temporary ones."""
     stays = sum(term.num_bytes for term in weights.generate if term.name in (WEIGHTS, GATHERED_ONCE))
     return Term(
         name="allocator cache",
         num_bytes=int(REST_SHARE * (phase.total_bytes - stays)),
         holder=Holder.CACHE,
-        formula=f"{REST_SHARE:.0%} of all tensors but the weights that stay",
+        formula=f"{REST_SHARE:.0%} of all tensors except resident weights",
         source=_REST_SOURCE,
     )
 
 
 _CASTS = (WEIGHTS, CAST)
-"""Terms that only loading has: a whole model goes to its GPU one tensor at a time, mapped from the
-file (zerofit/generation/loading.py, device_map)."""
+"""Host memory that only a partitioned model has: a whole one is moved to its GPU tensor by tensor, mapped
+from the file (zerofit/generation/loading.py, device_map)."""
 _SWAPPER = "deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py"
 
 
 def host_memory(
     weights: Weights, workload: InferenceWorkload, *, model: ModelFacts, machine: Machine, batch_size: int
 ) -> MemoryEstimate:
-    """Return the host memory of one node, all its ranks together."""
+    """Return the host memory of one node, for all its ranks."""
     if weights.setup.topology.on_cpu:
         return _on_cpu(weights, workload, model=model, machine=machine, batch_size=batch_size)
     estimate = estimate_host_memory(weights.setup, model=model, machine=machine)
@@ -227,9 +227,9 @@ def host_memory(
 
 
 def swap_buffer_elements(weights: Weights) -> int:
-    """Return the elements that a buffer between NVMe and GPU must have: those of the largest part at least.
+    """Return the elements of a buffer between NVMe and GPU: at least those of the largest shard.
 
-    A larger part ends the run: "More elements than buffer size".
+    A larger shard ends the run: "More elements than buffer size".
     Source: deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py:357.
     """
     setup = weights.setup
@@ -239,9 +239,9 @@ def swap_buffer_elements(weights: Weights) -> int:
 
 
 def _terms_of(phase: PhaseMemory, weights: Weights) -> Iterator[Term]:
-    """Yield the terms of a phase of a script that hold here, with the swap buffers that this model takes.
+    """Yield the terms of a training phase that apply to generation, with this model's swap buffers.
 
-    These are locked, not pinned by torch's allocator, which would round them.
+    These are locked memory, not pinned by torch's allocator, which would round their size.
     Source: deepspeed 0.19.8, partitioned_param_swapper.py:124 (new_cpu_locked_tensor).
     """
     is_partitioned = weights.setup.strategy.zero_stage is ZeroStage.PARAMETERS
@@ -250,7 +250,7 @@ def _terms_of(phase: PhaseMemory, weights: Weights) -> Iterator[Term]:
         if swaps and term.name == ROUNDING:
             continue
         if term.name == WEIGHT_SWAP:
-            if term.holder is Holder.PINNED:  # what they are made of before is never touched
+            if term.holder is Holder.PINNED:  # the pageable memory that they replace is never touched
                 yield _swap_term(weights, term.holder)
         elif is_partitioned or term.name not in _CASTS:
             yield term
@@ -295,11 +295,11 @@ def _on_cpu(
 
 
 def _of_all(terms: Iterable[Term], num_ranks: int, *, is_mapped: bool) -> Iterator[Term]:
-    """Yield the terms of one rank as those of all ranks of a node, in its host memory.
+    """Yield the terms of one rank, multiplied by the ranks of a node, as host memory.
 
     Args:
-        is_mapped: True if the weights are the checkpoint's own pages, which the ranks share: so it is where
-            from_pretrained keeps the type (tests/evidence/memory/test_checkpoint_load.py).
+        is_mapped: True if the weights are the checkpoint's own pages, which ranks share: from_pretrained does
+            so if it keeps the type (tests/evidence/memory/test_checkpoint_load.py).
     """
     for term in terms:
         times = 1 if is_mapped and term.name == WEIGHTS else num_ranks
@@ -312,13 +312,12 @@ def _of_all(terms: Iterable[Term], num_ranks: int, *, is_mapped: bool) -> Iterat
 
 
 def _checkpoint_term(num_parameters: int, width: int, room: int) -> Term:
-    """Return the pages of the mapped checkpoint that is read: as many as there is room for."""
+    """Return the pages of the mapped checkpoint: as many as fit in memory."""
     return Term(
         name=CHECKPOINT,
         num_bytes=max(0, min(num_parameters * width, room)),
         holder=Holder.PAGEABLE,
-        formula=f"{width} P once a node, or as much as there is room: mapped files, whose pages the kernel"
-        " drops where it needs them",
+        formula=f"{width} P per node, or as much as fits: mapped files, whose pages the kernel may drop",
         source="transformers 5.23, modeling_utils.py:4524: under ZeRO-3 rank 0 maps every file, the others"
         " read shapes",
     )

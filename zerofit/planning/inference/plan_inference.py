@@ -1,4 +1,4 @@
-"""plan_inference: a model, a machine and prompts to the layout that generates, why, and what would help."""
+"""plan_inference: the layout in which a model generates, with reasons and suggestions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.plan import Origin, Reason
-from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage, show
+from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage, show
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator
+from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator, layouts
 from zerofit.planning.inference.problem import (
     FLAGS,
     InferencePlan,
@@ -17,7 +17,7 @@ from zerofit.planning.inference.problem import (
     duration,
     layout_words,
 )
-from zerofit.planning.search import kind_of, search
+from zerofit.planning.search import placement_of, search
 from zerofit.planning.suggestions import GPUS_OF_A_NODE, first_that_help, with_more_host_memory
 
 if TYPE_CHECKING:
@@ -37,31 +37,25 @@ def plan_inference(
     workload: InferenceWorkload,
     request: Request,
 ) -> InferencePlan:
-    """Return the plan of a generation; where nothing fits, that of the nearest layout (`fits` is False).
+    """Return the plan of a generation; if nothing fits, that of the nearest layout (`fits` is False).
 
-    Of the layouts that fit, each with its largest batch, the one is taken that needs the least time to move
-    and read weights (seconds_of in estimator.py): computed, not measured. Where a rate is not known, it is
-    the first of them: the whole model on each rank, ZeRO-3 over all ranks, offload to the host, to NVMe.
+    Of the layouts that fit, the one with the least time to read and move weights is chosen (seconds_of in
+    estimator.py): computed, not measured. If a rate is unknown, it is the first of: the whole model on each
+    rank, ZeRO-3 over all ranks, offload to the host, offload to NVMe.
 
     Raises:
         UserError: the flags contradict each other or the machine.
-        ExceptionGroup: of UserErrors, where they break a compatibility rule.
+        ExceptionGroup: of UserErrors, if they break compatibility rules.
     """
     problem = InferenceProblem(
-        model=model,
-        machine=machine,
-        versions=versions,
-        workload=workload,
-        request=request,
-        precision=request.precision or DTYPES.get(model.checkpoint_dtype, Precision.FP32),
+        model=model, machine=machine, versions=versions, workload=workload, request=request
     )
     check_request(problem)
-    strategies = InferenceEstimator(problem).strategies()
     found = _search(problem)
     chosen = found.chosen or found.nearest
     assert chosen is not None
-    kinds = [*dict.fromkeys(map(kind_of, strategies))]
-    candidates = sorted({*found.others, chosen}, key=lambda one: kinds.index(kind_of(one.strategy)))
+    order = [placement_of(one) for one in layouts(problem)]
+    candidates = sorted({*found.others, chosen}, key=lambda one: order.index(placement_of(one.strategy)))
     return InferencePlan(
         problem=problem,
         chosen=chosen,
@@ -73,27 +67,27 @@ def plan_inference(
 
 
 def _search(problem: InferenceProblem, *, compares: bool = True) -> SearchResult[InferenceCandidate]:
-    """Return the fastest that fits and the best of each other layout; offload is no worse than the rest."""
+    """Return the fastest that fits and the best of each other layout; offload is not penalized."""
     estimator = InferenceEstimator(problem)
     return search(
         estimator.strategies(),
         estimator=estimator,
         device_bytes=problem.device_bytes,
         tier_of=lambda _: 0,
-        same_time=0.0,
+        tie_share=0.0,
         compares=compares,
     )
 
 
 _LATER = {
     OffloadDevice.NONE: "fits; gathers every layer from all ranks for each token",
-    OffloadDevice.CPU: "fits; brings every layer from host memory for each token",
+    OffloadDevice.CPU: "fits; copies every layer from host memory for each token",
     OffloadDevice.NVME: "fits; reads every layer from the disk for each token",
 }
 
 
 def why_it_loses(candidate: InferenceCandidate, chosen: InferenceCandidate) -> str:
-    """Return one phrase on why a layout was not chosen."""
+    """Return why a layout was not chosen, in one phrase."""
     if candidate.shortage:
         return candidate.shortage
     is_whole = candidate.strategy.zero_stage is ZeroStage.NOTHING
@@ -106,7 +100,7 @@ def why_it_loses(candidate: InferenceCandidate, chosen: InferenceCandidate) -> s
 def reasons_of(
     chosen: InferenceCandidate, candidates: Sequence[InferenceCandidate], problem: InferenceProblem
 ) -> tuple[Reason, ...]:
-    """Return the reason of each value, those that a flag says with the flag."""
+    """Return the reason for each value of the strategy and the ranks."""
     strategy, request = chosen.strategy, problem.request
     found = [
         _reason(
@@ -119,8 +113,8 @@ def reasons_of(
     if strategy.param_offload is not OffloadDevice.NONE or request.param_offload is not None:
         others = (one for one in candidates if one.strategy.param_offload is OffloadDevice.NONE)
         is_faster = any(one.fits for one in others)
-        why = "larger batches fit" if is_faster else "nothing that stays on the GPUs fits"
-        why = why if chosen.fits else "this comes nearest"
+        why = "larger batches fit" if is_faster else "nothing fits without offload"
+        why = why if chosen.fits else "this is the nearest"
         found.append(_reason(problem, "param_offload", show(strategy.param_offload), why))
     if strategy.nvme_path is not None:
         found.append(_reason(problem, "nvme_path", strategy.nvme_path, "the disk that takes the weights"))
@@ -149,7 +143,7 @@ def _reason(
 
 def _why_layout(chosen: InferenceCandidate, candidates: Sequence[InferenceCandidate]) -> str:
     if not chosen.fits:
-        return "nothing fits; this comes nearest"
+        return "nothing fits; this is the nearest"
     before = candidates[: candidates.index(chosen)]
     fitting = [one for one in before if one.fits and one.seconds is not None]
     if fitting:
@@ -182,14 +176,14 @@ def _why_precision(problem: InferenceProblem) -> str:
     gpu = problem.gpu
     is_slow = gpu is not None and gpu.compute_capability is not None and not gpu.has_bf16
     if problem.precision is Precision.BF16 and is_slow:
-        return "the checkpoint's; this GPU computes bf16 slowly, and --dtype float16 where the model bears it"
+        return "the checkpoint's; this GPU computes bf16 slowly: try --dtype float16 if the model allows it"
     return "the checkpoint's"
 
 
 def _why_batch(chosen: InferenceCandidate, problem: InferenceProblem) -> str:
     size = chosen.batch_size
     if not chosen.fits:
-        return "the smallest there is"
+        return "the smallest possible"
     each = -(-problem.workload.num_prompts // chosen.topology.world_size)
     if size >= each:
         return "all prompts that a rank has"
@@ -197,22 +191,22 @@ def _why_batch(chosen: InferenceCandidate, problem: InferenceProblem) -> str:
     even = f"{calls} even calls for the {each} prompts of a rank"
     stays = chosen.topology.on_cpu or chosen.strategy.zero_stage is ZeroStage.NOTHING
     if stays and calls == -(-each // MAX_BATCH):
-        return f"{even}; more than {MAX_BATCH} prompts would lose more in a kill"
+        return f"{even}; more than {MAX_BATCH} prompts would lose more if the run is killed"
     if size == 1 and problem.is_close(chosen):
-        return "the smallest there is, and closely"
+        return "the smallest possible, and it fits closely"
     return f"{even}; the next larger batch that was tried does not fit"
 
 
 _MAX_NODES = 16
-"""ASSUMPTION: what is looked at; who has more knows."""
+"""ASSUMPTION: larger clusters are no useful suggestion."""
 _LEAST_TOKENS = 32
-"""ASSUMPTION: shorter completions are not worth having."""
+"""ASSUMPTION: shorter completions are useless."""
 _NVME_PATH = "FOLDER"
 
 
 def suggestions(problem: InferenceProblem) -> tuple[str, ...]:
-    """Return the smallest change of each sort that makes something fit, where nothing does."""
-    sorts = (
+    """Return the smallest change of each kind with which something fits."""
+    kinds = (
         _without_pins(problem),
         _narrower(problem),
         _nvme(problem),
@@ -221,11 +215,11 @@ def suggestions(problem: InferenceProblem) -> tuple[str, ...]:
         ((words, replace(problem, machine=one)) for words, one in with_more_host_memory(problem.machine)),
         _on_cpu(problem),
     )
-    return tuple(words for words, *_ in first_that_help(sorts, _fits_at_all))
+    return tuple(words for words, *_ in first_that_help(kinds, _fits_at_all))
 
 
 def _fits_at_all(problem: InferenceProblem) -> bool:
-    """Return True if some layout fits with the smallest batch."""
+    """Return True if any layout fits with the smallest batch."""
     request = replace(problem.request, micro_batch_size=problem.request.micro_batch_size or 1)
     return _search(replace(problem, request=request), compares=False).chosen is not None
 
@@ -248,7 +242,7 @@ def _without_pins(problem: InferenceProblem) -> Iterator[tuple[str, InferencePro
 def _narrower(problem: InferenceProblem) -> Iterator[tuple[str, InferenceProblem]]:
     if problem.precision is Precision.FP32:
         request = replace(problem.request, precision=Precision.BF16)
-        yield "--dtype bfloat16", replace(problem, request=request, precision=Precision.BF16)
+        yield "--dtype bfloat16", replace(problem, request=request)
 
 
 def _nvme(problem: InferenceProblem) -> Iterator[tuple[str, InferenceProblem]]:

@@ -1,4 +1,4 @@
-"""A plan of inference as a short table: one row a layout, with memory per GPU and host, and why it lost."""
+"""The table of `zerofit generate`: one row per layout, with memory per GPU and host, and why it lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from zerofit.core.strategy import ZeroStage
 from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.problem import TIME_WORDS, duration, layout_words
-from zerofit.planning.plan_words import gpus_words, memory, terms_words
+from zerofit.planning.inference.problem import duration, layout_words
+from zerofit.planning.plan_labels import gpus_words, memory_label, terms_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def inference_table(plan: InferencePlan) -> str:
-    """Return what `zerofit generate` says about where and how it will run."""
+    """Return the plan that `zerofit generate` prints."""
     return "\n".join([*_head(plan), "", *_rows(plan), "", *_foot(plan)])
 
 
@@ -59,9 +59,9 @@ def _rows(plan: InferencePlan) -> list[str]:
 
 
 def _cells(candidate: InferenceCandidate) -> list[str]:
-    device = memory(candidate.device) if candidate.device is not None else ""
+    device = memory_label(candidate.device) if candidate.device is not None else ""
     words = layout_words(candidate.strategy, candidate.topology)
-    return [words, str(candidate.batch_size), device, memory(candidate.host)]
+    return [words, str(candidate.batch_size), device, memory_label(candidate.host)]
 
 
 def _foot(plan: InferencePlan) -> Iterator[str]:
@@ -76,7 +76,8 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
     if plan.problem.workload.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
         yield "--gather always: nothing to gather, as each rank holds the whole model"
     if plan.fits and plan.chosen.seconds is not None:
-        yield f"time: about {duration(plan.chosen.seconds)} {TIME_WORDS}"
+        what = "to read and move weights, at the peaks of memory and links: computed, not measured"
+        yield f"time: about {duration(plan.chosen.seconds)} {what}"
     if plan.chosen.device is not None:
         yield _largest("GPU", plan.chosen.device.peak)
     yield _largest("host", plan.chosen.host.peak)
@@ -90,5 +91,5 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
 
 
 def _largest(where: str, peak: PhaseMemory) -> str:
-    """Return the terms of a phase that are worth a look: "GPU, most in decode: weights 15.0 GiB"."""
+    """Return the large terms of a phase: "GPU, most in decode: weights 15.0 GiB"."""
     return f"{where}, most in {peak.phase.value}: {terms_words(peak)}"

@@ -1,4 +1,4 @@
-"""A generation to plan: its workload, the layouts that were compared, and the plan made of them."""
+"""A generation to plan: workload, problem, candidates and plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLAGS = {
     "precision": "--dtype",
     "on_cpu": "--cpu",
 }
-"""The flag of `zerofit generate` for each field of Request that it has."""
+"""The flags of `zerofit generate` by field of Request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +45,15 @@ class InferenceWorkload:
 
     num_prompts: int
     longest_prompt: int
-    """Tokens of the longest prompt; of an encoder-decoder, those that its encoder reads."""
+    """Tokens of the longest prompt; of an encoder-decoder, of the encoder's input."""
     max_new_tokens: int
-    """Tokens that one completion may have."""
+    """Maximum tokens of a completion."""
     num_beams: int = 1
-    """Completions of one prompt that grow beside each other: each has a cache."""
+    """Beams per prompt, each with its own KV cache."""
     num_return_sequences: int = 1
-    """Completions of one prompt that are returned."""
+    """Completions returned per prompt."""
     gather: Gather = Gather.AUTO
-    """ALWAYS needs the whole model beside each rank's part; the others need no more than NEVER."""
+    """ALWAYS needs memory for the whole model beside each rank's shard; AUTO needs no more than NEVER."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "num_prompts")
@@ -62,10 +62,9 @@ class InferenceWorkload:
 
     @property
     def sequences_per_prompt(self) -> int:
-        """Rows that one prompt takes in a batch.
+        """Rows of the batch per prompt: num_beams, or num_return_sequences when sampling.
 
-        Beams are expanded to num_beams rows, samples to num_return_sequences; of beams num_return_sequences
-        are returned, which are no more than there are.
+        With beams, num_return_sequences is at most num_beams.
         Source: transformers 5.23, generation/utils.py, _expand_inputs_for_generation in generate().
         """
         return max(self.num_beams, self.num_return_sequences)
@@ -73,17 +72,17 @@ class InferenceWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceCandidate(Candidate):
-    """One layout with one batch, which is its micro_batch_size, and what it needs."""
+    """One layout with one batch size, which is the strategy's micro_batch_size, and its estimates."""
 
     topology: Topology
     device: MemoryEstimate | None
-    """Of the GPU that needs most; None where the ranks run on the CPU."""
+    """Memory of the fullest GPU; None on the CPU."""
     host: MemoryEstimate
-    """Of one node, all its ranks together."""
+    """Memory of one node, for all its ranks."""
     nvme_buffer_elements: int
-    """Elements of a buffer between NVMe and GPU: DeepSpeed's offload_param.buffer_size must not be less."""
+    """Elements of a buffer between NVMe and GPU: the minimum of DeepSpeed's offload_param.buffer_size."""
     seconds: float | None
-    """About how long all prompts take (see seconds_of in estimator.py); None where it can't be computed."""
+    """Approximate time of all prompts (seconds_of in estimator.py); None if unknown."""
 
     @property
     def batch_size(self) -> int:
@@ -100,8 +99,11 @@ class InferenceProblem:
     versions: Versions
     workload: InferenceWorkload
     request: Request
-    precision: Precision
-    """Of the weights: the request's, or the one that was chosen."""
+
+    @property
+    def precision(self) -> Precision:
+        """Format of the weights: the request's, else the checkpoint's."""
+        return self.request.precision or DTYPES.get(self.model.checkpoint_dtype, Precision.FP32)
 
     @property
     def on_cpu(self) -> bool:
@@ -110,29 +112,27 @@ class InferenceProblem:
 
     @property
     def gpu(self) -> GpuSpec | None:
-        """The GPU that decides what fits; None where the ranks run on the CPU."""
+        """The GPU with the least memory, which decides what fits; None on the CPU."""
         return None if self.on_cpu else min(self.machine.gpus, key=lambda gpu: gpu.usable_bytes)
 
     @property
     def device_bytes(self) -> int:
-        """Memory of that GPU that may be taken."""
+        """Memory of that GPU that a plan may use."""
         return int(self.gpu.usable_bytes * (1 - DEFAULT_RESERVE)) if self.gpu else 0
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of a node that may be taken."""
+        """Host memory of one node that a plan may use."""
         return self.machine.host_memory_available_bytes
 
     def is_close(self, candidate: InferenceCandidate) -> bool:
-        """Return True if an estimate's uncertainty reaches beyond the GPU or the host's memory."""
+        """Return True if GPU or host memory is exceeded at the upper end of the uncertainty."""
         device, gpu = candidate.device, self.gpu
-        if device is not None and gpu is not None:
-            is_beyond = device.peak_bytes * (1 + device.uncertainty) > gpu.usable_bytes
-            return is_beyond or surely_bytes(candidate.host) > self.host_bytes
-        return surely_bytes(candidate.host) > self.host_bytes
+        is_beyond = device is not None and gpu is not None and device.upper_bytes > gpu.usable_bytes
+        return is_beyond or upper_bytes_held(candidate.host) > self.host_bytes
 
     def topology(self, stage: ZeroStage) -> Topology:
-        """Return the ranks: those said, else all GPUs; of whole models no more than there are prompts."""
+        """Return the requested ranks, else one per GPU; of whole models, at most one per prompt."""
         num_nodes = self.request.num_nodes or 1
         per_node = 1 if self.on_cpu else len(self.machine.gpus)
         if stage is not ZeroStage.PARAMETERS:
@@ -143,19 +143,19 @@ class InferenceProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
-    """The layout that will generate, and why."""
+    """The chosen layout and the reasons for it."""
 
     problem: InferenceProblem
     chosen: InferenceCandidate
-    """The nearest one where nothing fits."""
+    """The nearest if nothing fits."""
     is_close: bool
-    """True if the chosen layout fits only if its estimates are not too low."""
+    """True if the choice exceeds memory at the upper end of its uncertainty."""
     others: tuple[tuple[InferenceCandidate, str], ...]
-    """Every other layout with its smallest batch, and one phrase on why it lost."""
+    """Every other layout with its best batch, and why it lost."""
     reasons: tuple[Reason, ...]
     """Why each field of the strategy and the topology has its value."""
     suggestions: tuple[str, ...] = ()
-    """The smallest changes of each sort that would make something fit, where nothing does."""
+    """If nothing fits, the smallest change of each kind with which something would."""
 
     @property
     def fits(self) -> bool:
@@ -179,12 +179,12 @@ class InferencePlan:
 
     @property
     def dtype(self) -> str:
-        """Format of the weights, as torch names it, such as "bfloat16"."""
+        """Format of the weights by torch's name, such as "bfloat16"."""
         precision = self.strategy.precision or Precision.FP32
         return next(name for name, one in DTYPES.items() if one is precision)
 
     def as_plan(self) -> Plan:
-        """Return the plan that the launcher starts: the same strategy and ranks, without training."""
+        """Return the plan for the launcher: the same strategy and ranks, without training."""
         chosen, problem = self.chosen, self.problem
         longest = problem.workload.longest_prompt + problem.workload.max_new_tokens
         estimate = None
@@ -204,8 +204,8 @@ class InferencePlan:
         )
 
 
-def surely_bytes(estimate: MemoryEstimate) -> int:
-    """Return the bytes of the largest phase with its uncertainty, without pages that the kernel may drop."""
+def upper_bytes_held(estimate: MemoryEstimate) -> int:
+    """Return the peak at the upper end of its uncertainty, without pages that the kernel may drop."""
     held = (
         sum(term.num_bytes for term in phase.terms if term.name != CHECKPOINT) for phase in estimate.phases
     )
@@ -216,8 +216,8 @@ def check_request(problem: InferenceProblem) -> None:
     """Check that the flags agree with each other and with the machine.
 
     Raises:
-        UserError: the ranks can't be made, or a flag brings nothing.
-        ExceptionGroup: of UserErrors, where the flags break a compatibility rule.
+        UserError: the number of ranks is impossible, or a flag has no effect.
+        ExceptionGroup: of UserErrors, if the flags break compatibility rules.
     """
     request, machine = problem.request, problem.machine
     check_at_least(request, 1, "num_processes", "num_nodes", "micro_batch_size")
@@ -240,7 +240,7 @@ def check_request(problem: InferenceProblem) -> None:
             why="each rank holds the whole model already",
             fix="leave out --gather",
         )
-    if offload is not None:  # a folder alone allows what the planner may choose
+    if offload is not None:  # --nvme-path alone only allows NVMe offload
         strategy = Strategy(
             engine=Engine.DEEPSPEED,
             zero_stage=ZeroStage.PARAMETERS if stage is None else stage,
@@ -264,13 +264,11 @@ def check_request(problem: InferenceProblem) -> None:
         )
 
 
-TIME_WORDS = "to read and move weights, at the peaks of memory and links: computed, not measured"
-"""The meaning of a plan's time."""
 _OFFLOADED = {OffloadDevice.CPU: ", weights in host memory", OffloadDevice.NVME: ", weights on NVMe"}
 
 
 def layout_words(strategy: Strategy, topology: Topology) -> str:
-    """Return where the model lies: "whole model on each of 8 GPUs", "ZeRO-3 over 8 GPUs"."""
+    """Return a layout as text: "whole model on each of 8 GPUs", "ZeRO-3 over 8 GPUs"."""
     if strategy.zero_stage is ZeroStage.PARAMETERS:
         offloaded = _OFFLOADED.get(strategy.param_offload, "")
         return f"ZeRO-3 {'over' if topology.world_size > 1 else 'on'} {ranks_words(topology)}{offloaded}"
@@ -280,7 +278,7 @@ def layout_words(strategy: Strategy, topology: Topology) -> str:
 
 
 def ranks_words(topology: Topology) -> str:
-    """Return the ranks: "8 GPUs", "16 GPUs of 2 nodes", "one GPU", "the CPU", "2 ranks on the CPU"."""
+    """Return the ranks as text: "8 GPUs", "16 GPUs of 2 nodes", "one GPU", "the CPU"."""
     if topology.on_cpu:
         words = "the CPU" if topology.world_size == 1 else f"{topology.world_size} ranks on the CPU"
     else:
@@ -289,7 +287,7 @@ def ranks_words(topology: Topology) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a person would say it: "40 s", "12 min", "3.1 h"."""
+    """Return a rounded time: "40 s", "12 min", "3.1 h"."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""plan_of: what a search found as a Plan, with the reason for each field and why every other one lost."""
+"""plan_of: the Plan of a search result, with the reason for each value and why each other strategy lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
 from zerofit.planning.constraints import UNCHANGED
 from zerofit.planning.plan_from_flags import fields_said, reasons_by_flag, why_precision
-from zerofit.planning.search import OFFLOADED, SAME_TIME, RuledOut, kind_of, tier
+from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, RuledOut, placement_of, tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
 
 _OPTIMIZER_REASONS = {
-    OptimizerName.ADAMW: "fused AdamW computes the same, without the second moments' roots in its step",
-    OptimizerName.ADAMW_8BIT: "nothing fits with optimizer states in fp32; 8 bit keep a quarter of them",
-    OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor says so",
+    OptimizerName.ADAMW: "fused AdamW computes the same without the temporary roots of the second moments",
+    OptimizerName.ADAMW_8BIT: "nothing fits with fp32 optimizer states; 8-bit states take a quarter",
+    OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor permits it",
 }
 
 
 _IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
-"""Fields that the engine's reason tells, and those that change only where the user says so."""
+"""Fields that the reason for the engine covers, and those that only the user changes."""
 
 
 def plan_of(found: TrainingResult, problem: Problem) -> Plan:
-    """Return the plan of what was chosen, or of the nearest where nothing fits."""
+    """Return the plan of the choice, or of the nearest strategy if nothing fits."""
     head = found.chosen or found.nearest
     if head is None:
         raise ValueError("a search without candidates has no plan")
@@ -46,33 +46,27 @@ def plan_of(found: TrainingResult, problem: Problem) -> Plan:
         workload=problem.workload,
         model=problem.model,
         reasons=tuple(_reasons(head, found, problem)),
-        rejected=tuple(
-            Rejected(strategy=strategy, why=why) for strategy, why in why_others_lose(found, problem)
-        ),
+        rejected=rejected(found, problem),
         estimate=head.estimate,
         capture=None if problem.script is None else for_plan(problem.script.capture),
     )
 
 
-def why_others_lose(found: TrainingResult, problem: Problem) -> list[tuple[Strategy, str]]:
-    """Return every strategy that was compared with the choice, with one phrase on why it lost."""
+def rejected(found: TrainingResult, problem: Problem) -> tuple[Rejected, ...]:
+    """Return every strategy that was compared with the choice, with the reason why it lost."""
     losers = [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.others]
     losers += [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.variants]
-    losers += [
-        (
-            one.strategy,
-            "weights, gradients, states, CUDA context and NCCL of its smallest variant take at least "
-            f"{format_bytes(one.least_bytes)} of {format_bytes(problem.device_bytes)} on each GPU",
-        )
-        for one in found.ruled_out
-    ]
-    return losers
+    for one in found.ruled_out:
+        least, limit = format_bytes(one.least_bytes), format_bytes(problem.device_bytes)
+        what = "weights, gradients, states, CUDA context and NCCL of its smallest variant"
+        losers.append((one.strategy, f"{what} take at least {least} of {limit} on each GPU"))
+    return tuple(Rejected(strategy=strategy, why=why) for strategy, why in losers)
 
 
 def why_it_loses(
     loser: EstimatedStrategy | RuledOut, chosen: EstimatedStrategy | None, problem: Problem
 ) -> str:
-    """Return one phrase on why a strategy was not chosen."""
+    """Return why a strategy was not chosen, in one phrase."""
     if isinstance(loser, RuledOut):
         needed, limit = format_bytes(loser.least_bytes), format_bytes(problem.device_bytes)
         return f"needs at least {needed} of {limit} on each GPU"
@@ -82,38 +76,37 @@ def why_it_loses(
         return "fits"
     ours, its = chosen.estimate.step_time, loser.estimate.step_time
     if ours is None or its is None:
-        return "simpler strategies come first, as no times are known"
+        return "the simplest is taken, as no times are known"
     ratio = its.seconds / ours.seconds
     if ratio >= 2:
         return f"takes {ratio:.1f} times as long"
     if ratio >= 1.005:
         return f"{ratio - 1:.0%} slower"
-    if _is_close(loser, problem) and not _is_close(chosen, problem):
+    if problem.is_close(loser.estimate) and not problem.is_close(chosen.estimate):
         return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
-    if tier_in(problem, loser.strategy) == OFFLOADED > tier_in(problem, chosen.strategy):
-        return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
+    if tier_in(problem, loser.strategy) == OFFLOAD_TIER > tier_in(problem, chosen.strategy):
+        return f"{1 - ratio:.0%} less time by the estimate; offload is taken only if nothing else fits"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:
-        return "no faster, and less simple"
-    return f"{1 - ratio:.0%} less time, within the estimate's error, and less simple"
-
-
-def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
-    return problem.is_close(one.estimate.device, one.estimate.host)
+        return "no faster, and more complex"
+    return f"{1 - ratio:.0%} less time, within the estimate's error, and more complex"
 
 
 def tier_in(problem: Problem, strategy: Strategy) -> float:
-    """Return how far a strategy goes from what the script, or the user's flags, say."""
+    """Return a strategy's tier, given the script and the user's flags."""
     return tier(strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
 
 
 def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> Iterator[Reason]:
     strategy, request = head.strategy, problem.request
     settled = problem.constraints.settled()
+
+    def is_open(field: str) -> bool:
+        return getattr(request, field) is None and field not in settled
+
     yield from _of_script(strategy, problem)
-    is_settled = "engine" in settled or "zero_stage" in settled
-    if request.zero_stage is None and request.engine is None and not is_settled:
+    if is_open("engine") and is_open("zero_stage"):
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
         yield _chosen(strategy, field, _why_kind(head, found, problem))
     yield from _of_groups(problem)
@@ -123,28 +116,25 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         if device is not OffloadDevice.NONE and getattr(request, field) is None:
             yield _chosen(strategy, field, _why_offloaded(field, head, found, problem))
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
-        yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
-    if request.precision is None and strategy.precision is not None and "precision" not in settled:
+        yield _chosen(strategy, "nvme_path", "a placeholder for a folder on the NVMe disk: set --nvme-path")
+    if is_open("precision") and strategy.precision is not None:
         yield _chosen(strategy, "precision", _why_precision(strategy.precision, problem))
-    if request.micro_batch_size is None and "micro_batch_size" not in settled:
+    if is_open("micro_batch_size"):
         yield _chosen(strategy, "micro_batch_size", _why_micro_batch(head, found, problem))
-    is_open = request.gradient_accumulation_steps is None and "gradient_accumulation_steps" not in settled
-    if is_open and problem.workload.global_batch_size:
+    if is_open("gradient_accumulation_steps") and problem.workload.global_batch_size:
         parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
         why = f"global batch {problem.workload.global_batch_size} = {parts} x "
         why += f"{problem.topology.data_parallel_size} ranks"
         yield _chosen(strategy, "gradient_accumulation_steps", why)
-    if request.gradient_checkpointing is None and "gradient_checkpointing" not in settled:
+    if is_open("gradient_checkpointing"):
         yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(head, found, problem))
     if request.optimizer is None and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
     if strategy.freeze and request.freeze is None:
-        yield _chosen(
-            strategy, "freeze", "nothing fits while every weight trains, and --allow freeze says so"
-        )
+        yield _chosen(strategy, "freeze", "nothing fits if all weights train, and --allow freeze permits it")
     if strategy.lora is not None and request.lora is None:
         allowed = "lora" if strategy.quantization is None else "qlora"
-        why = f"nothing fits while every weight trains, and --allow {allowed} says so"
+        why = f"nothing fits if all weights train, and --allow {allowed} permits it"
         yield _chosen(strategy, "lora", why)
         if strategy.quantization is not None:
             yield _chosen(strategy, "quantization", why)
@@ -155,7 +145,7 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
 
 
 def _of_groups(problem: Problem) -> Iterator[Reason]:
-    """Yield why ranks share samples, for each kind of group that there is."""
+    """Yield why ranks share samples, for each kind of parallelism beyond data parallelism."""
     for name, flag in GROUP_FLAGS.items():
         size = getattr(problem.topology, name)
         if size > 1:
@@ -166,7 +156,7 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
 
 
 def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:
-    """Yield why fields have the script's own value, where a flag could have asked for another."""
+    """Yield why fields that have a flag keep the script's value."""
     for name, pin in problem.constraints.settled().items():
         if name in FLAGS and name not in _IMPLIED and getattr(problem.request, name) is None:
             value = getattr(strategy, name)
@@ -188,25 +178,24 @@ def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
 
 def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.fits:
-        return "nothing fits; this comes nearest"
-    losers = why_others_lose(replace(found, variants=()), problem)
+        return "nothing fits; this is the nearest"
+    losers = rejected(replace(found, variants=()), problem)
     if not losers:
-        return "the only kind that was to be considered"
-    strategy, why = losers[0]
-    return f"{_why_first(head, found)}; next is {describe_strategy(strategy)}: {why}"
+        return "the only combination of stage and offload that the settings allow"
+    return f"{_why_first(head, found)}; next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
 
 
 def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
-    """Return in which sense the choice comes first: the fastest, or as fast and simpler."""
+    """Return by what the choice wins: it is the fastest, the simplest or the safest."""
     ours = head.estimate.step_time
     times = [one.estimate.step_time for one in found.others if one.fits]
     if ours is None or any(one is None for one in times):
         return "the simplest that fits"
     if all(one.seconds >= ours.seconds for one in times if one):
         return "the fastest that fits"
-    if any(one.seconds * (1 + SAME_TIME) < ours.seconds for one in times if one):
-        return "it surely fits, where what is faster may not, or changes more"
-    return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
+    if any(one.seconds * (1 + TIME_TIE_SHARE) < ours.seconds for one in times if one):
+        return "it surely fits; faster ones may not, or change more"
+    return f"the simplest of those that fit within {TIME_TIE_SHARE:.0%} of the fastest"
 
 
 def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
@@ -215,8 +204,8 @@ def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, p
         return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
     stays = [one for one in found.others if one.fits and not one.strategy.offloads]
     if head.fits and stays:  # with another optimizer, say: that changes what is computed
-        return "nothing that stays on the GPUs fits as long as the same is computed"
-    return "nothing that stays on the GPUs fits"
+        return "nothing fits without offload unless the training changes"
+    return "nothing fits without offload"
 
 
 def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
@@ -224,22 +213,23 @@ def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Pr
     larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
     script = problem.script
     if script is not None and size == script.micro_batch_size and head.fits:
-        return "the script's own batch, in one piece"
+        return "the script's own batch, not split"
     if not larger:
         if head.strategy.gradient_accumulation_steps == 1:
             return "the whole global batch in one pass"
-        return "the smallest there is" if not head.fits else "the largest that fits"
+        return "the smallest possible" if not head.fits else "the largest that fits"
     other = larger[0]
     return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, head, problem)}"
 
 
 def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.strategy.gradient_checkpointing:
-        return "activations fit, and recomputing them takes time" if head.fits else "this comes nearest"
+        return "activations fit, and recomputing them takes time" if head.fits else "this is the nearest"
     kept = [
         one
         for one in found.variants
-        if not one.strategy.gradient_checkpointing and kind_of(one.strategy) == kind_of(head.strategy)
+        if not one.strategy.gradient_checkpointing
+        and placement_of(one.strategy) == placement_of(head.strategy)
     ]
     if not kept:
         return "without it activations do not fit"

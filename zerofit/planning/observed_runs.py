@@ -1,4 +1,4 @@
-"""Evidence: estimates corrected by what runs of the same kind were observed to need on this machine."""
+"""Corrects estimates by the memory and time of similar runs that were observed on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from zerofit.planning.problem import Problem
 
 _SAME_PLAN = 0.03
-"""Uncertainty of what was observed, for the same plan. ASSUMPTION: batches of other lengths, and the
-allocator's history, make two runs of one plan differ by less."""
+"""Uncertainty of an observation of the same plan. ASSUMPTION: two runs of one plan differ by less, whatever
+their sequence lengths and the allocator's history."""
 _TERM = "observed beyond the prediction"
 _PHASES = {
     Phase.LOADING: RunPhase.LOAD,
@@ -33,10 +33,10 @@ _PHASES = {
 
 
 class ObservedRuns:
-    """The observations of one problem's kind.
+    """The observed runs that are comparable to a problem.
 
     Args:
-        observations: of this machine, the newest first; those of other kinds are left out.
+        observations: of this machine, the newest first; others than comparable ones are ignored.
     """
 
     def __init__(self, problem: Problem, observations: tuple[Observation, ...]) -> None:
@@ -56,15 +56,15 @@ class ObservedRuns:
             f"runs like this were observed on other versions, last on {one.at[:10]}: they are not used"
             for one in others[:1]
         )
-        """Observations that are not used, one sentence."""
+        """A sentence about observations that are not used, if there are any."""
 
     def device(
         self, strategy: Strategy, predict: Callable[[Strategy], MemoryEstimate]
     ) -> MemoryEstimate | None:
-        """Return the memory of a GPU by what was observed; None where nothing like it was.
+        """Return the memory of a GPU by observation; None if no comparable strategy was observed.
 
         Args:
-            predict: gives the estimate without evidence.
+            predict: returns the estimate without observations.
         """
         one = self._nearest(strategy, lambda one: bool(one.peaks), most=_most_reserved)
         if one is None:
@@ -78,7 +78,7 @@ class ObservedRuns:
     def step_time(
         self, strategy: Strategy, predict: Callable[[Strategy], StepTime | None]
     ) -> StepTime | None:
-        """Return the time of a step by what was observed; the predicted one where nothing like it was."""
+        """Return the time of a step by observation; the prediction if no comparable strategy was observed."""
         predicted = predict(strategy)
         one = self._nearest(strategy, lambda one: one.step_time_s is not None)
         if one is None or one.step_time_s is None or predicted is None:
@@ -103,10 +103,10 @@ class ObservedRuns:
         tells: Callable[[Observation], bool],
         most: Callable[[Observation], int] = lambda one: 0,
     ) -> Observation | None:
-        """Return an observation of this strategy, else the newest of one with another micro-batch.
+        """Return an observation of this strategy, else the newest that differs only in its batch.
 
-        Of this strategy it is the newest, or one that ended like it and had more by ``most``: a run of a few
-        steps need not have seen the longest batch.
+        Of this strategy it is the one with the largest ``most`` that ended like the newest: a run of a few
+        steps may not have had the longest batch.
         """
         told = [one for one in self._found if tells(one)]
         same = [one for one in told if one.strategy == strategy]
@@ -119,10 +119,10 @@ class ObservedRuns:
 
 
 def _kind(strategy: Strategy) -> Strategy:
-    """Return all in which a plan must be like the observed one to be scaled by it.
+    """Return the fields in which an observed strategy must match for its ratio to apply.
 
-    With another engine, stage, offload or number format, other tensors and kernels make the difference
-    between prediction and observation.
+    With another engine, stage, offload or precision, prediction and observation differ by other tensors and
+    kernels.
     """
     return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
 
@@ -130,19 +130,18 @@ def _kind(strategy: Strategy) -> Strategy:
 def _observed_memory(
     one: Observation, predicted: MemoryEstimate, at_observed: MemoryEstimate
 ) -> MemoryEstimate:
-    """Return an estimate with each phase brought to what was observed, or scaled by its ratio.
+    """Return an estimate with each phase set to the observed bytes, or scaled by observed / predicted.
 
-    A rank notes a peak only in the phases that raise it. One that did not was below what was observed until
-    then, so it is lowered where the prediction of it is above, and left alone otherwise; saving only where
-    it was seen.
+    A rank records a peak only in phases that raise it. A phase without one stayed below the peak until then,
+    so its prediction is lowered to that if it is higher; saving counts only if it was observed.
 
     Args:
-        predicted: the estimate without evidence.
-        at_observed: the same of the observed strategy: ``predicted`` itself where that is the same.
+        predicted: the estimate without observations.
+        at_observed: that of the observed strategy; ``predicted`` itself if it is the same.
     """
     is_same = predicted is at_observed
     seen: dict[RunPhase, int] = {}
-    for peak in one.peaks:  # what no estimated phase covers, such as evaluating, counts as the largest's
+    for peak in one.peaks:  # phases without an estimate, such as evaluation, count for the largest
         phase = _PHASES.get(peak.phase, at_observed.peak.phase)
         name = phase if at_observed.of(phase) else at_observed.peak.phase
         seen[name] = max(peak.reserved_bytes, seen.get(name, 0))
@@ -153,12 +152,12 @@ def _observed_memory(
     phases = []
     for memory in predicted.phases:
         there = at_observed.of(memory.phase)
-        is_unseen = memory.phase is RunPhase.SAVE and RunPhase.SAVE not in seen  # it may not have saved
+        is_unseen = memory.phase is RunPhase.SAVE and RunPhase.SAVE not in seen
         if there is None or not _reserved(there) or is_unseen:
             phases.append(memory)
             continue
         needed = seen.get(memory.phase, min(most, _reserved(there)))
-        if one.is_out_of_memory:  # it would have needed more
+        if one.is_out_of_memory:  # a lower bound
             needed = max(needed, _reserved(there))
         phases.append(_scaled(memory, needed / _reserved(there), source))
     is_sure = is_same and not one.is_out_of_memory

@@ -15,7 +15,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB, format_bytes
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of
-from zerofit.planning.evidence import ObservedRuns
+from zerofit.planning.observed_runs import ObservedRuns
 from zerofit.planning.training_estimator import TrainingEstimator
 
 _PROBLEM = captured_problem(capture())
@@ -28,7 +28,7 @@ def _estimate(strategy: Strategy, *observations: Observation) -> Estimate:
         _PROBLEM,
         trace=made_trace(_PROBLEM.model),
         rates=RATES,
-        evidence=ObservedRuns(_PROBLEM, observations),
+        observed_runs=ObservedRuns(_PROBLEM, observations),
     )
     return estimator.estimate(strategy).estimate
 

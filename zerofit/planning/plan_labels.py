@@ -1,4 +1,4 @@
-"""The words of plans: a strategy as a row's label, its batch, times and rates with their uncertainty."""
+"""Labels of plans: strategies, batches, sizes, times and rates as they are displayed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OPTIMIZER_WORDS = {
 
 
 _LEAST_SHOWN = 2**27
-"""Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
+"""Terms below an eighth of a GiB would be displayed as 0.0 or 0.1."""
 
 
 def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = None) -> str:
-    """Return a strategy in a few words: "ZeRO-2, checkpointing"; with a precision that `beside` has not."""
+    """Return a strategy in a few words: "ZeRO-2, checkpointing"; its precision only if `beside` differs."""
     if strategy.engine is Engine.NATIVE:
         schedule = "1F1B" if topology.pipeline_parallel_size > 1 else "DDP"
         schedule = "interleaved 1F1B" if topology.is_interleaved else schedule
@@ -74,7 +74,7 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
 
 
 def group_sizes(topology: Topology) -> tuple[tuple[str, int], ...]:
-    """Return the ranks of each kind of group that there is, by its short name: ("sp", 8)."""
+    """Return the size of each kind of group larger than 1, by its short name: ("sp", 8)."""
     sizes = (
         ("tp", topology.tensor_parallel_size),
         ("sp", topology.sequence_parallel_size),
@@ -97,7 +97,7 @@ def frozen_words(freeze: tuple[str, ...]) -> str:
 
 
 def kind_label(strategy: Strategy, topology: Topology) -> str:
-    """Return where a strategy's model states lie, in a few words: "ZeRO-3, optimizer on cpu"."""
+    """Return where a strategy stores the model states: "ZeRO-3, optimizer on cpu"."""
     names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
     return label(Strategy(**{name: getattr(strategy, name) for name in names}), topology)
 
@@ -112,13 +112,13 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f}"
 
 
-def memory(estimate: MemoryEstimate) -> str:
+def memory_label(estimate: MemoryEstimate) -> str:
     """Return a peak in GiB with its uncertainty: "62.1 ±5%"."""
     return f"{gib(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
 
 
 def terms_words(phase: PhaseMemory) -> str:
-    """Return the terms of a phase that are worth a look, the largest first: "weights 15.0, NCCL 0.7 GiB"."""
+    """Return the large terms of a phase, the largest first: "weights 15.0, NCCL 0.7 GiB"."""
     sums: Counter[str] = Counter()
     for term in phase.terms:
         sums[term.name] += term.num_bytes
@@ -134,8 +134,8 @@ def gpus_words(machine: Machine) -> str:
 
 
 def fit_words(estimate: Estimate, problem: Problem) -> str:
-    """Return how surely a strategy fits: "fits closely" where its uncertainty goes beyond GPU or host."""
-    return "fits closely" if problem.is_close(estimate.device, estimate.host) else "fits"
+    """Return "fits", or "fits closely" if the estimate's upper end exceeds GPU or host memory."""
+    return "fits closely" if problem.is_close(estimate) else "fits"
 
 
 def seconds(number: float) -> str:
@@ -145,13 +145,13 @@ def seconds(number: float) -> str:
     return f"{number:.2f} s" if number < 10 else f"{number:.1f} s" if number < 100 else f"{number:.0f} s"
 
 
-def time(step_time: StepTime | None) -> str:
-    """Return a step's time with its uncertainty; "-" where it is not known."""
+def step_time_label(step_time: StepTime | None) -> str:
+    """Return a step's time with its uncertainty; "-" if unknown."""
     return "-" if step_time is None else f"{seconds(step_time.seconds)} ±{step_time.uncertainty:.0%}"
 
 
 def rate(per_s: float | None) -> str:
-    """Return a rate in three digits, as no estimate is surer; "-" where it is not known."""
+    """Return a rate in three digits; "-" if unknown."""
     if not per_s:
         return "-"
     if per_s >= 1000:
@@ -167,7 +167,7 @@ def rate_name(estimate: Estimate, model: ModelFacts) -> str:
 
 
 def throughput(judged: EstimatedStrategy, topology: Topology) -> str:
-    """Return the tokens or samples a second over all ranks; "-" where they are not known."""
+    """Return the tokens or samples per second over all ranks; "-" if unknown."""
     estimate, strategy = judged.estimate, judged.strategy
     if estimate.tokens_per_step or estimate.step_time is None or strategy.micro_batch_size is None:
         return rate(estimate.tokens_per_s)

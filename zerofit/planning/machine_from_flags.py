@@ -1,4 +1,4 @@
-"""The machine that a plan is for: the one that flags describe, or this one."""
+"""The machine to plan for: the one that flags describe, or this one."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ if TYPE_CHECKING:
     from zerofit.planning.inputs import MachineFlags
 
 _BESIDE_GPUS = ("host_ram", "nvme", "cpu_cores", "network", "host_bandwidth")
-"""Fields of MachineFlags that describe a machine whose GPUs --gpus names."""
+"""Fields of MachineFlags that need --gpus."""
 _SAY_GPUS = "say which GPUs the run will have, such as --gpus 8xA100-80G"
 
 
 def machine_of(
-    flags: MachineFlags, *, num_nodes: int, gpus: str | None = None, target: tuple[str, ...] | None = None
+    flags: MachineFlags, *, num_nodes: int, target: tuple[str, ...] | None = None
 ) -> SpecifiedMachine:
-    """Return the machine that the flags describe, or the one that is here.
+    """Return the machine that the flags describe, or this one.
 
     Args:
-        gpus: in place of --gpus.
-        target: the script with its arguments, among which --gpus may stand by mistake.
+        target: the script with its arguments, which may contain --gpus by mistake.
 
     Raises:
-        UserError: no GPU is here, or a flag can't be read.
+        UserError: this machine has no GPU, or a flag can't be read.
     """
-    spec = gpus or flags.gpus
     beside = {name: getattr(flags, name) for name in _BESIDE_GPUS}
-    if spec is not None:
-        return machine_of_spec(spec, num_nodes=num_nodes, **beside)
+    if flags.gpus is not None:
+        return machine_of_spec(flags.gpus, num_nodes=num_nodes, **beside)
     said = [f"--{name.replace('_', '-')} {value}" for name, value in beside.items() if value is not None]
     if said:
         raise UserError(
             "gpus-missing",
-            "a machine that is not here needs its GPUs",
+            "another machine needs its GPUs",
             found=f"{' '.join(said)} without --gpus",
-            why="without --gpus the plan is for the machine that is here, as it is",
+            why="without --gpus the plan is for this machine as it is",
             fix=put_before("--gpus", target)
             or "add --gpus, such as --gpus 8xA100-80G, or leave the others out",
         )
@@ -50,11 +48,11 @@ def machine_of(
 
 
 def no_gpus_here(fix: str) -> UserError:
-    """Return what is said where a plan has no GPU to be made for."""
+    """Return the error for a machine without a GPU to plan for."""
     return UserError(
         "no-gpus-here",
         "there is no GPU on this machine to plan for",
         found="no GPU that the driver shows",
-        why="a plan holds memory and rates of GPUs against the model",
+        why="a plan compares the model with the memory and rates of GPUs",
         fix=fix,
     )
