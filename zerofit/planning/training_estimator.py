@@ -20,7 +20,7 @@ from zerofit.planning.estimate.device_memory.memory import (
 )
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, TRACED_TERMS, Setup
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
@@ -217,7 +217,10 @@ class TrainingEstimator:
         if (observed := self._observed[strategy]) is not None:
             return observed if observed.peak_bytes <= self._problem.device_bytes else None
         alike = replace(
-            strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
+            strategy,
+            gradient_accumulation_steps=min(
+                strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES
+            ),
         )
         if alike not in self._devices:
             fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
@@ -258,7 +261,9 @@ class TrainingEstimator:
         alike = replace(
             strategy,
             micro_batch_size=1,
-            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED),
+            gradient_accumulation_steps=min(
+                strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES
+            ),
             gradient_checkpointing=False,
         )
         if alike not in self._hosts:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.strategy import NVME, Engine, OffloadDevice, ZeroStage
 from zerofit.core.units import GIB, MIB
-from zerofit.planning.estimate.device_memory.optimizers import Stepped, make_optimizer
-from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu, sub_groups
+from zerofit.planning.estimate.device_memory.optimizers import Stepped
+from zerofit.planning.estimate.engines.engine import bucket_sizes
+from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ class HostLedger:
             self._idle[1 << (num_bytes - 1).bit_length()] += 1
             self._live[ROUNDING, Holder.PINNED] += num_bytes
 
-    def flash(self, num_bytes: int, term: str) -> None:
+    def scratch(self, num_bytes: int, term: str) -> None:
         """Note a pageable block that is gone as soon as it was used."""
         self.drop(self.take(num_bytes, term))
 
@@ -232,7 +233,7 @@ class HostRank:
         if flattens_on_gpu(self._setup, group.padded_elements * self._unit):
             return
         copies = self.ledger.take(group.num_elements * self._unit, WEIGHTS)
-        self.ledger.flash(group.padded_elements * self._unit, WEIGHTS)
+        self.ledger.scratch(group.padded_elements * self._unit, WEIGHTS)
         self.ledger.drop(copies)
 
     def _initialise_stage12(self) -> None:
@@ -255,6 +256,11 @@ class HostRank:
         sizes = tuple(self._sizes[number] for number in self._trained)
         return FlatGroup(sizes=sizes, num_ranks=self._num_ranks)
 
+    @cached_property
+    def _sub_groups(self) -> list[int]:
+        parts = [self._parts[number] for number in self._trained]
+        return bucket_sizes(parts, (self._strategy.buckets.sub_group_size,))
+
     def _initialise_stage3(self) -> None:
         """Source: deepspeed 0.19.8, runtime/zero/stage3.py:906, :1159, :1301, :791; zero/utils.py:221."""
         ledger, pins = self.ledger, self._pins
@@ -266,14 +272,14 @@ class HostRank:
         elif self._strategy.param_offload is OffloadDevice.NVME:
             ledger.pin(min(part, NVME.max_weights_in_cpu) * self._unit, WEIGHT_PARTITION, pins=True)
         else:
-            ledger.flash(part * self._unit, WEIGHT_PARTITION)
+            ledger.scratch(part * self._unit, WEIGHT_PARTITION)
         if self._offload is OffloadDevice.NONE:
             return
-        groups = sub_groups([self._parts[n] for n in self._trained], self._strategy.buckets.sub_group_size)
+        groups = self._sub_groups
         if self._offload is OffloadDevice.NVME:
             for _ in range(NVME.optimizer_buffer_count):
                 ledger.pin(max(groups) * FP32, OPTIMIZER_SWAP, pins=True)
-            ledger.flash(max(groups) * FP32, GRADIENTS)
+            ledger.scratch(max(groups) * FP32, GRADIENTS)
         else:
             self._make_masters(groups)
         ledger.pin(part * self._unit, GRADIENT_BUFFER, pins=pins)
@@ -302,7 +308,7 @@ class HostRank:
         Source: torch 2.13, aten/src/ATen/native/cuda/Copy.cu, copy_kernel_cuda.
         """
         if self._unit < FP32:
-            self.ledger.flash(elements * self._unit, CONVERTED)
+            self.ledger.scratch(elements * self._unit, CONVERTED)
 
     def _first_backward(self) -> None:
         """At stage 2 an accumulated gradient rests on the host, whole (stage_1_and_2.py:1824)."""
@@ -323,8 +329,7 @@ class HostRank:
         if self._offload is not OffloadDevice.CPU:
             return
         if self._stage is ZeroStage.PARAMETERS:
-            groups = [self._parts[number] for number in self._trained]
-            for size in sub_groups(groups, self._strategy.buckets.sub_group_size):
+            for size in self._sub_groups:
                 self._make_states(size)
                 if self._strategy.param_offload is OffloadDevice.NONE:
                     self._convert(size)
@@ -333,7 +338,7 @@ class HostRank:
 
     @property
     def _page_bytes(self) -> int:
-        optimizer = make_optimizer(self._strategy, self._setup.own_optimizer)
+        optimizer = self._setup.optimizer
         parameters = [self._setup.log.parameters[number] for number in self._trained]
         stepped = [(one.num_elements, one.is_embedding) for one in parameters]
         if self._stage is not ZeroStage.NOTHING:  # flat tensors, embeddings by themselves
@@ -356,13 +361,13 @@ class HostRank:
         if self._setup.stage is not None and self._rank == 0:
             whole = sum(self._sizes) + self._setup.cut_elements
             states = self.ledger.take(2 * whole * FP32, STATES)
-            self.ledger.flash(whole * max(self._bytes, default=FP32), SAVED)
+            self.ledger.scratch(whole * max(self._bytes, default=FP32), SAVED)
             self.ledger.drop(states)
             return
         if self._offload is OffloadDevice.NONE:
             states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
-            self.ledger.flash(states * FP32, STATES)
-        self.ledger.flash(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
+            self.ledger.scratch(states * FP32, STATES)
+        self.ledger.scratch(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
 
     @property
     def _saved(self) -> Iterable[int]:

@@ -10,7 +10,6 @@ from zerofit.core.allocation_log import CostKind, Event, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.core.supported import release_of
-from zerofit.planning.estimate.device_memory.optimizers import COSTS, stepper_of
 from zerofit.planning.estimate.engines.native import BUCKET_BYTES
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
 from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s, speeds_of
@@ -196,7 +195,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
     strategy = setup.strategy
     elements = _stepped_elements(setup)
-    costs = COSTS[stepper_of(strategy, setup.own_optimizer)]
+    costs = setup.optimizer.costs
     is_16bit = trained_bytes(setup) < 4 * trained_elements(setup)
     per_element = costs.step_bytes
     if strategy.engine is Engine.DEEPSPEED:
