@@ -11,7 +11,7 @@ from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
-from zerofit.planning.estimate.closed_form.log import SOURCE
+from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
 from zerofit.planning.estimate.device_memory.memory import (
     estimate_memory,
     estimate_within,
@@ -498,7 +498,9 @@ FROZEN_SOURCE = "ASSUMPTION: frozen layers are taken to keep what trained ones d
 QUANTIZED_TIME = 2.0
 """Of a step's time beside quantized weights: 22 ms against 62 traced."""
 QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"
-_MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", SOURCE))
+_MADE = dict.fromkeys(
+    TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", CLOSED_FORM_SOURCE)
+)
 
 
 class ClosedFormEstimator(TrainingEstimator):

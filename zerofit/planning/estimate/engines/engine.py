@@ -96,7 +96,7 @@ class Setup:
         return self.strategy.gradient_accumulation_steps or 1
 
     @property
-    def weight_bytes(self) -> int:
+    def total_weight_bytes(self) -> int:
         """Bytes of all whole parameters."""
         return sum(one.num_elements * one.bytes_per_element for one in self.log.parameters)
 

@@ -182,7 +182,7 @@ def flattens_on_gpu(setup: Setup, flat_bytes: int) -> bool:
     """
     if setup.gpu_memory_bytes is None:
         return True
-    return setup.gpu_memory_bytes - setup.weight_bytes - sum(setup.log.buffer_bytes) >= flat_bytes
+    return setup.gpu_memory_bytes - setup.total_weight_bytes - sum(setup.log.buffer_bytes) >= flat_bytes
 
 
 def merged(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
