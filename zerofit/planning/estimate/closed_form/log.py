@@ -317,7 +317,6 @@ class _Writer:
         self._events: list[tuple[Event, int]] = []
         self._gradients: dict[int, int] = {}
         self._kept: list[list[int]] = []
-        self._packed: set[str] = set()
 
     def write(self) -> AllocationLog:
         """Write both passes and return the log."""
@@ -355,13 +354,11 @@ class _Writer:
 
     # Modules and parameters.
 
-    def _module(self, name: str, *elements: int) -> int:
+    def _module(self, name: str, *elements: int, is_adapter: bool = False, is_packed: bool = False) -> int:
         """Add a module with its non-empty parameters and return its index."""
         self._modules.append(name)
         self._holders.append([])
         module = len(self._modules) - 1
-        is_adapter = name.endswith("lora")
-        is_packed = name in self._packed
         parts = [part for one in elements for part in self._parts(name, one, is_adapter=is_adapter)]
         for number, (num_elements, trains) in enumerate(parts):
             self._holders[module].append(len(self._parameters))
@@ -395,13 +392,12 @@ class _Writer:
         shape, lora = self._shape, self._shape.request.lora
         name = f"model.layers.{number}"
         modules = [self._module(name), self._module(f"{name}.norms", shape.layer_rest(number))]
+        is_packed = shape.packed_elements > 0
         for matrix in shape.matrices(number):
-            if shape.packed_elements:
-                self._packed.add(f"{name}.{matrix.name}")
-            modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements))
+            modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements, is_packed=is_packed))
             if lora is not None and matrix.name in shape.adapted:
                 down, up = lora.rank * matrix.rows, lora.rank * matrix.columns
-                modules.append(self._module(f"{name}.{matrix.name}.lora", down, up))
+                modules.append(self._module(f"{name}.{matrix.name}.lora", down, up, is_adapter=True))
         return modules
 
     # Saved activations.
