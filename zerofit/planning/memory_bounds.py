@@ -107,7 +107,7 @@ def highest(lines: Lines, micro_batch_size: int) -> int:
 
 
 def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
-    """Return (fixed, per sample) of what is alive wherever the next thing is a death."""
+    """Return (fixed, per sample) bytes of the live storages before each free."""
     storages = log.storages
     gradients = frozenset(log.gradient_storages)
     counts = [with_gradients or kind is not TensorKind.GRADIENT for kind in storages.kinds]

@@ -499,7 +499,7 @@ QUANTIZED_TIME = 2.0
 """Of a step's time beside quantized weights: 22 ms against 62 traced."""
 QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"
 _MADE = dict.fromkeys(
-    TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", CLOSED_FORM_SOURCE)
+    TRACED_TERMS, ("live tensors: fixed + bytes per sample x micro_batch_size", CLOSED_FORM_SOURCE)
 )
 
 

@@ -386,13 +386,13 @@ _STAGE3 = "deepspeed 0.19.8, runtime/zero/stage3.py"
 
 _EXPLANATIONS = {
     WEIGHTS: (
-        "c P_all a rank where the script loads another type than the checkpoint's, until they are on the GPU",
+        "c P_all a rank if the script loads another dtype than the checkpoint's, until they are on the GPU",
         "measured: a private copy appears only where from_pretrained changes the type (transformers 5.23)",
     ),
     CAST: ("c P_all a rank, cast from what was loaded", "deepspeed 0.19.8, runtime/engine.py:1862"),
     CHECKPOINT: (
-        "b P_all once a node, b bytes an element as saved, or as much as there is room: mapped files, shared"
-        " by the ranks, whose pages the kernel drops where it needs them",
+        "b P_all once per node, b bytes per element as saved, or the memory left: mapped files, shared by the"
+        " ranks, whose pages the kernel reclaims under memory pressure",
         "measured: /proc/PID/smaps_rollup of two ranks, tests/evidence/memory/test_checkpoint_load.py;"
         " transformers 5.23, modeling_utils.py:4524, :4573",
     ),

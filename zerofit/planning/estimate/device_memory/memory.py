@@ -145,10 +145,10 @@ def tensor_terms(
         traced: (formula, source) of the terms that come from the log.
     """
     terms, rows = [], engine.setup.rows_per_sample
-    of_rows = f"bytes a sample ({rows} rows at the model)" if rows > 1 else "bytes a sample"
+    of_rows = f"bytes per sample ({rows} rows at the model)" if rows > 1 else "bytes per sample"
     for name, num_bytes in peak.live:
         formula, source = engine.explain(name) or traced[name]
-        formula = formula.replace("bytes a sample", of_rows)
+        formula = formula.replace("bytes per sample", of_rows)
         terms.append(
             Term(name=name, num_bytes=num_bytes, holder=Holder.TENSORS, formula=formula, source=source)
         )

@@ -76,7 +76,9 @@ def non_torch_terms(
             " a Trainer's loss are traced"
         )
         terms.append(
-            _outside(OTHER_MODELS, other_weight_bytes, "weights and buffers of what is not trained", source)
+            _outside(
+                OTHER_MODELS, other_weight_bytes, "weights and buffers of models that are not trained", source
+            )
         )
     nccl = nccl_term(gpu, topology)
     return (*terms, nccl) if nccl is not None else tuple(terms)

@@ -104,17 +104,20 @@ class Setup:
 WEIGHTS, BUFFERS, BUCKET = "weights", "buffers", "gradient bucket"
 WORKSPACE = TensorKind.WORKSPACE.value
 WEIGHT_COPIES = "16-bit weight copies"
-_TRACED = ("fixed + bytes a sample x micro_batch_size, of what is alive", "traced")
+_TRACED = ("live tensors: fixed + bytes per sample x micro_batch_size", "traced")
 TRACED_TERMS = {
     **{kind.value: _TRACED for kind in TensorKind},
     BUFFERS: ("bytes of the model's buffers", "model.buffers()"),
-    TensorKind.GRADIENT.value: ("b P, P trainable elements of b bytes, as far as they are made", "traced"),
+    TensorKind.GRADIENT.value: (
+        "b P, P trainable elements of b bytes, as far as they are computed",
+        "traced",
+    ),
     WEIGHT_COPIES: (
         "2 P of the fp32 weights that autocast has cast, from their forward pass to their backward pass",
         "traced; https://docs.pytorch.org/docs/stable/amp.html#autocasting",
     ),
     WORKSPACE: (
-        "scratch of kernels, and cuBLAS's workspaces of two threads",
+        "scratch memory of kernels, and cuBLAS's workspaces of two threads",
         "traced; aten/src/ATen/cuda/CublasHandlePool.cpp",
     ),
 }

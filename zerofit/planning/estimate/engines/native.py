@@ -47,7 +47,7 @@ class NativeEngine(SimulatedEngine):
             "torch/nn/utils/clip_grad.py",
         ),
         BUCKET: (
-            "b P of what trains: a copy of every gradient",
+            "b P of the trained parameters: a copy of every gradient",
             "torch/nn/parallel/distributed.py; gradient_as_bucket_view is off",
         ),
     }

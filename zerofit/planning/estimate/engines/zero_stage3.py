@@ -289,8 +289,8 @@ class DeepSpeedStage3(DeepSpeedEngine):
             f"{_PARAMETERS}:1843 (_partition_param), runtime/zero/utils.py:237 (defragment)",
         ),
         GATHERED: (
-            "c times the parameters that modules run on or will soon, at most max_live_parameters and one"
-            " module; those below the persistence threshold all along",
+            "c times the parameters that modules use now or soon, at most max_live_parameters and one module;"
+            " those below the persistence threshold all the time",
             f"{_PARAMETERS}:795, :1388; partitioned_param_coordinator.py, fetch_sub_module",
         ),
         GATHER_BUFFER: (
@@ -305,8 +305,8 @@ class DeepSpeedStage3(DeepSpeedEngine):
             " bytes an element of the largest part for its norm",
             f"deepspeed 0.19.8, runtime/comm/coalesced_collectives.py:122; {_FILE}:2686, :2453",
         ),
-        STATES: ("what the optimizer keeps of P / N elements", "the optimizer's first step"),
-        TEMPORARIES: ("what the optimizer's step makes of a sub-group", "the optimizer's step"),
+        STATES: ("the optimizer's states of P / N elements", "the optimizer's first step"),
+        TEMPORARIES: ("temporaries of a step on a sub-group", "the optimizer's step"),
     }
     SENT_TERMS = (BUCKET, COPY)
     SUMS_IN_PLACE = True

@@ -43,8 +43,8 @@ class DeepSpeedStage0(DeepSpeedEngine):
             "c min(P, 5e8 elements) at the all-reduce; 4 P at the step in 16 bit",
             f"deepspeed 0.19.8, runtime/engine.py:3796; {_UNFUSED}:191",
         ),
-        STATES: ("what the optimizer keeps of P elements", "the optimizer's first step"),
-        TEMPORARIES: ("what the optimizer's step makes of P elements", "the optimizer's step"),
+        STATES: ("the optimizer's states of P elements", "the optimizer's first step"),
+        TEMPORARIES: ("temporaries of a step on P elements", "the optimizer's step"),
     }
 
     @property
@@ -124,7 +124,7 @@ class DeepSpeedStage12(DeepSpeedEngine):
             f"{_FILE}:3263 (setup_buckets)",
         ),
         PARTITION: (
-            "c P_part, all parameters that reach into the rank's part; twice while a later micro-batch is"
+            "c P_part, all parameters that overlap the rank's partition; twice while a later micro-batch is"
             " added; with an offloaded optimizer c times the largest parameter",
             f"{_FILE}:2185 (copy_grads_in_partition), :684 (temp_grad_buffer_for_gpu_offload)",
         ),
@@ -133,8 +133,8 @@ class DeepSpeedStage12(DeepSpeedEngine):
             " its norm; (c + 4) P / N at the step",
             f"{_FILE}:2368 (allreduce_bucket), :2687 (get_grad_norm_direct), :3110 (step)",
         ),
-        STATES: ("what the optimizer keeps of P / N elements", "the optimizer's first step"),
-        TEMPORARIES: ("what the optimizer's step makes of P / N elements", "the optimizer's step"),
+        STATES: ("the optimizer's states of P / N elements", "the optimizer's first step"),
+        TEMPORARIES: ("temporaries of a step on P / N elements", "the optimizer's step"),
     }
 
     def __init__(self, setup: Setup, tape: Tape, *, rank: int | None = None) -> None:
