@@ -94,7 +94,7 @@ class Record:
     def result(self) -> RegretResult:
         """Return what is known by now; what was not run says so."""
         question, choice = self._question, self._grid.choice
-        changes_states = choice is not None and tier(choice) > OFFLOADED
+        changes_states = choice is not None and tier(choice) > OFFLOAD_TIER
         note = "8-bit optimizer states, which the grid has not" if changes_states else ""
         return RegretResult(
             key=question.key,

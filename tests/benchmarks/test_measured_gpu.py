@@ -13,7 +13,7 @@ from gpu_truth.results import Results, results_from_json
 
 from zerofit.core.facts import Machine
 from zerofit.machine.rates import catalog_rates
-from zerofit.planning.estimate.step_time import SHORT_UNCERTAINTY, SHORT_UNCERTAINTY_SOURCE
+from zerofit.planning.estimate.step_time import SHORT_STEPS
 
 _ROOT = Path(__file__).parents[2]
 _MEASURED = results_from_json((_ROOT / "benchmarks/measured/nvidia-h200.json").read_text(encoding="utf-8"))
@@ -76,5 +76,6 @@ def test_short_steps_state_what_was_measured() -> None:
         if one.quantity is Quantity.STEP_TIME
     ]
     said = f"took {-100 * min(longer):.0f} % less to {100 * max(longer):.0f} % longer than estimated"
-    assert said in SHORT_UNCERTAINTY_SOURCE
-    assert all(abs(one) <= SHORT_UNCERTAINTY for one in longer)
+    uncertainty, source = SHORT_STEPS
+    assert said in source
+    assert all(abs(one) <= uncertainty for one in longer)

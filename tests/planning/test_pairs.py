@@ -65,7 +65,7 @@ def test_a_preference_loss_is_planned_with_all_rows_and_its_reference_model(
     forward = _terms(plan, "forward")
     assert forward["inputs"].num_bytes == 2 * _PAIRS * _LENGTH * 8
     assert forward["activations"].formula == (
-        "fixed + bytes a sample (2 rows at the model) x micro_batch_size, of what is alive"
+        "live tensors: fixed + bytes per sample (2 rows at the model) x micro_batch_size"
     )
     # The reference model has as many weights, and lies on the GPU too.
     others = forward["other models of the script"]

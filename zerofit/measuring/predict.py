@@ -22,8 +22,7 @@ from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.engines.zero_engine import BUFFERS, WEIGHTS
+from zerofit.planning.estimate.engines.engine import BUFFERS, WEIGHTS, Setup
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.training_estimator import OTHER_DEVICES, trace_request_for
 

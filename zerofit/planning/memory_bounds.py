@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
-from zerofit.planning.estimate.device_memory.optimizers import COSTS, Stepper, stepper_of
+from zerofit.planning.estimate.device_memory.optimizers import Stepper, optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +59,7 @@ def least_state_bytes(
     precision = strategy.precision or Precision.FP32
     if strategy.quantization is not None:  # the adapters' bytes are unknown here
         return weights // 2
-    states = COSTS[stepper_of(strategy, own_optimizer)].least_bytes
+    states = optimizer_of(strategy, own_optimizer).costs.least_bytes
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
         in_stages = topology.pipeline_parallel_size > 1

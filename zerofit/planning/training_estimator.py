@@ -11,7 +11,7 @@ from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
-from zerofit.planning.estimate.closed_form.log import SOURCE
+from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
 from zerofit.planning.estimate.device_memory.memory import (
     estimate_memory,
     estimate_within,
@@ -20,7 +20,7 @@ from zerofit.planning.estimate.device_memory.memory import (
 )
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, TRACED_TERMS, Setup
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
@@ -217,7 +217,10 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         if (observed := self._observed[strategy]) is not None:
             return observed if observed.peak_bytes <= self._problem.device_bytes else None
         alike = replace(
-            strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
+            strategy,
+            gradient_accumulation_steps=min(
+                strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES
+            ),
         )
         if alike not in self._devices:
             fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
@@ -255,7 +258,9 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         alike = replace(
             strategy,
             micro_batch_size=1,
-            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED),
+            gradient_accumulation_steps=min(
+                strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES
+            ),
             gradient_checkpointing=False,
         )
         if alike not in self._hosts:
@@ -490,7 +495,9 @@ FROZEN_SOURCE = "ASSUMPTION: frozen layers are taken to keep what trained ones d
 QUANTIZED_TIME = 2.0
 """Uncertainty of a step's time with quantized weights: 22 ms against 62 traced."""
 QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"
-_MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", SOURCE))
+_MADE = dict.fromkeys(
+    TRACED_TERMS, ("live tensors: fixed + bytes per sample x micro_batch_size", CLOSED_FORM_SOURCE)
+)
 
 
 class ClosedFormEstimator(TrainingEstimator):

@@ -1,7 +1,7 @@
-"""Collectives that are over, and let go of their tensors, when they return.
+"""Collectives that have finished, and released their tensors, when they return.
 
-Gloo's own threads let go of a tensor some time after the collective is done, so that what lives at a peak
-would be a matter of luck. NCCL has no such threads. Here gloo works on copies that the tracker does not see.
+Gloo's own threads release a tensor some time after the collective has finished, so that peaks would be
+random. NCCL has no such threads. Here gloo works on copies that the tracker does not see.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = (
 
 
 class _Done:
-    """The handle of a collective that is over; like NCCL's, it holds its tensors until it is waited for."""
+    """The handle of a finished collective; like NCCL's, it holds its tensors until `wait`."""
 
     def __init__(self, tensors: tuple[Any, ...]) -> None:
         self._tensors: tuple[Any, ...] | None = tensors
@@ -43,22 +43,22 @@ class _Done:
 
 
 def use_copies() -> None:
-    """Put such collectives in the place of torch's; before DeepSpeed's backend is made."""
+    """Replace torch's collectives by these; call it before DeepSpeed makes its backend."""
     for name in _NAMES:
         setattr(dist, name, _on_copies(getattr(dist, name)))
-    schedules._wait_batch_p2p = _wait_and_let_go
+    schedules._wait_batch_p2p = _wait_and_release
     schedules._batch_p2p = _sending_copies(schedules._batch_p2p)
 
 
-def _wait_and_let_go(works: list[Any]) -> None:
-    """Wait for what stages of a pipeline send each other; gloo's works hold their tensors even then."""
+def _wait_and_release(works: list[Any]) -> None:
+    """Wait for the sends of pipeline stages and release them; gloo's works hold their tensors even then."""
     for work in works:
         work.wait()
     works.clear()
 
 
 def _sending_copies(inside: Callable[..., Any]) -> Callable[..., Any]:
-    """Send copies: NCCL lets go of what it has sent, and gloo's works hold it until somebody waits."""
+    """Send copies: NCCL releases what it has sent, gloo's works hold it until they are waited for."""
 
     @wraps(inside)
     def batch(operations: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _on_copies(inside: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Return a value with copies of its tensors, and note which is whose."""
+    """Return a value with copies of its tensors, and append each (original, copy) to pairs."""
     if isinstance(value, torch.Tensor):
         pairs.append((value, value.detach().clone()))
         return pairs[-1][1]

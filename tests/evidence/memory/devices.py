@@ -1,8 +1,8 @@
-"""Two memories on a machine that has one: CPU storages carry a label, device or host, and copies cross over.
+"""Device and host memory on a machine without GPU: CPU storages are labelled, and moves between them copy.
 
-The device is called "cpu:0" and the host "cpu". Torch keeps both in the same memory, but passes the name on
-to each factory function, and a move from one to the other becomes a copy, as it is with a GPU. DeepSpeed asks
-its accelerator for the name of the device, and gets "cpu:0".
+The device is called "cpu:0" and the host "cpu". Torch keeps both in the same memory, but passes the name to
+each factory function, and a move from one to the other becomes a copy, as with a GPU. DeepSpeed's accelerator
+names the device "cpu:0".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
 
 @contextlib.contextmanager
 def two_memories(tracker: Tracker) -> Iterator[None]:
-    """Make tensors say on which of the two they live, and moves between the two copy."""
+    """Make tensors report the memory they live in, and moves between the two copy."""
     plain_device, plain_to = torch.Tensor.device, torch.Tensor.to
 
     def device(tensor: torch.Tensor) -> torch.device:

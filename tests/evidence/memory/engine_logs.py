@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,7 @@ from pydantic import TypeAdapter
 from zerofit.core.allocation_log import (
     AllocationLog,
     Event,
-    Storages,
     TensorKind,
-    TracedParameter,
     TraceRequest,
 )
 
@@ -53,9 +52,9 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
 
     from memory.models import make_inputs, make_model
     from zerofit.models.changes.stages import keep_stages
+    from zerofit.models.trace.entry import describe
     from zerofit.models.trace.layer_parts import cut_layers
     from zerofit.models.trace.parts import Absent, as_one_rank, received_by_stage
-    from zerofit.models.trace.raw import Skeleton
     from zerofit.models.trace.recorder import Recorder, watching
     from zerofit.models.trace.run import _backward, hooked
 
@@ -68,7 +67,8 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
     if case.pipeline > 1:
         blocks = (1,) * case.pipeline * case.stages_per_rank if case.stages_per_rank > 1 else ()
         keep_stages(model, stage, case.pipeline, blocks)
-    skeleton = Skeleton(**_skeleton(model))
+    skeleton = describe(model)
+    skeleton.parameters = tuple(replace(one, shape=(), is_embedding=False) for one in skeleton.parameters)
     recorder = Recorder(is_padded=True, as_on_cuda=False)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.ignore(tensor)
@@ -95,55 +95,13 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
     return _frozen(recorder.log, skeleton, by_module=case.stages_per_rank > 1)
 
 
-def _skeleton(model: Any) -> dict[str, Any]:
-    modules = dict(model.named_modules())
-    numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
-    held = tuple(
-        tuple(numbers[id(parameter)] for parameter in module.parameters(recurse=False))
-        for module in modules.values()
-    )
-    parameters = tuple(
-        TracedParameter(
-            name=name,
-            num_elements=parameter.numel(),
-            bytes_per_element=parameter.element_size(),
-            trains=parameter.requires_grad,
-            module=next(index for index, numbers in enumerate(held) if number in numbers),
-        )
-        for number, (name, parameter) in enumerate(model.named_parameters())
-    )
-    buffers = tuple(buffer.untyped_storage().nbytes() for buffer in model.buffers())
-    return {
-        "modules": tuple(modules),
-        "module_parameters": held,
-        "parameters": parameters,
-        "buffer_bytes": buffers,
-    }
-
-
 def _frozen(raw: Any, skeleton: Any, *, by_module: bool) -> AllocationLog:
-    events = [pair for pair in zip(raw.codes, raw.arguments, strict=True) if pair[0] in set(Event)]
-    return AllocationLog(
-        least_micro_batch_size=1,
-        modules=skeleton.modules,
-        module_parameters=skeleton.module_parameters,
-        parameters=skeleton.parameters,
-        buffer_bytes=skeleton.buffer_bytes,
-        storages=Storages(
-            kinds=tuple(raw.kinds),
-            fixed_bytes=tuple(raw.num_bytes),
-            bytes_per_sample=(0,) * len(raw.kinds),
-            modules=tuple(raw.modules) if by_module else (0,) * len(raw.kinds),
-            operators=(0,) * len(raw.kinds),
-        ),
-        operators=("any",),
-        codes=bytes(code for code, _ in events),
-        arguments=tuple(argument for _, argument in events),
-        gradient_storages=tuple(
-            raw.gradient_storages.get(number, -1) for number in range(len(skeleton.parameters))
-        ),
-        costs=(),
-    )
+    from zerofit.models.trace.affine import exact, to_allocation_log
+
+    log, zeros = to_allocation_log(exact(raw), skeleton, 1), (0,) * len(raw.kinds)
+    modules = log.storages.modules if by_module else zeros
+    storages = replace(log.storages, modules=modules, operators=zeros)
+    return replace(log, storages=storages, operators=("any",), costs=())
 
 
 def write_logs(cases: Iterable[Case], path: Path = LOGS) -> None:

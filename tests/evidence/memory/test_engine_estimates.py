@@ -1,4 +1,4 @@
-"""The estimated engines hold what DeepSpeed was measured to hold, on device and host, within 1 %."""
+"""The estimated engines agree with DeepSpeed's measured memory, on device and host, within 1 %."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
+from zero_plays import peaks
 
 from memory.cases import BATCH, CASES, batch_bytes
 from memory.engine_logs import log_key, read_logs, record_log
@@ -122,45 +123,37 @@ def _setup(case: Case, rank: int = 0) -> Setup:
 
 
 def _device(case: Case, rank: int) -> dict[str, int]:
-    """Return the most bytes that each phase of a rank holds, as estimated.
+    """Return the estimated peak of each phase of a rank.
 
-    With DistributedDataParallel the load is left out: the measured script moves its model afterwards; with
-    adapters under zero.Init too, where peft puts them beside the parts on the GPU, 1.1 % of this small model.
+    Without the load under DistributedDataParallel, as the measured script moves its model afterwards, and
+    with adapters under zero.Init, where peft puts them beside the parts on the GPU: 1.1 % of this model.
     """
     setup, tape = _setup(case, rank), Tape()
     if case.stage in (1, 2):
         play(DeepSpeedStage12(setup, tape, rank=rank // case.tensor))
     else:
         tape = play_strategy(setup).tape
-    found: dict[str, int] = {}
-    live = 0
-    ends = [start for start, _ in tape.marks[1:]] + [len(tape.entries)]
-    for (start, phase), end in zip(tape.marks, ends, strict=True):
-        found[phase] = max(found.get(phase, 0), live)
-        for entry in tape.entries[start:end]:
-            live += tape.sizes[abs(entry) - 1] * (1 if entry > 0 else -1)
-            found[phase] = max(found[phase], live)
     loads_otherwise = case.stage is None or (case.lora and case.zero_init)
     left_out = ("save", "load") if loads_otherwise else ("save",)
-    return {phase: size for phase, size in found.items() if phase not in left_out}
+    return {phase: size for phase, size in peaks(tape).items() if phase not in left_out}
 
 
 class _WithoutCuda(HostLedger):
-    """Leaves out what only CUDA takes on the host: rounding of pinned blocks, and buffers for conversion."""
+    """Without what only CUDA allocates on the host: rounding of pinned blocks, and conversion buffers."""
 
     def take(self, num_bytes: int, term: str, *, is_pinned: bool = False) -> int:
         return super().take(0 if term == CONVERTED else num_bytes, term)
 
 
 def _host(case: Case, rank: int) -> dict[str, int]:
-    """Return the same of the host, without a checkpoint to read."""
+    """Return the estimated peak of each phase on the host, without a checkpoint to read."""
     played = HostRank(_setup(case), rank=rank, loaded_bytes_per_element=4)
     played.ledger = _WithoutCuda()
     return {phase: sum(held.values()) for phase, held in played.play().largest.items() if phase != "save"}
 
 
 def _measured(case: Case, rank: int, memory: str) -> dict[str, int]:
-    """Return the most bytes that each phase of a rank was measured to hold."""
+    """Return the measured peak of each phase of a rank."""
     found: dict[str, int] = {}
     for phase in MEASURED.cases[case.key]["phases"]:
         name = phase["phase"].split()[0]
@@ -169,7 +162,7 @@ def _measured(case: Case, rank: int, memory: str) -> dict[str, int]:
 
 
 def _of_whole_passes(case: Case, estimated: dict[str, int]) -> dict[str, int]:
-    """Return the estimate with forward and backward as one where a pipeline's pass is measured as one."""
+    """Return the estimate with forward and backward as one phase, as a pipeline's pass is measured."""
     if case.pipeline > 1:
         estimated["backward"] = max(estimated["backward"], estimated.pop("forward"))
     return estimated

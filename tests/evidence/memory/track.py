@@ -1,4 +1,4 @@
-"""Tracker: every tensor storage of this process from birth to death, with the line that made it."""
+"""Tracker: every tensor storage of this process, from allocation to free, with the line that allocated it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PASSED_OVER = (
 _BACKWARD = "torch/autograd/graph.py"
 _BEFORE_TRAINING = ("load", "initialise")
 _PASSING = ("model", "backward")
-"""Kinds that come and go with a forward and its backward: the activations."""
+"""Kinds that are freed by the end of the backward pass: the activations."""
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class Born:
     on_device: bool
     pinned: bool
     role: str = ""
-    """A "weight" is what the model's code made before training, a "gradient" what a parameter was given."""
+    """"weight" of what the model's code made before training, "gradient" of parameters' gradients."""
 
     @property
     def kind(self) -> str:
-        """What it is: weight, gradient, engine, optimizer, model (made in its forward) or backward."""
+        """weight, gradient, engine, optimizer, model (allocated in its forward) or backward."""
         if self.site.startswith("deepspeed/") and "zero/linear.py" not in self.site:
             return "engine"
         if self.site.startswith("torch/optim/"):
@@ -66,7 +66,7 @@ class Phase:
 
 
 class Tracker(TorchDispatchMode):
-    """Follows storages while it is entered; `phase` names what comes next."""
+    """Tracks storages while it is entered; `phase` begins a phase."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Tracker(TorchDispatchMode):
         self.default_on_device = False
 
     def phase(self, name: str) -> None:
-        """End the phase that runs, and begin another."""
+        """End the current phase and begin another."""
         phase = self.phases[-1]
         before = len(phase.events)
         gc.collect()
@@ -94,17 +94,17 @@ class Tracker(TorchDispatchMode):
         return born is not None and born.pinned
 
     def mark_gradient(self, tensor: torch.Tensor | None) -> None:
-        """Say that a tensor is a parameter's gradient."""
+        """Mark a tensor as a parameter's gradient."""
         if tensor is not None and (born := self._born(tensor)):
             born.role = "gradient"
 
     def live(self) -> list[Born]:
-        """Return what lives now."""
+        """Return the live storages."""
         return [born for born, _ in self._live.values()]
 
     @contextlib.contextmanager
     def born_on(self, *, device: bool, pinned: bool = False) -> Iterator[None]:
-        """Say where what is made inside lives."""
+        """Set where tensors allocated inside live."""
         before, self._forced = self._forced, (device, pinned)
         try:
             yield

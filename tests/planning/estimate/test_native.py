@@ -16,8 +16,8 @@ from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.core.units import MIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES
 from zerofit.planning.estimate.device_memory.replay import Tape, TapePeak, replay_live
-from zerofit.planning.estimate.engines.engine import Setup, play
-from zerofit.planning.estimate.engines.native import NativeEngine, bucket_sizes
+from zerofit.planning.estimate.engines.engine import Setup, bucket_sizes, play
+from zerofit.planning.estimate.engines.native import NativeEngine
 
 _P = 3 * MIB
 """Elements of the made model: two layers of 512 Ki and 1 Mi elements."""

@@ -23,7 +23,7 @@ from zerofit.planning.estimate.device_memory.optimizers import (
     ScriptOptimizer,
     Stepped,
     Stepper,
-    make_optimizer,
+    optimizer_of,
 )
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 
@@ -278,10 +278,10 @@ def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: Stepper, 
 )
 def test_flat_tensors(optimizer: Stepper, states: list[int], temporaries: list[int]) -> None:
     """Adafactor makes four of a vector: its square, that and epsilon, the update, and its negative."""
-    made = make_optimizer(Strategy(), own=optimizer)
+    made = optimizer_of(Strategy(), own=optimizer)
     assert _born(made, [1000, 10_000]) == {STATES: states, TEMPORARIES: temporaries}
 
 
 def test_a_strategys_optimizer_takes_the_place_of_the_scripts_own() -> None:
     strategy = Strategy(optimizer=OptimizerName.ADAMW_8BIT)
-    assert make_optimizer(strategy, own=ScriptOptimizer.ONE_STATE) == Optimizer(name=OptimizerName.ADAMW_8BIT)
+    assert optimizer_of(strategy, own=ScriptOptimizer.ONE_STATE) == Optimizer(name=OptimizerName.ADAMW_8BIT)

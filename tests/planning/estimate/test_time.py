@@ -11,13 +11,13 @@ from published_steps import closed_form_of, machine_of, time_of
 
 from zerofit.core.allocation_log import AllocationLog, CostKind, Event, OperatorCost, Pass, TraceRequest
 from zerofit.core.estimates import StepTime
-from zerofit.core.facts import Versions
+from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Topology
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.speeds import speeds_of
+from zerofit.planning.estimate.speeds import Speeds, speeds_of
 from zerofit.planning.estimate.step_time import estimate_step_time, optimizer_term
 
 _GPUS = ("V100-16G", "RTX4090", "A100-80G", "H100-80G")
@@ -33,8 +33,15 @@ _STRATEGIES = st.builds(
     compile=st.booleans(),
 )
 _PLACES = st.tuples(st.sampled_from(_GPUS), st.sampled_from((1, 2, 8)), st.sampled_from((1, 2)))
+_A100 = machine_of("A100-80G")
 _GPT2_ELEMENTS = 124_439_808
 _FEW = settings(max_examples=40, deadline=None)
+
+
+def _speeds(machine: Machine, *, ranks: int = 1) -> Speeds:
+    found = speeds_of(machine, Topology(world_size=ranks), catalog_rates())
+    assert found
+    return found
 
 
 def _time(strategy: Strategy, place: tuple[str, int, int], **machine: float) -> StepTime:
@@ -85,8 +92,7 @@ def test_on_nvme_the_gradients_are_written_too() -> None:
         gradient_accumulation_steps=1,
     )
     machine = machine_of("A100-80G", 2)
-    speeds = speeds_of(machine, Topology(world_size=2), catalog_rates())
-    assert speeds
+    speeds = _speeds(machine, ranks=2)
     found = {term.name: term.seconds for term in time_of("gpt2", strategy, machine, sequence_length=64).terms}
     # fp32 weight, two moments and gradient: each is read once and written once.
     each_way = 16 * _GPT2_ELEMENTS
@@ -259,7 +265,7 @@ def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1)
 )
 def test_the_roofline_of_one_operator(cost: OperatorCost, name: str, seconds: float) -> None:
     setup = _setup(_log_of(cost), Strategy(micro_batch_size=2, gradient_accumulation_steps=1), trains=False)
-    found = estimate_step_time(setup, machine=machine_of("A100-80G"), rates=catalog_rates())
+    found = estimate_step_time(setup, machine=_A100, rates=catalog_rates())
     assert found is not None
     assert [(term.name, pytest.approx(term.seconds)) for term in found.terms] == [(name, seconds)]
 
@@ -281,10 +287,8 @@ def test_python_starts_a_hook_of_each_gradient_where_stages_1_and_2_reduce_it(
     log = _log_of(forward, backward)
     strategy = Strategy(micro_batch_size=1, gradient_accumulation_steps=4)
     setup = _setup(log, replace(strategy, engine=Engine.DEEPSPEED, zero_stage=ZeroStage(stage)))
-    machine, rates = machine_of("A100-80G"), catalog_rates()
-    speeds = speeds_of(machine, setup.topology, rates)
-    assert speeds
-    found = estimate_step_time(setup, machine=machine, rates=rates)
+    speeds = _speeds(_A100)
+    found = estimate_step_time(setup, machine=_A100, rates=catalog_rates())
     assert found is not None
     waits = {term.name: term.seconds for term in found.terms}["launch overhead"]
     one_way = 4 * 1000 * speeds.dispatch_s
@@ -299,10 +303,8 @@ def test_python_calls_modules_forward_and_where_layers_are_recomputed(compiles: 
     enters = bytes([Event.FORWARD_ENTER])
     log = _log_of(forward, again, codes=4 * enters + bytes([Event.FORWARD_ENDS]) + 3 * enters)
     strategy = Strategy(micro_batch_size=1, compile=compiles, gradient_checkpointing=True)
-    machine, rates = machine_of("A100-80G"), catalog_rates()
-    speeds = speeds_of(machine, Topology(), rates)
-    assert speeds
-    found = estimate_step_time(_setup(log, strategy, trains=True), machine=machine, rates=rates)
+    speeds = _speeds(_A100)
+    found = estimate_step_time(_setup(log, strategy), machine=_A100, rates=catalog_rates())
     assert found is not None
     terms = {term.name: term.seconds for term in found.terms}
     operators = 2000 * (speeds.compiled if compiles else 1)
@@ -318,9 +320,7 @@ def test_python_steps_each_parameter(optimizer: OptimizerName | None, dispatches
     log = _log_of(_cost(CostKind.MATMUL, flops=1))
     small = tuple(replace(one, num_elements=1, shape=(1,)) for one in log.parameters)
     setup = _setup(replace(log, parameters=small), Strategy(micro_batch_size=1, optimizer=optimizer))
-    machine, rates = machine_of("A100-80G"), catalog_rates()
-    speeds = speeds_of(machine, Topology(), rates)
-    assert speeds
+    speeds = _speeds(_A100)
     expected = dispatches * len(log.parameters) * speeds.dispatch_s
     assert optimizer_term(setup, speeds).seconds == pytest.approx(expected)
 

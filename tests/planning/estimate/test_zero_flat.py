@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerofit.planning.estimate.engines.zero_engine import FlatGroup, merged, sub_groups
+from zerofit.planning.estimate.engines.engine import bucket_sizes
+from zerofit.planning.estimate.engines.zero_engine import FlatGroup, merged
 
 _SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=12).map(tuple)
 
@@ -53,7 +54,7 @@ def test_neighbours_of_one_rank_are_one_slice() -> None:
     ],
 )
 def test_sub_groups_close_once_they_reach_the_limit(parts: list[int], limit: int, groups: list[int]) -> None:
-    assert sub_groups(parts, limit) == groups
+    assert bucket_sizes(parts, (limit,)) == groups
 
 
 @given(sizes=_SIZES, num_ranks=st.integers(1, 9))

@@ -1,4 +1,4 @@
-"""Host memory of one node while a run loads, trains and saves, pinned and pageable; and space on NVMe."""
+"""Host memory of one node as a run loads, trains and saves, pinned and pageable; and space on NVMe."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.strategy import NVME, Engine, OffloadDevice, ZeroStage
 from zerofit.core.units import GIB, MIB
-from zerofit.planning.estimate.device_memory.optimizers import Stepped, make_optimizer
-from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu, sub_groups
+from zerofit.planning.estimate.device_memory.optimizers import Stepped
+from zerofit.planning.estimate.engines.engine import bucket_sizes
+from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,34 +21,32 @@ if TYPE_CHECKING:
     from zerofit.planning.estimate.engines.engine import Setup
 
 ROUNDING = "pinned rounding"
-"""Term for what PyTorch's pinned allocator holds beyond what was asked for."""
-
-
+"""Term for what PyTorch's pinned allocator holds beyond the requested bytes."""
 CHECKPOINT = "checkpoint"
-"""Term for the pages of mapped files, which the kernel drops where it needs them."""
+"""Term for the pages of mapped files, which the kernel reclaims under memory pressure."""
 
 
 class HostLedger:
-    """Blocks that come and go; pinned ones are rounded up to a power of two and kept when they are let go.
+    """Allocated blocks; pinned ones are rounded up to a power of two and cached when they are freed.
 
     Source of both: torch 2.13, aten/src/ATen/core/CachingHostAllocator.h, allocate and free.
     """
 
     def __init__(self) -> None:
         self.largest: dict[RunPhase, Mapping[tuple[str, Holder], int]] = {}
-        """By phase, bytes by term and holder at its largest moment, for which mapped files do not count."""
+        """By phase, bytes by term and holder at its peak, in which mapped files do not count."""
         self._phase: RunPhase | None = None
         self._live: Counter[tuple[str, Holder]] = Counter()
         self._blocks: list[tuple[tuple[str, Holder], int]] = []
-        self._idle: Counter[int] = Counter()  # pinned blocks without a user, by size
+        self._idle: Counter[int] = Counter()  # cached pinned blocks, by size
 
     def begin(self, phase: RunPhase) -> None:
-        """Note that a phase begins; it may come more than once."""
+        """Begin a phase; it may come more than once."""
         self._phase = phase
         self._compare()
 
     def take(self, num_bytes: int, term: str, *, is_pinned: bool = False) -> int:
-        """Note a block's birth and return its number."""
+        """Allocate a block and return its number."""
         key = term, Holder.PINNED if is_pinned else Holder.PAGEABLE
         if is_pinned and num_bytes:
             size = 1 << (num_bytes - 1).bit_length()
@@ -62,30 +61,25 @@ class HostLedger:
         return len(self._blocks) - 1
 
     def drop(self, block: int) -> None:
-        """Note a block's death."""
+        """Free a block."""
         key, num_bytes = self._blocks[block]
         self._live[key] -= num_bytes
         if key[1] is Holder.PINNED and num_bytes:
             self._idle[1 << (num_bytes - 1).bit_length()] += 1
             self._live[ROUNDING, Holder.PINNED] += num_bytes
 
-    def flash(self, num_bytes: int, term: str) -> None:
-        """Note a pageable block that is gone as soon as it was used."""
+    def scratch(self, num_bytes: int, term: str) -> None:
+        """Allocate a pageable block and free it at once."""
         self.drop(self.take(num_bytes, term))
 
     def pin(self, num_bytes: int, term: str, *, pins: bool) -> int:
-        """Note a block that is made pageable, and, if it is to be pinned, copied into a pinned one."""
+        """Allocate a pageable block and, if pins, copy it into a pinned one."""
         pageable = self.take(num_bytes, term)
         if not pins:
             return pageable
         pinned = self.take(num_bytes, term, is_pinned=True)
         self.drop(pageable)
         return pinned
-
-    @property
-    def num_bytes(self) -> int:
-        """All that is held now."""
-        return self._live.total()
 
     def _compare(self) -> None:
         phase = self._phase
@@ -113,7 +107,7 @@ class HostRank:
         """Make the rank.
 
         Args:
-            loaded_bytes_per_element: of the weights in the checkpoint, or as the script makes them.
+            loaded_bytes_per_element: of the weights in the checkpoint, or as the script initialises them.
         """
         self.ledger = HostLedger()
         strategy, log = setup.strategy, setup.log
@@ -121,16 +115,14 @@ class HostRank:
         self._num_ranks = setup.topology.num_replicas
         self._sizes = [parameter.num_elements for parameter in log.parameters]
         self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
-        self._trained = [n for n, one in enumerate(log.parameters) if setup.trains and one.trains]
+        self._trained = setup.trained
         self._unit = min(self._bytes) if self._trained else FP32  # see DeepSpeedEngine.unit
-        is_deepspeed = strategy.engine is Engine.DEEPSPEED
-        self._stage = strategy.zero_stage if is_deepspeed else ZeroStage.NOTHING
-        self._casts = is_deepspeed
+        self._is_deepspeed = strategy.engine is Engine.DEEPSPEED
+        self._stage = strategy.zero_stage if self._is_deepspeed else ZeroStage.NOTHING
         self._loaded = loaded_bytes_per_element
-        self._has_checkpoint = setup.loads_weights
         self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.makes_model_first
         self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
-        self._accumulates = (strategy.gradient_accumulation_steps or 1) > 1
+        self._pins = strategy.pin_memory
         self._parts = [-(-size // self._num_ranks) for size in self._sizes]
         self._cut: list[int] = []
         self._weights: list[int] = []
@@ -138,7 +130,7 @@ class HostRank:
         self._own_parts: dict[int, int] = {}
 
     def play(self) -> HostLedger:
-        """Play the run and return what it held."""
+        """Play the run and return its ledger."""
         ledger = self.ledger
         ledger.begin(RunPhase.LOAD)
         self._load()
@@ -157,28 +149,28 @@ class HostRank:
         return ledger
 
     def _load(self) -> None:
-        """from_pretrained maps the checkpoint; a tensor is copied where its type changes.
+        """from_pretrained maps the checkpoint; a tensor is copied if its dtype changes.
 
-        All ranks share the file's pages, so they count with rank 0. Under zero.Init it alone reads them.
+        All ranks share the file's pages, which count for rank 0. Under zero.Init only rank 0 reads them.
         """
         if self._is_partitioned:
             self._partition_weights()
-        if self._has_checkpoint and self._rank == 0:
+        if self._setup.loads_weights and self._rank == 0:
             elements = sum(self._sizes) + self._setup.cut_elements
             self._checkpoint = [self.ledger.take(elements * self._loaded, CHECKPOINT)]
         if self._is_partitioned:
             self._close_checkpoint()
             return
         for number, size in enumerate(self._sizes):
-            is_mapped = self._has_checkpoint and self._loaded_bytes_of(number) == self._loaded
+            is_mapped = self._setup.loads_weights and self._loaded_bytes_of(number) == self._loaded
             num_bytes = 0 if is_mapped else size * self._loaded_bytes_of(number)
             self._weights.append(self.ledger.take(num_bytes, WEIGHTS))
-        if not self._has_checkpoint:
+        if not self._setup.loads_weights:
             self._cut = [self.ledger.take(self._setup.cut_elements * self._loaded, WEIGHTS)]
 
     def _loaded_bytes_of(self, number: int) -> int:
-        """DeepSpeed casts by itself; without it the script loads the weights as the forward pass has them."""
-        return self._loaded if self._casts else self._bytes[number]
+        """DeepSpeed casts the weights; without it the script loads them in the dtype of the forward pass."""
+        return self._loaded if self._is_deepspeed else self._bytes[number]
 
     def _close_checkpoint(self) -> None:
         for block in self._checkpoint:
@@ -194,12 +186,8 @@ class HostRank:
                 size = part * self._bytes[number]
                 self._own_parts[number] = self.ledger.pin(size, WEIGHT_PARTITION, pins=self._pins)
 
-    @property
-    def _pins(self) -> bool:
-        return self._strategy.pin_memory
-
     def _initialise(self) -> None:
-        """The engine casts the weights on the host, moves them to the GPU, and makes what it offloads."""
+        """The engine casts the weights on the host, moves them to the GPU, and allocates what it offloads."""
         for block in self._cut:  # other ranks have these parts
             self.ledger.drop(block)
         if not self._is_partitioned:
@@ -227,12 +215,12 @@ class HostRank:
         self._close_checkpoint()
 
     def _flatten(self) -> None:
-        """Where the GPU has no room for it, the flat buffer is made here, beside a copy of the weights."""
+        """If the GPU lacks memory, the flat buffer is made on the host, beside a copy of the weights."""
         group = self._group
         if flattens_on_gpu(self._setup, group.padded_elements * self._unit):
             return
         copies = self.ledger.take(group.num_elements * self._unit, WEIGHTS)
-        self.ledger.flash(group.padded_elements * self._unit, WEIGHTS)
+        self.ledger.scratch(group.padded_elements * self._unit, WEIGHTS)
         self.ledger.drop(copies)
 
     def _initialise_stage12(self) -> None:
@@ -255,6 +243,11 @@ class HostRank:
         sizes = tuple(self._sizes[number] for number in self._trained)
         return FlatGroup(sizes=sizes, num_ranks=self._num_ranks)
 
+    @cached_property
+    def _sub_groups(self) -> list[int]:
+        parts = [self._parts[number] for number in self._trained]
+        return bucket_sizes(parts, (self._strategy.buckets.sub_group_size,))
+
     def _initialise_stage3(self) -> None:
         """Source: deepspeed 0.19.8, runtime/zero/stage3.py:906, :1159, :1301, :791; zero/utils.py:221."""
         ledger, pins = self.ledger, self._pins
@@ -266,14 +259,14 @@ class HostRank:
         elif self._strategy.param_offload is OffloadDevice.NVME:
             ledger.pin(min(part, NVME.max_weights_in_cpu) * self._unit, WEIGHT_PARTITION, pins=True)
         else:
-            ledger.flash(part * self._unit, WEIGHT_PARTITION)
+            ledger.scratch(part * self._unit, WEIGHT_PARTITION)
         if self._offload is OffloadDevice.NONE:
             return
-        groups = sub_groups([self._parts[n] for n in self._trained], self._strategy.buckets.sub_group_size)
+        groups = self._sub_groups
         if self._offload is OffloadDevice.NVME:
             for _ in range(NVME.optimizer_buffer_count):
                 ledger.pin(max(groups) * FP32, OPTIMIZER_SWAP, pins=True)
-            ledger.flash(max(groups) * FP32, GRADIENTS)
+            ledger.scratch(max(groups) * FP32, GRADIENTS)
         else:
             self._make_masters(groups)
         ledger.pin(part * self._unit, GRADIENT_BUFFER, pins=pins)
@@ -297,18 +290,18 @@ class HostRank:
         ledger.drop(zeros)
 
     def _convert(self, elements: int) -> None:
-        """A copy between GPU and host that changes the type takes a buffer of the smaller type on the host.
+        """A copy between GPU and host that changes the dtype takes a buffer of the smaller one on the host.
 
         Source: torch 2.13, aten/src/ATen/native/cuda/Copy.cu, copy_kernel_cuda.
         """
         if self._unit < FP32:
-            self.ledger.flash(elements * self._unit, CONVERTED)
+            self.ledger.scratch(elements * self._unit, CONVERTED)
 
     def _first_backward(self) -> None:
-        """At stage 2 an accumulated gradient rests on the host, whole (stage_1_and_2.py:1824)."""
+        """At stage 2 whole gradients accumulate on the host (stage_1_and_2.py:1824)."""
         if self._stage is not ZeroStage.GRADIENTS or self._offload is OffloadDevice.NONE:
             return
-        if self._accumulates:
+        if self._setup.num_micro_batches > 1:
             for position in self._group.held_by(self._rank):
                 size = self._sizes[self._trained[position]] * self._unit
                 self.ledger.pin(size, GRADIENT_BUFFER, pins=self._pins)
@@ -316,15 +309,14 @@ class HostRank:
     def _first_step(self) -> None:
         """DeepSpeedCPUAdam makes two pageable states (ops/adam/cpu_adam.py:161).
 
-        Pages of bitsandbytes' are all counted here, though the GPU holds those that it has room for.
+        All pages of bitsandbytes' paged optimizers count here, though the GPU holds as many as fit.
         """
         if self._offload is OffloadDevice.NONE:
             self.ledger.take(self._page_bytes, STATES)
         if self._offload is not OffloadDevice.CPU:
             return
         if self._stage is ZeroStage.PARAMETERS:
-            groups = [self._parts[number] for number in self._trained]
-            for size in sub_groups(groups, self._strategy.buckets.sub_group_size):
+            for size in self._sub_groups:
                 self._make_states(size)
                 if self._strategy.param_offload is OffloadDevice.NONE:
                     self._convert(size)
@@ -333,7 +325,7 @@ class HostRank:
 
     @property
     def _page_bytes(self) -> int:
-        optimizer = make_optimizer(self._strategy, self._setup.own_optimizer)
+        optimizer = self._setup.optimizer
         parameters = [self._setup.log.parameters[number] for number in self._trained]
         stepped = [(one.num_elements, one.is_embedding) for one in parameters]
         if self._stage is not ZeroStage.NOTHING:  # flat tensors, embeddings by themselves
@@ -349,31 +341,31 @@ class HostRank:
             self.ledger.take(elements * FP32, STATES)
 
     def _save(self) -> None:
-        """The weights come to the host; each rank's states on the GPU pass through it one at a time.
+        """The weights are copied to the host, as are each rank's states on the GPU, one at a time.
 
         Rank 0 of a pipeline gathers both of all stages (training/pipeline/whole_state.py).
         """
         if self._setup.stage is not None and self._rank == 0:
             whole = sum(self._sizes) + self._setup.cut_elements
             states = self.ledger.take(2 * whole * FP32, STATES)
-            self.ledger.flash(whole * max(self._bytes, default=FP32), SAVED)
+            self.ledger.scratch(whole * max(self._bytes, default=FP32), SAVED)
             self.ledger.drop(states)
             return
         if self._offload is OffloadDevice.NONE:
             states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
-            self.ledger.flash(states * FP32, STATES)
-        self.ledger.flash(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
+            self.ledger.scratch(states * FP32, STATES)
+        self.ledger.scratch(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
 
     @property
     def _saved(self) -> Iterable[int]:
-        """The parameters that this rank copies to the host for the file of the weights, as Trainer saves it.
+        """The parameters that this rank copies to the host for the weights file, as Trainer saves it.
 
-        Below stage 3 DeepSpeed's weights are whole on every rank, and each rank copies all of them, adapters
-        or not. Else only rank 0 has a copy, under LoRA of the adapters alone.
+        Below stage 3 DeepSpeed's weights are whole on every rank, and each rank copies all of them, with LoRA
+        too. Else only rank 0 makes a copy, with LoRA of the adapters alone.
         Source: transformers 5.23, trainer.py:4101 (save_model); accelerate 1.15, accelerator.py:4070
         (get_state_dict); deepspeed 0.19.8, checkpoint/utils.py:41 and runtime/engine.py:5631.
         """
-        if self._casts and self._stage is not ZeroStage.PARAMETERS:
+        if self._is_deepspeed and self._stage is not ZeroStage.PARAMETERS:
             return range(len(self._sizes))
         if self._rank != 0:
             return ()
@@ -385,22 +377,22 @@ _PROCESS_BYTES = 450 * MIB
 """Resident memory of a rank after it imported torch 2.13 (CPU build), transformers 5.23 with Trainer,
 accelerate 1.15 and deepspeed 0.19.8: 496 MiB measured, 429 MiB where libraries are shared with another."""
 _CUDA_BYTES = 1 * GIB
-"""ASSUMPTION: what the CUDA driver and libraries add on the host to each rank; not measured."""
+"""ASSUMPTION, not measured: host memory of the CUDA driver and libraries per rank."""
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-"""Of the types that a checkpoint says."""
+"""By the dtype of a checkpoint."""
 _STAGE12 = "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py"
 _STAGE3 = "deepspeed 0.19.8, runtime/zero/stage3.py"
 
 _EXPLANATIONS = {
     WEIGHTS: (
-        "c P_all a rank where the script loads another type than the checkpoint's, until they are on the GPU",
+        "c P_all a rank if the script loads another dtype than the checkpoint's, until they are on the GPU",
         "measured: a private copy appears only where from_pretrained changes the type (transformers 5.23)",
     ),
     CAST: ("c P_all a rank, cast from what was loaded", "deepspeed 0.19.8, runtime/engine.py:1862"),
     CHECKPOINT: (
-        "b P_all once a node, b bytes an element as saved, or as much as there is room: mapped files, shared"
-        " by the ranks, whose pages the kernel drops where it needs them",
+        "b P_all once per node, b bytes per element as saved, or the memory left: mapped files, shared by the"
+        " ranks, whose pages the kernel reclaims under memory pressure",
         "measured: /proc/PID/smaps_rollup of two ranks, tests/evidence/memory/test_checkpoint_load.py;"
         " transformers 5.23, modeling_utils.py:4524, :4573",
     ),
@@ -442,13 +434,13 @@ _EXPLANATIONS = {
 
 
 def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -> MemoryEstimate:
-    """Return the host memory of one node, all its ranks together, phase by phase: the node that has rank 0.
+    """Return the host memory of the node with rank 0, for all its ranks together, phase by phase.
 
-    Dataset, DataLoader workers and the page cache of other files are not in it. Weights are taken to come
-    from safetensors files on a local disk.
+    Dataset, DataLoader workers and the page cache of other files are not included. Weights are assumed to be
+    loaded from safetensors files on a local disk.
 
     Args:
-        model: tells the type of the weights in the checkpoint; fp32 where it does not.
+        model: has the dtype of the checkpoint; fp32 if unknown.
     """
     loaded = ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
     on_gpu = bool(machine.gpus) and not setup.topology.on_cpu
@@ -459,7 +451,7 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
             totals.setdefault(phase, Counter()).update(held)
     process = process_term(setup.topology.ranks_per_node, on_gpu=on_gpu)
     for held in totals.values():
-        _leave_room(held, machine.host_memory_available_bytes - process.num_bytes)
+        _limit_checkpoint(held, machine.host_memory_available_bytes - process.num_bytes)
     return MemoryEstimate(
         phases=tuple(
             PhaseMemory(phase=phase, terms=(*_terms(totals[phase]), process))
@@ -473,10 +465,10 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
 
 
 def nvme_bytes_needed(setup: Setup) -> int:
-    """Return the space that one node's ranks fill on NVMe.
+    """Return the NVMe space of one node's ranks.
 
-    An offloaded optimizer keeps master, two states and the gradient there, 16 bytes an element; offloaded
-    weights their own bytes. Source: deepspeed 0.19.8, runtime/swap_tensor/optimizer_utils.py and
+    An offloaded optimizer keeps master, two states and the gradient, 16 bytes per element; offloaded weights
+    take their own bytes. Source: deepspeed 0.19.8, runtime/swap_tensor/optimizer_utils.py and
     partitioned_param_swapper.py.
     """
     strategy, log, topology = setup.strategy, setup.log, setup.topology
@@ -490,8 +482,8 @@ def nvme_bytes_needed(setup: Setup) -> int:
     return num_bytes * topology.ranks_per_node
 
 
-def _leave_room(held: Counter[tuple[str, Holder]], room: int) -> None:
-    """Cut the mapped checkpoint to what the rest leaves: its pages can be read from the disk again."""
+def _limit_checkpoint(held: Counter[tuple[str, Holder]], room: int) -> None:
+    """Limit the mapped checkpoint to the memory left, as its pages can be read from the disk again."""
     key = CHECKPOINT, Holder.PAGEABLE
     if key in held:
         held[key] = min(held[key], max(0, room - held.total() + held[key]))

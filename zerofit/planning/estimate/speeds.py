@@ -1,9 +1,9 @@
-"""Speeds: the rates that a machine's GPUs, links, host and disks achieve."""
+"""Speeds: the achieved rates of a machine's GPUs, links, host and disks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from zerofit.core.allocation_log import COLLECTIVES, CostKind
 from zerofit.core.rates import RateName, Unit
@@ -17,46 +17,51 @@ if TYPE_CHECKING:
     from zerofit.core.rates import Rate, Rates
 
 NODE_BYTES_PER_S = 12.5e9
-"""Between nodes where Machine does not say. ASSUMPTION: one card of 100 Gbit/s."""
+"""Between nodes, if Machine does not know it. ASSUMPTION: one card of 100 Gbit/s."""
 NVME_READ_BYTES_PER_S = 5.6e9
 NVME_WRITE_BYTES_PER_S = 4.3e9
-"""One NVMe disk on PCIe 4 where Machine does not say.
+"""One NVMe disk on PCIe 4, if Machine does not know it.
 Source: https://github.com/deepspeedai/DeepSpeed/blob/master/docs/_tutorials/deepnvme.md"""
 ADAM_BYTES_PER_ELEMENT = 28
 """fp32 weight, gradient and both moments read; weight and moments written."""
 
 
+class Link(NamedTuple):
+    """The achieved rate of a link, and its source."""
+
+    bytes_per_s: float
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Achieved rates. Those of a GPU are each GPU's own, those of the node all its ranks' together."""
+    """Achieved rates: of each GPU, and of a node's host and disks for all its ranks together."""
 
     matmul_flops_per_s: dict[Precision, float]
     grouped: float
-    """Share of that which products of experts reach."""
+    """Fraction of the matmul rate that products of experts reach."""
     attention_flops_per_s: dict[Precision, float]
     memory_bytes_per_s: float
     dispatch_s: float
-    """CPU time that starts one operator."""
+    """CPU time of launching one operator."""
     hook_s: float
-    """CPU time of ZeRO-3's hooks for one module and pass."""
+    """CPU time of ZeRO-3's hooks per module and pass."""
     gradient_hook_s: float
-    """CPU time of the hook of ZeRO's stages 1 and 2 for one parameter's gradient."""
+    """CPU time of the gradient hook of ZeRO stages 1 and 2 per parameter."""
     partition_step_s: float
-    """CPU time of their step for one parameter."""
+    """CPU time of the optimizer step of ZeRO stages 1 and 2 per parameter."""
     compiled: float
-    """Share of their time that memory-bound operators take under torch.compile."""
-    bus_bytes_per_s: float | None
-    """Of a ring over the ranks that train the same weights, in nccl-tests' sense; None for one rank."""
-    bus_source: str
-    group_bytes_per_s: float | None
-    """Rate from one rank to those that share its samples, one direction; None where nobody does."""
-    group_source: str
+    """Time of memory-bound operators under torch.compile, as a fraction of their eager time."""
+    bus: Link | None
+    """Bus bandwidth, in nccl-tests' sense, of a ring over the data-parallel ranks; None for one rank."""
+    group: Link | None
+    """From one rank to those that share its samples, in one direction; None without such ranks."""
     message_s: float
     pinned_bytes_per_s: float
     pageable_bytes_per_s: float
-    """Each direction between one GPU and the host."""
+    """Between one GPU and the host, in each direction."""
     adam_elements_per_s: float
-    """Of DeepSpeedCPUAdam over the node."""
+    """Of DeepSpeedCPUAdam, for all ranks of a node together."""
     nvme_read_bytes_per_s: float
     nvme_write_bytes_per_s: float
 
@@ -67,7 +72,7 @@ class Speeds:
 
 
 def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | None:
-    """Return the speeds of a machine, or None where its GPU's peaks are not known."""
+    """Return the speeds of a machine; None if a peak of its GPU, or of a link in use, is unknown."""
     if topology.on_cpu or not machine.gpus:
         return None
     gpu = machine.gpus[0]
@@ -105,10 +110,8 @@ def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | No
         gradient_hook_s=rates.of(RateName.GRADIENT_HOOK).value,
         partition_step_s=rates.of(RateName.PARTITION_STEP).value,
         compiled=rates.of(RateName.COMPILED).value,
-        bus_bytes_per_s=bus[0] if bus else None,
-        bus_source=bus[1] if bus else "",
-        group_bytes_per_s=group[0] if group else None,
-        group_source=group[1] if group else "",
+        bus=bus,
+        group=group,
         message_s=rates.of(RateName.MESSAGE).value,
         pinned_bytes_per_s=achieved(RateName.PINNED_COPY, gpu.host_bytes_per_s),
         pageable_bytes_per_s=achieved(RateName.PAGEABLE_COPY, gpu.host_bytes_per_s),
@@ -129,7 +132,7 @@ def _achieved(rate: Rate, peak: float) -> float:
 
 
 def _peaks(gpu: GpuSpec) -> dict[Precision, float] | None:
-    """Return the GPU's peaks by number format; bf16 without tensor cores for it runs at the fp32 rate."""
+    """Return the GPU's peaks by number format; without bf16 tensor cores, bf16 runs at the fp32 rate."""
     if gpu.fp32_flops_per_s is None or gpu.fp16_flops_per_s is None:
         return None
     return {
@@ -139,42 +142,44 @@ def _peaks(gpu: GpuSpec) -> dict[Precision, float] | None:
     }
 
 
-def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> tuple[float, str] | None:
-    """Return the ring's bus bandwidth and its source: the slower of the node's links and the network."""
-    links: list[tuple[float, str]] = []
+def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> Link | None:
+    """Return the ring's bus bandwidth: the slower of the node's links and the network."""
+    links: list[Link] = []
     if topology.ranks_per_node > 1:
         if (peer := _peer_link(gpu, rates)) is None:
             return None
         links.append(peer)
     if topology.num_nodes > 1:
-        # Where ranks hold parts of the weights, the same parts on all nodes make a ring of their own each.
+        # Where ranks hold parts of the weights, the ranks with the same part form a ring of their own.
         rings = min(topology.world_size // topology.num_replicas, topology.ranks_per_node)
-        node_bytes_per_s, source = _node_link(machine, rates)
-        links.append((node_bytes_per_s / rings, source))
+        node = _node_link(machine, rates)
+        links.append(Link(node.bytes_per_s / rings, node.source))
     return min(links) if links else None
 
 
-def _group_link(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> tuple[float, str] | None:
-    """Return the rate at which one rank sends to those that share its samples, and its source."""
+def _group_link(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> Link | None:
+    """Return the link from one rank to those that share its samples."""
     size = topology.sample_group_size
     if size == 1 or topology.ranks_per_node % size == 0:
         return _peer_link(gpu, rates) if size > 1 else None
-    node_bytes_per_s, source = _node_link(machine, rates)
-    words = "ASSUMPTION: of a group over nodes all goes over the network, which the ranks of a node share"
-    return node_bytes_per_s / topology.ranks_per_node, f"{source}; {words}"
+    node = _node_link(machine, rates)
+    words = (
+        "ASSUMPTION: a group over several nodes sends all over the network, which the ranks of a node share"
+    )
+    return Link(node.bytes_per_s / topology.ranks_per_node, f"{node.source}; {words}")
 
 
-def _peer_link(gpu: GpuSpec, rates: Rates) -> tuple[float, str] | None:
+def _peer_link(gpu: GpuSpec, rates: Rates) -> Link | None:
     if gpu.peer_bytes_per_s is None:
         return None
     name = RateName.PEER_LINK if gpu.has_fast_links else RateName.PEER_PCIE
     rate = rates.of(name, gpu.compute_capability, gpu=gpu.name)
-    return _achieved(rate, gpu.peer_bytes_per_s), rate.source
+    return Link(_achieved(rate, gpu.peer_bytes_per_s), rate.source)
 
 
-def _node_link(machine: Machine, rates: Rates) -> tuple[float, str]:
+def _node_link(machine: Machine, rates: Rates) -> Link:
     rate = rates.of(RateName.NODES)
-    return _achieved(rate, machine.node_bytes_per_s or NODE_BYTES_PER_S), rate.source
+    return Link(_achieved(rate, machine.node_bytes_per_s or NODE_BYTES_PER_S), rate.source)
 
 
 _SENT: dict[str, Callable[[int], float]] = {
@@ -183,7 +188,7 @@ _SENT: dict[str, Callable[[int], float]] = {
     f"{COLLECTIVES}.all_gather_into.default": lambda ranks: ranks - 1,
     f"{COLLECTIVES}.all_reduce.default": lambda ranks: 2 * (ranks - 1) / ranks,
 }
-"""What a rank sends in a collective, by the bytes that it puts in."""
+"""Bytes that a rank sends in a collective per byte of its input, by the number of ranks."""
 
 
 def exchange_s(operator: str, num_bytes: int, ranks: int, speeds: Speeds) -> float:
@@ -191,8 +196,8 @@ def exchange_s(operator: str, num_bytes: int, ranks: int, speeds: Speeds) -> flo
 
     Args:
         operator: as the trace names it (models/trace/parts.py).
-        num_bytes: what one rank puts in.
+        num_bytes: one rank's input.
         ranks: of the group.
     """
-    assert speeds.group_bytes_per_s is not None
-    return speeds.message_s + _SENT[operator](ranks) * num_bytes / speeds.group_bytes_per_s
+    assert speeds.group is not None
+    return speeds.message_s + _SENT[operator](ranks) * num_bytes / speeds.group.bytes_per_s

@@ -10,7 +10,6 @@ from zerofit.core.allocation_log import CostKind, Event, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.core.supported import release_of
-from zerofit.planning.estimate.device_memory.optimizers import COSTS, stepper_of
 from zerofit.planning.estimate.engines.native import BUCKET_BYTES
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
 from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s, speeds_of
@@ -24,84 +23,83 @@ if TYPE_CHECKING:
     from zerofit.planning.estimate.speeds import Speeds
 
 _SCALE_BYTES = 8
-"""A gradient read and written where it is unscaled or clipped, on the CPU: at stages 1 and 2 where either is
-to be done, at stage 3 always. Source: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py,
+"""A gradient read and written to unscale or clip it on the CPU: at stages 1 and 2 if either is needed, at
+stage 3 always. Source: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py,
 unscale_and_clip_grads (0.19.8). Measured on one core: 0.27 of CPU Adam's time; 8 of 28 bytes are 0.29."""
 
 
 _MODULE_DISPATCHES = 2
-"""CPU time of a module's call beside its operators, in dispatches of one: Python, and operators that only
+"""CPU time of a module's call beside its operators, in operator dispatches: Python, and operators that only
 make a view. Chosen with `dispatches` of COSTS by the steps of benchmarks/measured/nvidia-h200.json: any half
 of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
 
-_DISTURBANCE = 0.1
+_OVERLAP_SLOWDOWN = 0.1
 """Slowdown of computation that overlaps with communication, as a share of the communication's time.
 
 ASSUMPTION: NCCL's kernels run on the GPU's own units and memory, beside those of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassTimes:
-    """Seconds of computation of one micro-batch."""
+class _PassTimes:
+    """Computation time of one micro-batch."""
 
     forward_s: float
     backward_s: float
-    """With recomputation."""
+    """Including recomputation."""
 
 
-def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm | None:
-    """Return the time that communication adds to the computation that hides it; None for one rank.
+def _communication(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm | None:
+    """Return the communication time that computation does not hide; None for one rank.
 
     A ring moves 2 (N - 1) / N of the bytes in an all-reduce, half of that in an all-gather or a
     reduce-scatter: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     if setup.topology.num_replicas == 1 or not setup.trains:
         return None
-    stage, num_bytes = setup.strategy.zero_stage, trained_bytes(setup)
+    stage, num_bytes = setup.strategy.zero_stage, _trained_bytes(setup)
     if setup.stage is not None:
-        seconds = 2 * _one_way(num_bytes, num_trained(setup), setup, speeds)
+        seconds = 2 * _one_way_s(num_bytes, _num_trained(setup), setup, speeds)
         formula = "all-reduce of the stage's gradients, one by one"
         source = "zerofit/training/pipeline/pipeline.py, take_gradients"
     elif setup.strategy.engine is Engine.NATIVE:
-        exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
-        seconds = _beside(exchange, passes.backward_s)
+        exchange = 2 * _one_way_s(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
+        seconds = _exposed_s(exchange, passes.backward_s)
         formula = "max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides"
         source = "torch DistributedDataParallel; accelerate's no_sync before the last micro-batch"
     elif stage is ZeroStage.PARAMETERS:
         seconds, formula = _of_stage_3(setup, speeds, passes)
         source = "deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py (0.19.8)"
     elif stage is ZeroStage.NOTHING:
-        num_messages = math.ceil(trained_elements(setup) / MESSAGE_ELEMENTS)
-        seconds = 2 * _one_way(_sent_bytes(setup), num_messages, setup, speeds)
+        num_messages = math.ceil(_trained_elements(setup) / MESSAGE_ELEMENTS)
+        seconds = 2 * _one_way_s(_sent_bytes(setup), num_messages, setup, speeds)
         formula = "all-reduce of the gradients"
         source = "deepspeed/runtime/engine.py, allreduce_gradients (0.19.8)"
     else:
-        times = num_micro_batches(setup) if stage is ZeroStage.GRADIENTS else 1
+        times = setup.num_micro_batches if stage is ZeroStage.GRADIENTS else 1
         seconds = _reduce_and_gather(setup, speeds, times=times)
         formula = f"{times} x all-reduce of the gradients + all-gather of the weights"
         source = (
             "deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter and step: each bucket is "
             "all-reduced, at stage 2 in every micro-batch, and nothing overlaps without overlap_comm (0.19.8)"
         )
-    source = f"{source}; {speeds.bus_source}"
+    if speeds.bus is not None:
+        source = f"{source}; {speeds.bus.source}"
     return TimeTerm(name="communication", seconds=seconds, formula=formula, source=source)
 
 
-def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> tuple[float, str]:
-    log = setup.log
-    weights = sum(one.num_elements * one.bytes_per_element for one in log.parameters)
-    gather = _one_way(weights, num_holders(setup), setup, speeds)
-    num_buckets = math.ceil(trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size)
-    scatter = _one_way(_sent_bytes(setup), num_buckets, setup, speeds)
-    gathers_again = num_gathers(setup) == 2
-    forward = _beside(gather, passes.forward_s)
-    backward = _beside((gather if gathers_again else 0.0) + scatter, passes.backward_s)
+def _of_stage_3(setup: Setup, speeds: Speeds, passes: _PassTimes) -> tuple[float, str]:
+    gather = _one_way_s(setup.total_weight_bytes, _num_owners(setup), setup, speeds)
+    num_buckets = math.ceil(_trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size)
+    scatter = _one_way_s(_sent_bytes(setup), num_buckets, setup, speeds)
+    gathers_again = _num_gathers(setup) == 2
+    forward = _exposed_s(gather, passes.forward_s)
+    backward = _exposed_s((gather if gathers_again else 0.0) + scatter, passes.backward_s)
     again = " + all-gather" if gathers_again else ""
-    waits = num_micro_batches(setup) * (forward + backward)
-    # ASSUMPTION: no faster than stage 2. Its exchange runs beside the computation, and that of stage 2 does
-    # not, which would put it 10 to 25 % ahead; nobody has published that it is.
-    least = _reduce_and_gather(setup, speeds, times=num_micro_batches(setup))
-    disturbed = num_micro_batches(setup) * _DISTURBANCE * (gather + scatter)
+    waits = setup.num_micro_batches * (forward + backward)
+    # ASSUMPTION: no faster than stage 2. Overlapping communication, which stage 2 does not do, would make it
+    # 10 to 25 % faster; nobody has published that it is.
+    least = _reduce_and_gather(setup, speeds, times=setup.num_micro_batches)
+    disturbed = setup.num_micro_batches * _OVERLAP_SLOWDOWN * (gather + scatter)
     formula = (
         f"micro-batches x (max(0, all-gather - forward) + max(0, reduce-scatter{again} - backward) + 0.1 x "
         "what those hide); ASSUMPTION: no less than stage 2 waits"
@@ -110,25 +108,25 @@ def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> tuple[float,
 
 
 def _reduce_and_gather(setup: Setup, speeds: Speeds, *, times: int) -> float:
-    """Return the seconds of so many all-reduces of the gradients, and of gathering the stepped weights."""
-    elements, num_bytes = trained_elements(setup), trained_bytes(setup)
+    """Return the seconds of all-reducing the gradients so often, and of gathering the stepped weights."""
+    elements, num_bytes = _trained_elements(setup), _trained_bytes(setup)
     sent = _sent_bytes(setup)
     buckets = setup.strategy.buckets
-    reduce = 2 * _one_way(sent, math.ceil(elements / buckets.reduce_bucket_size), setup, speeds)
-    gather = _one_way(num_bytes, math.ceil(elements / buckets.allgather_bucket_size), setup, speeds)
+    reduce = 2 * _one_way_s(sent, math.ceil(elements / buckets.reduce_bucket_size), setup, speeds)
+    gather = _one_way_s(num_bytes, math.ceil(elements / buckets.allgather_bucket_size), setup, speeds)
     return times * reduce + gather
 
 
-def _beside(exchange_s: float, computation_s: float) -> float:
-    """Return the seconds that an exchange adds to the computation that it runs beside."""
-    return max(0.0, exchange_s - computation_s) + _DISTURBANCE * min(exchange_s, computation_s)
+def _exposed_s(exchange_s: float, computation_s: float) -> float:
+    """Return the seconds that overlapped communication adds to the computation."""
+    return max(0.0, exchange_s - computation_s) + _OVERLAP_SLOWDOWN * min(exchange_s, computation_s)
 
 
-def num_gathers(setup: Setup) -> int:
-    """Return how often stage 3 gathers each weight in one micro-batch.
+def _num_gathers(setup: Setup) -> int:
+    """Return how often stage 3 gathers each weight per micro-batch.
 
-    Once where nothing is released between the passes. A checkpointed layer's second forward pass shares the
-    backward pass's gather, as what is used again within the reuse distance stays.
+    Once if nothing is released between the passes. A checkpointed layer's second forward pass shares the
+    backward pass's gather, as parameters used again within the reuse distance are kept.
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release (0.19.8).
     """
     elements = sum(one.num_elements for one in setup.log.parameters)
@@ -137,28 +135,20 @@ def num_gathers(setup: Setup) -> int:
     return 1 if elements <= kept else 2
 
 
-def num_holders(setup: Setup) -> int:
-    """Return how many modules hold parameters themselves."""
+def _num_owners(setup: Setup) -> int:
+    """Return the number of modules that own parameters directly."""
     return sum(1 for held in setup.log.module_parameters if held)
 
 
-def num_trained(setup: Setup) -> int:
-    """Return how many parameters train."""
+def _num_trained(setup: Setup) -> int:
     return sum(1 for one in setup.log.parameters if one.trains)
 
 
-def num_micro_batches(setup: Setup) -> int:
-    """Return the forward passes of one optimizer step."""
-    return setup.strategy.gradient_accumulation_steps or 1
-
-
-def trained_elements(setup: Setup) -> int:
-    """Return the elements of the parameters that train."""
+def _trained_elements(setup: Setup) -> int:
     return sum(one.num_elements for one in setup.log.parameters if one.trains)
 
 
-def trained_bytes(setup: Setup) -> int:
-    """Return the bytes of their gradients, which have the weights' format."""
+def _trained_bytes(setup: Setup) -> int:
     return sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters if one.trains)
 
 
@@ -168,36 +158,36 @@ def _sent_bytes(setup: Setup) -> int:
     Source: deepspeed 0.19.8, runtime/constants.py:230, seq_parallel_communication_data_type.
     """
     is_shared = setup.topology.sequence_parallel_size > 1
-    return 4 * trained_elements(setup) if is_shared else trained_bytes(setup)
+    return 4 * _trained_elements(setup) if is_shared else _trained_bytes(setup)
 
 
-def _one_way(num_bytes: int, num_messages: int, setup: Setup, speeds: Speeds) -> float:
-    """Return the seconds of an all-gather or a reduce-scatter of so many bytes over all ranks."""
+def _one_way_s(num_bytes: int, num_messages: int, setup: Setup, speeds: Speeds) -> float:
+    """Return the seconds of an all-gather or a reduce-scatter over all ranks."""
     ranks = setup.topology.num_replicas
-    if not speeds.bus_bytes_per_s:
+    if speeds.bus is None:
         return 0.0
-    return num_bytes * (ranks - 1) / ranks / speeds.bus_bytes_per_s + num_messages * speeds.message_s
+    return num_bytes * (ranks - 1) / ranks / speeds.bus.bytes_per_s + num_messages * speeds.message_s
 
 
 _DEEPSPEED_16BIT_BYTES = 12
 """A 16-bit gradient read and written as fp32, the fp32 weight read and written in 16 bit.
 Source: deepspeed/runtime/zero/stage_1_and_2.py, step (0.19.8)."""
 _CLIP_BYTES = 12
-"""The norm reads each gradient once; scaling reads and writes it."""
+"""The norm reads each gradient; scaling reads and writes it."""
 _NVME_READ_BYTES, _NVME_WRITE_BYTES = 16, 16
-"""For each element stepped: fp32 weight, two moments and the gradient come from the disk, the first three go
-back. The gradient went there when the last backward pass ended, in fp32, unless a rank's part of it is below
-min_aio_bytes. Source: deepspeed/runtime/swap_tensor/optimizer_utils.py, _swap_out_gradients, and
+"""Per stepped element: fp32 weight, two moments and the gradient are read from the disk, the first three are
+written back. The gradient was written after the last backward pass, in fp32, unless a rank's part of it is
+below min_aio_bytes. Source: deepspeed/runtime/swap_tensor/optimizer_utils.py, _swap_out_gradients, and
 runtime/zero/stage3.py, _swap_out_offload_fp32_gradients (0.19.8)."""
 _STAGE_12 = "deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu (0.19.8)"
 
 
 def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
-    """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
+    """Return the term of the step on the GPU, or of its Python if that takes longer; 0 s if the CPU steps."""
     strategy = setup.strategy
     elements = _stepped_elements(setup)
-    costs = COSTS[stepper_of(strategy, setup.own_optimizer)]
-    is_16bit = trained_bytes(setup) < 4 * trained_elements(setup)
+    costs = setup.optimizer.costs
+    is_16bit = _trained_bytes(setup) < 4 * _trained_elements(setup)
     per_element = costs.step_bytes
     if strategy.engine is Engine.DEEPSPEED:
         per_element += _DEEPSPEED_16BIT_BYTES if is_16bit else 0
@@ -208,7 +198,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     steps_here = strategy.optimizer_offload is OffloadDevice.NONE
     seconds = elements * per_element / speeds.memory_bytes_per_s if steps_here else 0.0
     formula = f"{per_element} bytes x elements{_shared(setup)} / bandwidth"
-    python = num_trained(setup) * _python_of_a_step(setup, costs, speeds)
+    python = _num_trained(setup) * _python_of_a_step(setup, costs, speeds)
     if steps_here and python > seconds:
         seconds, formula = python, "parameters x Python of the step, behind which the GPU's part hides"
     return TimeTerm(
@@ -220,7 +210,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
 
 
 def _python_of_a_step(setup: Setup, costs: OptimizerCosts, speeds: Speeds) -> float:
-    """Return the CPU seconds that the step takes of each parameter; 0 where they are stepped as one."""
+    """Return the CPU seconds of the step per parameter; 0 where all are stepped as one."""
     strategy = setup.strategy
     if strategy.engine is Engine.NATIVE:
         return costs.dispatches * speeds.dispatch_s
@@ -228,11 +218,11 @@ def _python_of_a_step(setup: Setup, costs: OptimizerCosts, speeds: Speeds) -> fl
     return speeds.partition_step_s if is_partitioned else 0.0
 
 
-def offload_terms(setup: Setup, speeds: Speeds, passes: PassTimes) -> list[TimeTerm]:
-    """Return the terms of what rests outside the GPU: transfers, the CPU's step, the NVMe disk.
+def _offload_terms(setup: Setup, speeds: Speeds, passes: _PassTimes) -> list[TimeTerm]:
+    """Return the terms of offload: transfers, the optimizer step on the CPU, NVMe.
 
     Args:
-        passes: one micro-batch's computation, behind which prefetched weights hide.
+        passes: one micro-batch's computation, which hides prefetched weights.
     """
     strategy = setup.strategy
     terms = []
@@ -277,7 +267,7 @@ def offload_terms(setup: Setup, speeds: Speeds, passes: PassTimes) -> list[TimeT
 
 
 def _bytes_beside_adam(setup: Setup) -> float:
-    """Return the host's bytes read and written for each stepped element before and after CPU Adam."""
+    """Return the host bytes read and written per stepped element before and after CPU Adam."""
     strategy = setup.strategy
     scales = strategy.clips_gradients or strategy.precision is Precision.FP16
     always = strategy.zero_stage is ZeroStage.PARAMETERS
@@ -285,32 +275,32 @@ def _bytes_beside_adam(setup: Setup) -> float:
 
 
 def _width(setup: Setup) -> float:
-    """Return the bytes of an element of the weights, and of their gradients."""
-    return trained_bytes(setup) / max(1, trained_elements(setup))
+    """Return the bytes per element of the trained weights and their gradients."""
+    return _trained_bytes(setup) / max(1, _trained_elements(setup))
 
 
-def _transfers(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
-    """Return the term of gradients that go down and weights that come up."""
+def _transfers(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
+    """Return the term of gradients copied to the host and stepped weights copied back."""
     strategy, width, elements = setup.strategy, _width(setup), _stepped_elements(setup)
-    rate, times = _copy_bytes_per_s(setup, speeds), num_micro_batches(setup)
+    rate, times = _copy_bytes_per_s(setup, speeds), setup.num_micro_batches
     if strategy.zero_stage is not ZeroStage.PARAMETERS:
-        # Accumulating: each micro-batch's sum goes down, and comes up again for the next to be added to.
+        # Accumulation copies each micro-batch's sum to the host, and back to add the next one.
         times = times if strategy.zero_stage >= ZeroStage.GRADIENTS else 1
         down, up = 4 + (times * width if times > 1 else 0), times * width
         formula = f"elements{_shared(setup)} x ({down:g} bytes down + {up:g} bytes up) / rate of copies"
         seconds = elements * (down + up) / rate
         return TimeTerm(name="offload transfers", seconds=seconds, formula=formula, source=_STAGE_12)
-    # Each micro-batch's sum goes down and comes up again, the last one goes down in fp32; beside the backward
-    # pass, on a stream of their own, which pageable memory does not allow, nor older releases.
+    # Each micro-batch's sum is copied to the host and back, the last one in fp32; the copies overlap with the
+    # backward pass on a stream of their own, but not from pageable memory, nor in older releases.
     gradients = elements * (4 + 2 * times * width) / rate
     waits = not strategy.pin_memory or release_of(setup.versions.deepspeed or "0.19.8") < (0, 19, 8)
     hidden = 0.0 if waits else times * passes.backward_s
-    # The stepped weights are narrowed into a new tensor, which is pageable.
+    # The stepped weights are cast to 16 bit in a new, pageable tensor.
     stay = strategy.param_offload is not OffloadDevice.NONE
     weights = 0.0 if stay else elements * width / speeds.pageable_bytes_per_s
     return TimeTerm(
         name="offload transfers",
-        seconds=_beside(gradients, hidden) + weights,
+        seconds=_exposed_s(gradients, hidden) + weights,
         formula=f"{4 + 2 * times * width:g} bytes of gradients{'' if waits else ' beside the backward pass'}"
         + ("" if stay else f" + {width:g} bytes of weights / rate of pageable copies"),
         source="deepspeed/runtime/zero/stage3.py, partition_grads and "
@@ -318,28 +308,27 @@ def _transfers(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
     )
 
 
-def _weights(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
-    """Return the term of weights that come from the host, or the disk, each time before they are gathered."""
-    ranks = setup.topology.num_replicas
-    num_bytes = sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters) / ranks
+def _weights(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
+    """Return the term of weights copied from the host, or read from the disk, before each all-gather."""
+    num_bytes = setup.total_weight_bytes / setup.topology.num_replicas
     seconds = num_bytes / _copy_bytes_per_s(setup, speeds)
     if setup.strategy.param_offload is OffloadDevice.NVME:
         node_bytes = num_bytes * setup.topology.ranks_per_node
         seconds = max(seconds, node_bytes / speeds.nvme_read_bytes_per_s)
     waits = max(0.0, seconds - passes.forward_s)
-    if num_gathers(setup) == 2:
+    if _num_gathers(setup) == 2:
         waits += max(0.0, seconds - passes.backward_s)
     return TimeTerm(
         name="weight transfers",
-        seconds=num_micro_batches(setup) * waits,
+        seconds=setup.num_micro_batches * waits,
         formula="micro-batches x what a rank's share of the weights takes longer than each pass",
         source="deepspeed/runtime/zero/partitioned_param_coordinator.py (0.19.8)",
     )
 
 
 def _stepped_elements(setup: Setup) -> float:
-    """Return the elements that one rank steps."""
-    elements = trained_elements(setup)
+    """Return the elements that each rank steps."""
+    elements = _trained_elements(setup)
     if setup.strategy.zero_stage is ZeroStage.NOTHING:
         return elements
     return elements / setup.topology.num_replicas
@@ -353,38 +342,39 @@ def _copy_bytes_per_s(setup: Setup, speeds: Speeds) -> float:
     return speeds.pinned_bytes_per_s if setup.strategy.pin_memory else speeds.pageable_bytes_per_s
 
 
-UNCERTAINTY = 0.3
-UNCERTAINTY_SOURCE = (
+_USUAL = (
+    0.3,
     "20 published steps of BERT-large, Llama 3.1 8B and Qwen took -17 to 32 % longer than estimated over "
     "closed-form logs, 7 % either way in the median, and 20 on an H200 -15 to 26 %; partly in-sample: some "
-    "rates were chosen by these steps"
+    "rates were chosen by these steps",
 )
-SHORT_UNCERTAINTY = 0.5
-SHORT_UNCERTAINTY_SOURCE = (
+SHORT_STEPS = (
+    0.5,
     "30 steps of BERT-large, GPT-2, ViT, T5 and Llama on an H200 took 29 % less to 45 % longer than "
-    "estimated, 9 % either way in the median; in-sample: they chose what a module's call costs Python"
+    "estimated, 9 % either way in the median; in-sample: they chose what a module's call costs Python",
 )
+_LORA = (
+    0.4,
+    "nine published LoRA steps of Qwen took 1 to 32 % longer than estimated over closed-form logs, six on an "
+    "H200 29 % less to 24 % longer over traces; partly in-sample",
+)
+_OFFLOADED = (
+    0.5,
+    "ASSUMPTION: three published steps with the optimizer on the CPU took 4 to 33 % less than estimated, the "
+    "batch and the host's bandwidth unknown",
+)
+_PIPELINED = (0.5, "ASSUMPTION: no step of torch's pipeline stages on GPUs was compared")
+_LOOPED_EXPERTS = (
+    1.0,
+    "ASSUMPTION: before Hopper torch runs the products of experts one by one, slower than grouped products "
+    "by an unknown factor: no published time of that was found",
+)
+"""Uncertainties of the step time, and their sources."""
 _SHORT_S = 0.1
 """Estimated computation of a micro-batch, in seconds, below which Python bounds a step, or may."""
-LORA_UNCERTAINTY = 0.4
-LORA_UNCERTAINTY_SOURCE = (
-    "nine published LoRA steps of Qwen took 1 to 32 % longer than estimated over closed-form logs, six on an "
-    "H200 29 % less to 24 % longer over traces; partly in-sample"
-)
-OFFLOAD_UNCERTAINTY = 0.5
-OFFLOAD_UNCERTAINTY_SOURCE = (
-    "ASSUMPTION: three published steps with the optimizer on the CPU took 4 to 33 % less than estimated, the "
-    "batch and the host's bandwidth unknown"
-)
-STAGES_UNCERTAINTY = 0.5
-STAGES_UNCERTAINTY_SOURCE = "ASSUMPTION: no step of torch's pipeline stages on GPUs was compared"
 _HOPPER = (9, 0)
-LOOPED_UNCERTAINTY = 1.0
-LOOPED_UNCERTAINTY_SOURCE = (
-    "ASSUMPTION: before Hopper torch runs the products of experts one by one, slower than grouped products "
-    "by an unknown factor: no published time of that was found"
-)
-"""Source: aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda: its fallback is taken there."""
+"""The first GPUs with grouped products; others take the fallback of _grouped_mm_cuda.
+Source: aten/src/ATen/native/cuda/GroupedBlas.cpp"""
 _TERMS = {
     CostKind.MATMUL: "matrix products",
     CostKind.GROUPED: "products of experts",
@@ -402,16 +392,16 @@ _ROOFLINE = "roofline over the traced operators: https://doi.org/10.1145/1498765
 
 
 def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepTime | None:
-    """Return the time of one optimizer step, all its micro-batches, as terms that sum.
+    """Return the time of one optimizer step with all its micro-batches, as terms that sum.
 
-    Where two things overlap, the longer one has all of the time: what hides behind computation adds nothing.
+    Communication that computation hides adds nothing to the terms.
 
     Args:
-        setup: the log, which must carry costs, and the strategy with micro-batch and accumulation filled in.
+        setup: its log must have costs, its strategy micro-batch size and accumulation.
         machine: one node; its first GPU stands for all.
 
     Returns:
-        None on the CPU, or where the peaks of the GPU or of a link that the run needs are not known.
+        None on the CPU, or if the peaks of the GPU or of a link that the run needs are unknown.
     """
     speeds = speeds_of(machine, setup.topology, rates)
     if speeds is None:
@@ -419,13 +409,13 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
     passes = {one: _Pass(setup, speeds, one) for one in Pass}
     terms = [*_compute_terms(setup, passes, speeds)]
     if setup.trains:
-        times = PassTimes(
+        times = _PassTimes(
             forward_s=passes[Pass.FORWARD].seconds,
             backward_s=passes[Pass.RECOMPUTATION].seconds + passes[Pass.BACKWARD].seconds,
         )
-        exchange = communication(setup, speeds, times)
+        exchange = _communication(setup, speeds, times)
         terms += [exchange] if exchange is not None else []
-        terms += [optimizer_term(setup, speeds), *offload_terms(setup, speeds, times)]
+        terms += [optimizer_term(setup, speeds), *_offload_terms(setup, speeds, times)]
     micro_batch_s = sum(one.seconds for one in passes.values())
     if setup.stage is not None:
         terms += _pipeline_terms(setup, setup.stage, speeds, micro_batch_s=micro_batch_s)
@@ -441,24 +431,23 @@ def _uncertainty(setup: Setup, machine: Machine, *, is_short: bool) -> tuple[flo
     if any(cost.kind is CostKind.GROUPED for cost in setup.log.costs) and any(
         (gpu.compute_capability or _HOPPER) < _HOPPER for gpu in machine.gpus
     ):
-        return LOOPED_UNCERTAINTY, LOOPED_UNCERTAINTY_SOURCE
+        return _LOOPED_EXPERTS
     if setup.stage is not None:
-        return STAGES_UNCERTAINTY, STAGES_UNCERTAINTY_SOURCE
+        return _PIPELINED
     if setup.trains_adapters:
-        return LORA_UNCERTAINTY, LORA_UNCERTAINTY_SOURCE
+        return _LORA
     offload = {setup.strategy.optimizer_offload, setup.strategy.param_offload}
     if setup.trains and offload != {OffloadDevice.NONE}:
-        return OFFLOAD_UNCERTAINTY, OFFLOAD_UNCERTAINTY_SOURCE
-    return (SHORT_UNCERTAINTY, SHORT_UNCERTAINTY_SOURCE) if is_short else (UNCERTAINTY, UNCERTAINTY_SOURCE)
+        return _OFFLOADED
+    return SHORT_STEPS if is_short else _USUAL
 
 
 def _pipeline_terms(
     setup: Setup, stage: Stage, speeds: Speeds, *, micro_batch_s: float
 ) -> tuple[TimeTerm, ...]:
-    """Return what a stage waits for: the others while a pass begins and ends, and what they send."""
-    assert speeds.group_bytes_per_s is not None
-    strategy = setup.strategy
-    num_bytes = stage.hidden_bytes_per_sample * (strategy.micro_batch_size or 1)
+    """Return the pipeline bubble, and the time of sending hidden states and gradients."""
+    assert speeds.group is not None
+    num_bytes = stage.hidden_bytes_per_sample * setup.micro_batch_size
     return (
         TimeTerm(
             name="waiting for other stages",
@@ -470,38 +459,38 @@ def _pipeline_terms(
             name="sent between stages",
             seconds=2
             * stage.stages_per_rank
-            * num_micro_batches(setup)
-            * (speeds.message_s + num_bytes / speeds.group_bytes_per_s),
+            * setup.num_micro_batches
+            * (speeds.message_s + num_bytes / speeds.group.bytes_per_s),
             formula="micro-batches x stages on a rank x (hidden states + gradients) / link; nothing overlaps",
-            source=f"torch/distributed/pipelining/schedules.py (2.13); {speeds.group_source}",
+            source=f"torch/distributed/pipelining/schedules.py (2.13); {speeds.group.source}",
         ),
     )
 
 
 class _Pass:
-    """Seconds of one pass over one micro-batch, by what bounds its operators."""
+    """Seconds of one pass over one micro-batch, by the kind of its operators."""
 
     def __init__(self, setup: Setup, speeds: Speeds, which: Pass) -> None:
         strategy = setup.strategy
         trains = setup.trains or which is Pass.FORWARD
         costs = [cost for cost in setup.log.costs if cost.during is which] if trains else []
-        memory_share = dispatch_share = speeds.compiled if strategy.compile else 1.0
+        compiled = speeds.compiled if strategy.compile else 1.0
         self.by_kind = dict.fromkeys(CostKind, 0.0)
         for cost in costs:
-            share = memory_share if cost.kind is CostKind.MEMORY else 1.0
+            share = compiled if cost.kind is CostKind.MEMORY else 1.0
             self.by_kind[cost.kind] += share * _gpu_seconds(cost, setup, speeds)
-        dispatch = dispatch_share * speeds.dispatch_s * sum(cost.count for cost in costs)
+        dispatch = compiled * speeds.dispatch_s * sum(cost.count for cost in costs)
         if costs and not strategy.compile:
             dispatch += _MODULE_DISPATCHES * speeds.dispatch_s * _module_calls(setup, which)
         if costs and strategy.engine is Engine.DEEPSPEED:
             dispatch += _hooks_s(setup, speeds, which)
-        # The CPU runs ahead of the GPU: operators that start slower than they run leave the GPU waiting.
+        # The CPU runs ahead of the GPU, which waits if operators are launched more slowly than they run.
         self.waits_s = max(0.0, dispatch - sum(self.by_kind.values()))
         self.seconds = sum(self.by_kind.values()) + self.waits_s
 
 
 def _module_calls(setup: Setup, which: Pass) -> int:
-    """Return how many modules' forward() runs in one pass."""
+    """Return the number of calls of modules' forward() in one pass."""
     codes = setup.log.codes
     ends = codes.find(Event.FORWARD_ENDS)
     if which is Pass.FORWARD:
@@ -510,22 +499,21 @@ def _module_calls(setup: Setup, which: Pass) -> int:
 
 
 def _hooks_s(setup: Setup, speeds: Speeds, which: Pass) -> float:
-    """Return the seconds of Python that ZeRO's hooks take in one pass."""
+    """Return the seconds of Python in ZeRO's hooks in one pass."""
     stage = setup.strategy.zero_stage
     if stage is ZeroStage.PARAMETERS:
-        return speeds.hook_s * num_holders(setup)
+        return speeds.hook_s * _num_owners(setup)
     if stage is ZeroStage.NOTHING or which is not Pass.BACKWARD:
         return 0.0
-    # Stage 1 sums gradients in place until the last micro-batch.
-    times = 1.0 if stage is ZeroStage.GRADIENTS else 1 / num_micro_batches(setup)
-    return times * speeds.gradient_hook_s * num_trained(setup)
+    # Stage 1 accumulates gradients in place until the last micro-batch.
+    times = 1.0 if stage is ZeroStage.GRADIENTS else 1 / setup.num_micro_batches
+    return times * speeds.gradient_hook_s * _num_trained(setup)
 
 
 def _gpu_seconds(cost: OperatorCost, setup: Setup, speeds: Speeds) -> float:
-    """Return the seconds that all calls of an operator keep the GPU busy in one micro-batch."""
-    micro_batch_size = setup.strategy.micro_batch_size or 1
-    flops = cost.fixed_flops + cost.flops_per_sample * micro_batch_size
-    num_bytes = cost.fixed_bytes + cost.bytes_per_sample * micro_batch_size
+    """Return the GPU seconds of all calls of an operator in one micro-batch."""
+    flops = cost.fixed_flops + cost.flops_per_sample * setup.micro_batch_size
+    num_bytes = cost.fixed_bytes + cost.bytes_per_sample * setup.micro_batch_size
     if cost.kind is CostKind.EXCHANGE:
         return cost.count * exchange_s(cost.operator, num_bytes, setup.topology.sample_group_size, speeds)
     seconds = num_bytes / speeds.memory_bytes_per_s
@@ -535,14 +523,14 @@ def _gpu_seconds(cost: OperatorCost, setup: Setup, speeds: Speeds) -> float:
 
 
 def _compute_terms(setup: Setup, passes: dict[Pass, _Pass], speeds: Speeds) -> list[TimeTerm]:
-    times = num_micro_batches(setup)
+    times = setup.num_micro_batches
     first = (passes[Pass.FORWARD], passes[Pass.BACKWARD])
     terms = [
         TimeTerm(
             name=name,
             seconds=times * sum(one.by_kind[kind] for one in first),
             formula=_FORMULAS.get(kind, "micro-batches x sum of max(FLOPs / rate, bytes / bandwidth)"),
-            source=_ROOFLINE if kind is not CostKind.EXCHANGE else speeds.group_source,
+            source=speeds.group.source if kind is CostKind.EXCHANGE and speeds.group else _ROOFLINE,
         )
         for kind, name in _TERMS.items()
     ]

@@ -1,4 +1,4 @@
-"""A log made from a model's dimensions for `plan --fast`: closed forms of activations and costs."""
+"""An AllocationLog from a model's dimensions for `plan --fast`: closed forms of activations and costs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
 
 _ATTENTION_BACKWARD = 2.5
-"""The backward kernel makes five matrix products, the forward kernel two.
+"""The backward kernel computes five matrix products, the forward kernel two.
 Source: https://arxiv.org/abs/2307.08691 (section 2.3)."""
 _LAYER_OPERATORS, _RMS_LAYER_OPERATORS, _CASTS = 11, 30, 16
-"""Memory-bound operators of one layer's forward pass, with norms in one kernel and with RMS norms and rotary
-embeddings written out; and what autocast adds, of weights, biases and inputs. Counted in traces of BERT and
-Llama (transformers 5.23)."""
+"""Memory-bound operators of one layer's forward pass, with fused norms, and with RMS norms and rotary
+embeddings written in Python; and autocast's casts of weights, biases and inputs. Counted in traces of BERT
+and Llama (transformers 5.23)."""
 _BACKWARD_OPERATORS, _BACKWARD_BYTES = 1.5, 1.4
-"""Memory-bound operators of the backward pass for each of the forward pass, in the same traces; and the bytes
-of each, by those of a forward one."""
+"""Memory-bound operators of the backward pass per operator of the forward pass, in the same traces; and the
+bytes of each, relative to a forward one."""
 _ROTARY_PASSES = 8
-"""Tensors read or written for each of query and key while they are rotated. ASSUMPTION."""
+"""Tensors read or written to rotate query or key. ASSUMPTION."""
 _SCORE_PASSES = 6
 """Pointwise operators on the scores: scale, mask, softmax with its casts, dropout. ASSUMPTION."""
-_STEP_PASSES = 6
-"""Tensors as large as the fp32 logits that the loss reads or writes in either pass. ASSUMPTION."""
+_LOSS_PASSES = 6
+"""Tensors as large as the fp32 logits that the loss reads or writes in each pass. ASSUMPTION."""
 
 
 def closed_form_costs(shape: Shape) -> tuple[OperatorCost, ...]:
-    """Return the costs of one micro-batch: 2 FLOPs an element of a matrix and token forward, 4 backward."""
+    """Return the costs of one micro-batch: per matrix element and token, 2 FLOPs forward and 4 backward."""
     costs = []
     for layer, count in _kinds_of_layers(shape):
         costs += _of_layer(shape, layer, count)
@@ -53,7 +53,7 @@ def closed_form_costs(shape: Shape) -> tuple[OperatorCost, ...]:
 
 
 def _kinds_of_layers(shape: Shape) -> list[tuple[int, int]]:
-    """Return one layer of each kind with how many there are: encoder's, decoder's."""
+    """Return (a layer, number of such layers) for encoder and decoder."""
     decoders = shape.facts.num_decoder_layers
     kinds = [(0, shape.facts.num_layers - decoders), (shape.facts.num_layers - 1, decoders)]
     return [(layer, count) for layer, count in kinds if count > 0]
@@ -76,10 +76,10 @@ def _of_layer(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
             moved=moved,
             fixed=fixed,
             backward_calls=2,
-            # Recomputation stops at the last tensor that is needed, and this one's product is not.
+            # Recomputation stops at the last saved tensor, before this product.
             recomputed=shape.recomputed_share(layer) if matrix.name != "mlp.down" else 0.0,
         )
-    attentions = count * (2 if shape.is_decoder(layer) and shape.facts.num_decoder_layers else 1)
+    attentions = count * shape.num_attentions(layer)
     costs += _of_eager_attention(shape, layer, attentions) or _of_fused_attention(shape, layer, attentions)
     costs += _of_exchange(shape, layer, attentions)
     operators, casts = _RMS_LAYER_OPERATORS if shape.has_rms_norm else _LAYER_OPERATORS, 0
@@ -102,7 +102,7 @@ def _of_layer(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
 
 
 def _of_fused_attention(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
-    """Return the costs of the flash or memory-efficient kernel, which skips what a causal mask hides."""
+    """Return the costs of the flash or memory-efficient kernel, which skips what a causal mask masks."""
     tokens, width = shape.tokens(layer), shape.compute_bytes
     is_halved = shape.facts.is_causal and not shape.request.is_padded
     flops = 4 * tokens * shape.whole_tokens(layer) * shape.query_width // (2 if is_halved else 1)
@@ -119,10 +119,10 @@ def _of_fused_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
 
 
 def _of_exchange(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
-    """Return what ranks exchange in a layer.
+    """Return the collectives of a layer.
 
-    Those that share tokens: queries, keys, values and outputs, for heads. Those that share the layer: sums of
-    outputs, and of the gradients of the inputs of what is cut by columns.
+    Sequence parallelism: all-to-all of queries, keys, values and outputs. Tensor parallelism: all-reduce of
+    outputs, and of the input gradients of column-parallel matrices.
     """
     request, width = shape.request, shape.tokens(layer) * shape.compute_bytes
     found: list[tuple[str, int, int, float]] = []
@@ -150,7 +150,7 @@ def _of_exchange(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
 
 
 def _of_eager_attention(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
-    """Return the costs of attention written out: two products, and what is done to the scores between."""
+    """Return the costs of eager attention: two products, and the operators on the scores between them."""
     if shape.request.attention != "eager":
         return []
     tokens, width = shape.tokens(layer), shape.compute_bytes
@@ -178,14 +178,14 @@ def _of_eager_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
 
 
 def _memory_bytes(shape: Shape, layer: int) -> int:
-    """Return the bytes a sample that the pointwise operators of one layer's forward pass move."""
-    facts, width, stream = shape.facts, shape.compute_bytes, shape.stream_bytes
-    uses = max(1, facts.num_experts_per_token)
+    """Return the bytes per sample that the pointwise operators of one layer's forward pass move."""
+    facts, width, stream = shape.facts, shape.compute_bytes, shape.weight_bytes
+    uses = shape.experts_per_token
     norm = (2 * stream + 24 + 3 * width) if shape.has_rms_norm else (stream + 2 * width)
     sums = 3 * stream + (3 * width + 1 if shape.has_dropout else 0)
     rotary = _ROTARY_PASSES * width * (shape.query_width + shape.key_width) if shape.has_rms_norm else 0
     activation = (width + shape.inner_bytes) * shape.inner_width * uses
-    # Experts' tokens are gathered, weighted and put in order, each read and written, and read to be summed.
+    # Experts' tokens are gathered, weighted and sorted, each a read and a write, and read to be summed.
     routing = 7 * uses * width * facts.hidden_size if facts.num_experts > 1 else 0
     return shape.tokens(layer) * (2 * (norm + sums) * facts.hidden_size + rotary + activation + routing)
 
@@ -193,7 +193,7 @@ def _memory_bytes(shape: Shape, layer: int) -> int:
 def _of_head(shape: Shape) -> list[OperatorCost]:
     tokens = shape.tokens(shape.facts.num_layers - 1)
     hidden, columns, width = shape.facts.hidden_size, shape.logits_width, shape.compute_bytes
-    parts = shape.request.tensor_parallel_size if shape.head_elements else 1  # a tied head is whole
+    parts = shape.request.tensor_parallel_size if shape.head_elements else 1  # a tied head is not split
     gathers = (
         _passes(
             shape,
@@ -220,7 +220,7 @@ def _of_head(shape: Shape) -> list[OperatorCost]:
         shape,
         "loss",
         CostKind.MEMORY,
-        _STEP_PASSES,
+        _LOSS_PASSES,
         moved=4 * tokens * columns,
         backward_moved=4 * tokens * columns,
     )
@@ -242,7 +242,7 @@ def _passes(
     backward_moved: int | None = None,
     recomputed: float = 0.0,
 ) -> list[OperatorCost]:
-    """Return one operator's costs: forward, again forward in the part that is recomputed, and backward."""
+    """Return one operator's costs in the forward pass, in recomputation and in the backward pass."""
     precision = shape.precision if kind is not CostKind.MEMORY else Precision.FP32
 
     def cost(during: Pass, calls: int, flops: int, moved: int) -> OperatorCost:
@@ -261,7 +261,7 @@ def _passes(
     costs = [cost(Pass.FORWARD, count, flops, moved)]
     if again := round(count * recomputed):
         costs.append(cost(Pass.RECOMPUTATION, again, flops, moved))
-    # Of a frozen weight there is no gradient: one product backward, that of its input.
+    # A frozen weight has no gradient: the backward pass is one product, for the input's gradient.
     trains = shape.trains("head.weight") if operator == "head" else shape.trains_layers
     frozen = kind in (CostKind.MATMUL, CostKind.GROUPED) and not trains
     calls = round(count * (1 if frozen else backward_calls))
@@ -276,37 +276,37 @@ def _passes(
     return costs
 
 
-SOURCE = "closed form, after https://arxiv.org/abs/2205.05198 (section 4.1)"
-"""The source that estimates over such a log name."""
+CLOSED_FORM_SOURCE = "closed form, after https://arxiv.org/abs/2205.05198 (section 4.1)"
+"""Source of the terms over such a log."""
 _ID_BYTES = 8
 
 
 def closed_form_log(model: ModelFacts, request: TraceRequest) -> AllocationLog:
-    """Return a made log of one micro-batch: layers with their matrices, what each keeps, gradients and costs.
+    """Return a log of one micro-batch by closed forms: layers, saved activations, gradients and costs.
 
-    It follows transformers' own code for dense decoders and encoders with fused attention. It does not know
-    what else a family does; LoRA and frozen layers keep what full training keeps, which is more than they
-    need. The tracer knows all of that.
+    It follows transformers' code for dense decoders and encoders with fused attention, without what else a
+    family does; LoRA and frozen layers save as much as full training, which is more than they need. The
+    tracer knows all of that.
 
     Args:
-        model: the dimensions; those that are 0 are taken to be as in most models.
+        model: its dimensions; those that are 0 are assumed to be as in most models.
 
     Raises:
-        UserError: the log of one stage of a pipeline is asked for.
+        UserError: The request is for a stage of a pipeline.
     """
     if request.pipeline_parallel_size > 1:
         raise UserError(
             "pipeline-parallel-not-estimated",
             "--fast does not estimate pipeline parallelism",
             found=f"--fast with {request.pipeline_parallel_size} pipeline stages",
-            why="closed forms count whole models, and know neither stages nor what is in flight between them",
+            why="closed forms count whole models, not stages and the micro-batches in flight between them",
             fix="leave out --fast: the stages are then traced",
         )
     return _Writer(Shape(facts=model, request=request)).write()
 
 
 class _Writer:
-    """Writes the events in their order."""
+    """Writes the events of both passes in order."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -317,7 +317,6 @@ class _Writer:
         self._events: list[tuple[Event, int]] = []
         self._gradients: dict[int, int] = {}
         self._kept: list[list[int]] = []
-        self._packed: set[str] = set()
 
     def write(self) -> AllocationLog:
         """Write both passes and return the log."""
@@ -355,20 +354,18 @@ class _Writer:
 
     # Modules and parameters.
 
-    def _module(self, name: str, *elements: int) -> int:
-        """Add a module with its parameters, those without elements left out, and return its index."""
+    def _module(self, name: str, *elements: int, is_adapter: bool = False, is_packed: bool = False) -> int:
+        """Add a module with its non-empty parameters and return its index."""
         self._modules.append(name)
         self._holders.append([])
         module = len(self._modules) - 1
-        is_adapter = name.endswith("lora")
-        is_packed = name in self._packed
         parts = [part for one in elements for part in self._parts(name, one, is_adapter=is_adapter)]
         for number, (num_elements, trains) in enumerate(parts):
             self._holders[module].append(len(self._parameters))
             self._parameters.append(
                 TracedParameter(
                     name=f"{name}.weight{number or ''}",
-                    num_elements=self._shape.bytes_at_rest(num_elements) if is_packed else num_elements,
+                    num_elements=self._shape.packed_bytes(num_elements) if is_packed else num_elements,
                     bytes_per_element=4 if is_adapter else 1 if is_packed else self._shape.weight_bytes,
                     is_packed=is_packed,
                     trains=trains,
@@ -378,10 +375,10 @@ class _Writer:
         return module
 
     def _parts(self, name: str, num_elements: int, *, is_adapter: bool) -> list[tuple[int, bool]]:
-        """Return the elements of a parameter that train and those that do not, each with whether they do.
+        """Return (elements, trains) for the parts of a parameter that train and that do not.
 
-        Of a model that trains in part, with adapters or frozen parameters of a script's own, each parameter
-        trains in the same part. ASSUMPTION: where they are is not known.
+        In a model that trains partly, with a script's own adapters or frozen parameters, the same fraction of
+        each parameter trains. ASSUMPTION: closed forms do not know which ones do.
         """
         facts = self._shape.facts
         trains = is_adapter or self._shape.trains(f"{name}.weight")
@@ -391,36 +388,35 @@ class _Writer:
         return [(one, does) for one, does in ((trained, True), (num_elements - trained, False)) if one > 0]
 
     def _layer(self, number: int) -> list[int]:
-        """Add a layer and what is in it; return its index, then those of what is in it."""
+        """Add a layer and its modules; return its index, then theirs."""
         shape, lora = self._shape, self._shape.request.lora
         name = f"model.layers.{number}"
         modules = [self._module(name), self._module(f"{name}.norms", shape.layer_rest(number))]
+        is_packed = shape.packed_elements > 0
         for matrix in shape.matrices(number):
-            if shape.packed_elements:
-                self._packed.add(f"{name}.{matrix.name}")
-            modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements))
+            modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements, is_packed=is_packed))
             if lora is not None and matrix.name in shape.adapted:
                 down, up = lora.rank * matrix.rows, lora.rank * matrix.columns
-                modules.append(self._module(f"{name}.{matrix.name}.lora", down, up))
+                modules.append(self._module(f"{name}.{matrix.name}.lora", down, up, is_adapter=True))
         return modules
 
-    # What is kept.
+    # Saved activations.
 
     def _stream(self, layer: int) -> int:
-        """Return the bytes a sample of the residual stream."""
-        return self._shape.tokens(layer) * self._shape.facts.hidden_size * self._shape.stream_bytes
+        """Return the bytes per sample of the residual stream."""
+        return self._shape.tokens(layer) * self._shape.facts.hidden_size * self._shape.weight_bytes
 
     def _mask_bytes(self) -> int:
-        """Return the bytes a sample of an attention mask with padding, made once for all layers."""
+        """Return the bytes per sample of an attention mask with padding, made once for all layers."""
         shape = self._shape
         tokens = shape.request.sequence_length
-        return shape.stream_bytes * tokens * tokens if shape.request.is_padded else 0
+        return shape.weight_bytes * tokens * tokens if shape.request.is_padded else 0
 
     def _attention_bytes(self, layer: int) -> int:
-        """Return the bytes a sample that one attention keeps, norm and dropout of the stream included."""
+        """Return the bytes per sample that one attention saves, with its norm and dropout."""
         shape, facts = self._shape, self._shape.facts
         tokens, width, query = shape.tokens(layer), shape.compute_bytes, shape.query_width
-        # A mask keeps torch from reading grouped keys as they are: they are repeated for each query head.
+        # With a mask, torch repeats grouped keys for each query head.
         key = query if shape.request.is_padded else shape.key_width
         kept = width * (2 * query + 2 * key) + self._norm_bytes(shape.query_casts)
         if shape.has_dropout:
@@ -429,16 +425,16 @@ class _Writer:
             kept += (4 + shape.compute_bytes) * (query + shape.key_width)
         heads = facts.num_attention_heads
         if shape.request.attention == "eager":
-            # fp32 softmax and its copy for the product with the values; with dropout its mask and result.
+            # fp32 softmax and its cast for the product with the values; with dropout its mask and result.
             scores = 4 + (width if width < 4 else 0) + ((1 + width) if shape.has_dropout else 0)
             return tokens * kept + heads * tokens * tokens * scores
         cast_mask = self._mask_bytes() if shape.is_cast else 0
-        return tokens * (kept + 4 * heads) + cast_mask * shape.compute_bytes // shape.stream_bytes
+        return tokens * (kept + 4 * heads) + cast_mask * shape.compute_bytes // shape.weight_bytes
 
     def _mlp_bytes(self, layer: int) -> int:
-        """Return the bytes a sample that one feed-forward block keeps, norm and dropout included."""
+        """Return the bytes per sample that one feed-forward block saves, with its norm and dropout."""
         shape, facts = self._shape, self._shape.facts
-        width, uses = shape.compute_bytes, max(1, facts.num_experts_per_token)
+        width, uses = shape.compute_bytes, shape.experts_per_token
         kept = uses * shape.inner_bytes * shape.inner_width + self._norm_bytes(2 if facts.is_gated else 1)
         if facts.num_experts > 1:
             kept += 2 * uses * width * facts.hidden_size  # each expert's tokens, gathered and weighted
@@ -447,37 +443,34 @@ class _Writer:
         return shape.tokens(layer) * kept
 
     def _norm_bytes(self, num_products: int) -> int:
-        """Return the bytes a token that a norm and the matrix products after it keep of their input."""
+        """Return the bytes per token that a norm and the matrix products after it save of their input."""
         shape = self._shape
         result = shape.compute_bytes * (num_products if shape.is_cast else 1)
         if shape.has_rms_norm:  # the fp32 input and the normed one
-            return (4 + shape.stream_bytes + result) * shape.facts.hidden_size
-        return (shape.stream_bytes + result) * shape.facts.hidden_size
+            return (4 + shape.weight_bytes + result) * shape.facts.hidden_size
+        return (shape.weight_bytes + result) * shape.facts.hidden_size
 
     def _cast_bytes(self, elements: int) -> int:
-        """Return the bytes of autocast's copies of weights, which live as long as the graph does."""
+        """Return the bytes of autocast's copies of weights, which live as long as the autograd graph."""
         shape = self._shape
         return shape.compute_bytes * elements if shape.is_cast else 0
 
     # The passes.
 
     def _forward(self, number: int, modules: list[int], kind: TensorKind) -> None:
-        """Write one layer's forward pass, the first or the second, and hold what it keeps."""
+        """Write one layer's forward pass, first or recomputed, and remember what it saves."""
         shape = self._shape
         layer, *inner = modules
         self._note(Event.FORWARD_ENTER, layer)
         matrices = sum(matrix.num_elements for matrix in shape.matrices(number))
-        attentions = 2 if shape.is_decoder(number) and shape.facts.num_decoder_layers else 1
-        kept = []
         for module in inner:
             self._note(Event.FORWARD_ENTER, module)
             self._note(Event.FORWARD_LEAVE, module)
-        kept.append(
-            self._allocate(
-                kind, layer, attentions * self._attention_bytes(number), fixed=self._cast_bytes(matrices)
-            )
-        )
-        kept.append(self._allocate(kind, layer, self._mlp_bytes(number)))
+        attention = shape.num_attentions(number) * self._attention_bytes(number)
+        kept = [
+            self._allocate(kind, layer, attention, fixed=self._cast_bytes(matrices)),
+            self._allocate(kind, layer, self._mlp_bytes(number)),
+        ]
         self._unpack(layer)
         self._note(Event.FORWARD_LEAVE, layer)
         if kind is TensorKind.ACTIVATION:
@@ -486,14 +479,13 @@ class _Writer:
             self._kept[number] += kept
 
     def _backward(self, number: int, modules: list[int], incoming: int) -> int:
-        """Write one layer's backward pass; return the storage of its input's gradient."""
+        """Write one layer's backward pass and return the storage of its input's gradient."""
         shape = self._shape
         layer, *inner = modules
         self._note(Event.BACKWARD_ENTER, layer)
         if shape.is_checkpointed(number):
             self._forward(number, modules, TensorKind.RECOMPUTED)
-        uses = max(1, shape.facts.num_experts_per_token)
-        width = uses * shape.compute_bytes * shape.inner_width * shape.tokens(number)
+        width = shape.experts_per_token * shape.compute_bytes * shape.inner_width * shape.tokens(number)
         wide = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, (2 + shape.facts.is_gated) * width)
         outgoing = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, self._stream(number))
         self._unpack(layer)
@@ -508,7 +500,7 @@ class _Writer:
         return outgoing
 
     def _head_forward(self, head: int) -> tuple[list[int], list[int]]:
-        """Write the head and the loss; return the storages of the outputs and of what the loss keeps."""
+        """Write the head and the loss; return the storages of the outputs and of what the two save."""
         shape = self._shape
         logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_width
         cast = self._cast_bytes(shape.logits_width * shape.facts.hidden_size)
@@ -516,7 +508,7 @@ class _Writer:
         last = shape.tokens(shape.facts.num_layers - 1) * self._norm_bytes(1)
         kept = [self._allocate(TensorKind.ACTIVATION, head, last, fixed=cast)]
         self._note(Event.FORWARD_LEAVE, head)
-        # Under autocast accelerate turns the outputs into fp32 (convert_outputs_to_fp32).
+        # Under autocast accelerate casts the outputs to fp32 (convert_outputs_to_fp32).
         width = 4 if shape.request.autocast is not None else shape.compute_bytes
         output = self._allocate(TensorKind.OUTPUT, 0, width * logits)
         is_cast = shape.loss_bytes > shape.compute_bytes
@@ -528,7 +520,7 @@ class _Writer:
     def _head_backward(self, head: int, losses: list[int]) -> None:
         shape = self._shape
         logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_width
-        # The gradients of nll_loss and of log_softmax are alive together.
+        # The gradients of nll_loss and log_softmax are live together.
         gradient = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, 2 * shape.loss_bytes * logits)
         self._free(losses[1])
         narrow = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, shape.compute_bytes * logits)
@@ -549,7 +541,7 @@ class _Writer:
                 self._note(Event.GRADIENT_READY, parameter)
 
     def _unpack(self, module: int) -> None:
-        """Write the largest matrix that rests in 4 bits as it stands while it is multiplied."""
+        """Write the largest 4-bit matrix as it is unpacked to be multiplied."""
         num_bytes = self._shape.compute_bytes * self._shape.packed_elements
         if num_bytes:
             self._free(self._allocate(TensorKind.WORKSPACE, module, 0, fixed=num_bytes))

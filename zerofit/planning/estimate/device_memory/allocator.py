@@ -1,9 +1,9 @@
-"""CachingAllocator: PyTorch's CUDA memory allocator, told without a GPU, under its default settings.
+"""CachingAllocator: a model of PyTorch's CUDA caching allocator with its default settings.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h at torch 2.13.0; other
+It follows c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h at torch 2.13.0; other
 releases were not compared:
 https://github.com/pytorch/pytorch/blob/v2.13.0/c10/cuda/CUDACachingAllocator.cpp
-Left out, as they are off by default: max_split_size, garbage collection, power-of-two rounding.
+Left out, as off by default: max_split_size, garbage collection, power-of-two rounding.
 ASSUMPTION: each cudaMalloc returns a higher address than the one before; the address breaks ties only.
 """
 
@@ -13,59 +13,59 @@ from bisect import bisect_left, insort
 
 from zerofit.core.units import MIB
 
-UNIT = 512
-"""Bytes that sizes are rounded up to (kMinBlockSize)."""
-SMALL = 1 * MIB
+MIN_BLOCK_SIZE = 512
+"""Sizes are rounded up to a multiple of these bytes (kMinBlockSize)."""
+SMALL_SIZE = 1 * MIB
 """The largest request that the small pool serves (kSmallSize)."""
-SMALL_SEGMENT = 2 * MIB
-"""Block size that the small pool takes from the driver (kSmallBuffer)."""
-LARGE_SEGMENT = 20 * MIB
-"""Block size that a medium request takes from the driver (large_segment_size)."""
-LARGE_REQUEST = 10 * MIB
-"""From this size on a request gets a segment of its own (kMinLargeAlloc)."""
+SMALL_BUFFER = 2 * MIB
+"""Segment size of the small pool (kSmallBuffer)."""
+LARGE_BUFFER = 20 * MIB
+"""Segment size for medium requests (large_segment_size)."""
+MIN_LARGE_ALLOC = 10 * MIB
+"""The least request that gets a segment of its own (kMinLargeAlloc)."""
 ROUND_LARGE = 2 * MIB
-"""... whose size is rounded up to this (kRoundLarge)."""
+"""Such a segment's size is rounded up to a multiple of this (kRoundLarge)."""
 
 Block = tuple[int, int, int]
-"""First address, end and pool of a block in use, in units; the business of the allocator alone."""
+"""First address, end and pool of a block in use, in units; opaque to callers."""
 
 _SHIFT = 44
 _LOW = (1 << _SHIFT) - 1
 _REGION = 1 << 36  # units of one pool's expandable segment: 32 TiB
-_SMALL_UNITS = SMALL // UNIT
+_SMALL_UNITS = SMALL_SIZE // MIN_BLOCK_SIZE
 
 
 class OutOfMemoryError(Exception):
-    """A request does not fit, even after all cached segments have gone back."""
+    """A request does not fit, even after all cached segments were released."""
 
 
 class _Pool:
-    """The free blocks of one size class on one stream, and its expandable segment, if it has one."""
+    """The free blocks of one size class on one stream, and its expandable segment, if any."""
 
     __slots__ = ("base", "blocks", "end", "holes", "is_small", "least_rest", "page")
 
     def __init__(self, number: int, *, is_expandable: bool) -> None:
         self.is_small = number % 2 == 1
-        # What is left of a block is cut off if it is more than this.
+        # A block is split if the remainder is more than this.
         self.least_rest = 0 if self.is_small or is_expandable else _SMALL_UNITS
         self.blocks: list[int] = []  # size << 44 | first address, sorted
-        self.page = (SMALL_SEGMENT if self.is_small else LARGE_SEGMENT) // UNIT
+        self.page = (SMALL_BUFFER if self.is_small else LARGE_BUFFER) // MIN_BLOCK_SIZE
         self.base = self.end = (number + 1) * _REGION
         self.holes: list[tuple[int, int]] = []  # unmapped before the end, sorted
 
 
 class CachingAllocator:
-    """Blocks, the segments that they are cut from, and the sums that torch.cuda.memory_stats knows.
+    """Blocks, the segments that they are split from, and the totals of torch.cuda.memory_stats.
 
-    Inside, sizes and addresses are counted in units of 512 bytes. The ends of every free block are in two
-    maps, by which neighbours find each other.
+    Internally, sizes and addresses are in units of 512 bytes. Two maps hold both ends of every free block, to
+    find its neighbours.
     """
 
     def __init__(self, *, capacity: int | None = None, expandable_segments: bool = False) -> None:
         """Start empty.
 
         Args:
-            capacity: bytes that the driver can hand out at most; None for no end.
+            capacity: bytes that the driver can hand out at most; None for no limit.
         """
         self.allocated_bytes = 0
         """In blocks that are in use, as torch.cuda.memory_allocated counts them."""
@@ -81,12 +81,12 @@ class CachingAllocator:
         self._next_address = 1
 
     def allocate(self, num_bytes: int, stream: int = 0) -> Block:
-        """Serve a request and return its block, to be given to ``free``; one of 0 bytes takes nothing.
+        """Serve a request and return its block, for ``free``; a request of 0 bytes takes nothing.
 
         Raises:
             OutOfMemoryError: it does not fit in the capacity.
         """
-        size = -(-num_bytes // UNIT)
+        size = -(-num_bytes // MIN_BLOCK_SIZE)
         number = 2 * stream + (size <= _SMALL_UNITS)
         if size == 0:
             return 0, 0, number
@@ -110,15 +110,15 @@ class CachingAllocator:
             self._free_to[end] = cut
             insort(blocks, rest << _SHIFT | cut)
             end = cut
-        self.allocated_bytes += (end - first) * UNIT
+        self.allocated_bytes += (end - first) * MIN_BLOCK_SIZE
         return first, end, number
 
     def free(self, block: Block) -> None:
-        """Take a block back and merge it with what is free beside it."""
+        """Free a block and merge it with its free neighbours."""
         first, end, number = block
         if first == end:
             return
-        self.allocated_bytes -= (end - first) * UNIT
+        self.allocated_bytes -= (end - first) * MIN_BLOCK_SIZE
         blocks = self._pools[number].blocks
         free_from, free_to = self._free_from, self._free_to
         if first in free_to:
@@ -134,7 +134,7 @@ class CachingAllocator:
         insort(blocks, end - first << _SHIFT | first)
 
     def empty_cache(self) -> None:
-        """Give back to the driver every segment, or page of an expandable one, that holds no block in use."""
+        """Release every segment, or page of an expandable one, that holds no block in use."""
         for pool in self._pools:
             for key in list(pool.blocks):
                 first = key & _LOW
@@ -142,10 +142,10 @@ class CachingAllocator:
                     self._unmap(pool, first)
                 elif self._segments.get(first) == key >> _SHIFT:
                     self._forget(pool, first)
-                    self.reserved_bytes -= self._segments.pop(first) * UNIT
+                    self.reserved_bytes -= self._segments.pop(first) * MIN_BLOCK_SIZE
 
     def _new_block(self, pool: _Pool, size: int) -> tuple[int, int]:
-        """Take memory from the driver, if need be after giving back what is only cached."""
+        """Take memory from the driver, after releasing cached segments if it does not suffice."""
         take = self._expand if self._is_expandable else self._take_segment
         block = take(pool, size)
         if block is None:
@@ -156,10 +156,10 @@ class CachingAllocator:
         return block
 
     def _take_segment(self, pool: _Pool, size: int) -> tuple[int, int] | None:
-        if pool.is_small or size < LARGE_REQUEST // UNIT:
+        if pool.is_small or size < MIN_LARGE_ALLOC // MIN_BLOCK_SIZE:
             taken = pool.page
         else:
-            taken = -(-size // (ROUND_LARGE // UNIT)) * (ROUND_LARGE // UNIT)
+            taken = -(-size // (ROUND_LARGE // MIN_BLOCK_SIZE)) * (ROUND_LARGE // MIN_BLOCK_SIZE)
         if not self._reserve(taken):
             return None
         first = self._next_address
@@ -168,22 +168,22 @@ class CachingAllocator:
         return first, first + taken
 
     def _reserve(self, taken: int) -> bool:
-        if self._capacity is not None and self.reserved_bytes + taken * UNIT > self._capacity:
+        if self._capacity is not None and self.reserved_bytes + taken * MIN_BLOCK_SIZE > self._capacity:
             return False
-        self.reserved_bytes += taken * UNIT
+        self.reserved_bytes += taken * MIN_BLOCK_SIZE
         return True
 
     def _forget(self, pool: _Pool, first: int) -> int:
-        """Drop a free block from all lists and return its end."""
+        """Remove a free block from all lists and return its end."""
         end = self._free_from.pop(first)
         del self._free_to[end]
         del pool.blocks[bisect_left(pool.blocks, end - first << _SHIFT | first)]
         return end
 
-    # Expandable segments: one range of addresses a pool, in which pages are mapped from its beginning on.
+    # Expandable segments: one range of addresses per pool, whose pages are mapped from its beginning on.
 
     def _prefer_inner(self, pool: _Pool, index: int) -> int:
-        """Pass over a block that can still grow while the next one can grow less (get_free_block)."""
+        """Skip a block that can be expanded if the next one can be expanded less (get_free_block)."""
         unmapped = dict(pool.holes)
         unmapped[pool.end] = pool.end + _LOW
 
@@ -196,7 +196,7 @@ class CachingAllocator:
         return index
 
     def _expand(self, pool: _Pool, size: int) -> tuple[int, int] | None:
-        """Map pages at the lowest place where the request then fits, with the free block before it."""
+        """Map pages at the lowest address where the request fits together with the free block before it."""
         for start in [*(start for start, _ in pool.holes), pool.end]:
             first = self._free_to.get(start, start)
             end, mapped = self._reach(pool, first, size)
@@ -208,12 +208,12 @@ class CachingAllocator:
         pool.holes = _without(pool.holes, inner)
         pool.end = max(pool.end, mapped[-1][1])
         at = first
-        while at < end:  # what was free in between is part of the one block now
+        while at < end:  # free blocks in between become part of the new block
             at = self._forget(pool, at) if at in self._free_from else dict(mapped)[at]
         return first, end
 
     def _reach(self, pool: _Pool, first: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-        """Return where free and unmapped ranges from an address on end, once enough of them is mapped."""
+        """Return the end of the free and newly mapped ranges from an address on, and the mapped ones."""
         holes = dict(pool.holes)
         mapped: list[tuple[int, int]] = []
         end = first
@@ -230,7 +230,7 @@ class CachingAllocator:
         return self._free_from.get(end, end), mapped
 
     def _unmap(self, pool: _Pool, first: int) -> None:
-        """Give back the pages that lie wholly inside a free block."""
+        """Unmap the pages that lie wholly inside a free block."""
         end = self._free_from[first]
         start = pool.base + -(-(first - pool.base) // pool.page) * pool.page
         stop = pool.base + (end - pool.base) // pool.page * pool.page
@@ -241,14 +241,14 @@ class CachingAllocator:
             if low < high:
                 self._free_from[low], self._free_to[high] = high, low
                 insort(pool.blocks, high - low << _SHIFT | low)
-        self.reserved_bytes -= (stop - start) * UNIT
+        self.reserved_bytes -= (stop - start) * MIN_BLOCK_SIZE
         pool.holes = _joined([*pool.holes, (start, stop)])
         if pool.holes[-1][1] == pool.end:
             pool.end = pool.holes.pop()[0]
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, with neighbours made one."""
+    """Return the ranges in order, with adjacent ones joined."""
     joined: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if joined and joined[-1][1] == first:
@@ -259,6 +259,6 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _without(holes: list[tuple[int, int]], mapped: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the holes less the ranges that were mapped, each from a hole's beginning on."""
+    """Return the holes without the mapped ranges, each of which starts where a hole does."""
     ends = dict(mapped)
     return [(ends.get(first, first), end) for first, end in holes if ends.get(first, first) < end]

@@ -1,8 +1,8 @@
-"""Device memory of one rank: an engine's tape replayed through the allocator, as terms phase by phase."""
+"""GPU memory of one rank: an engine's tape replayed through the allocator, as terms phase by phase."""
 
 from __future__ import annotations
 
-from dataclasses import replace as replaced
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from zerofit.planning.estimate.engines.engine import Setup, SimulatedEngine
 
 _ALLOCATOR = "zerofit.planning.estimate.device_memory.allocator, after c10/cuda/CUDACachingAllocator.cpp"
-
-_UNEXPLAINED = ("live tensors of this name", "the engine's tape")
 BY_OWN_MODEL = (
     0.08,
     "29 published runs, 16 in nf4, whose own model code was traced lay within 0.5 %, and 9 of transformers' "
@@ -40,15 +38,13 @@ QUANTIZED_BY_NAME = (
     "ASSUMPTION: twice the 6.7 % of 8 published runs in nf4 of another model code than transformers', as "
     "releases of bitsandbytes keep other tensors (docs/reference/predictions.md)",
 )
-"""Uncertainties on one GPU, and their sources: where the traced model is the one that runs, where it is the
-class that a name stands for, and where that is quantized."""
+"""Uncertainties on one GPU, and their sources: with the script's own model traced, with the class that a name
+stands for, and with that class quantized."""
 _MANY_RANKS = (
     0.15,
     "ASSUMPTION: as for one GPU, and NCCL's buffers, whose number depends on the links that NCCL finds; "
     "DeepSpeed's own tensors equal those of the real engine on CPU ranks within 1 %",
 )
-
-
 _IN_STAGES = (
     0.2,
     "ASSUMPTION: as for many ranks, and no run in pipeline stages was measured on a GPU; a stage's live "
@@ -63,7 +59,7 @@ _STAGES: dict[ZeroStage, type[SimulatedEngine]] = {
 
 
 def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
-    """Play a run and return the engine with its tape; a sketch is quicker and less exact (see play)."""
+    """Play a run and return the engine with its tape; see `play` for a sketch."""
     strategy = setup.strategy
     kind = NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
     engine = (kind if setup.stage is None else PipelineEngine)(setup, Tape())
@@ -72,7 +68,7 @@ def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
-    """Return the memory that one GPU needs, phase by phase, without a limit."""
+    """Return the memory that one GPU needs, phase by phase, if there were no limit."""
     engine, outside = _played(setup, gpu)
     return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
 
@@ -80,8 +76,7 @@ def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
 def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
     """Return the memory of one GPU under a limit; None if the run ends with CUDA out of memory.
 
-    The allocator gives cached blocks back before it gives up, so that a run may get through that would take
-    more if there were more.
+    The allocator frees cached blocks before it fails, so that a run may need less than without a limit.
     """
     engine, outside = _played(setup, gpu)
     within = replay(
@@ -93,7 +88,7 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
 
 
 def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
-    before_nccl = tuple(term for term in outside if term.name != NCCL)  # it starts with the first collective
+    before_nccl = tuple(term for term in outside if term.name != NCCL)  # starts with the first collective
     uncertainty, source = _uncertainty(engine.setup, has_nccl=before_nccl != outside)
     phases = tuple(
         PhaseMemory(
@@ -110,26 +105,26 @@ def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]
 
 
 def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
-    """Return it and its source, by ranks, by what was traced, and by what the weights lie in.
+    """Return the uncertainty and its source, by ranks, by the traced model, and by quantization.
 
-    Not by precision: all known runs in fp32 are of one source, so that the two can't be told apart. A release
-    of DeepSpeed that was not compared adds to it.
+    Not by precision, as all known runs in fp32 are of one source. A release of DeepSpeed that was not
+    compared adds to it.
     """
     by_name = QUANTIZED_BY_NAME if setup.strategy.quantization else BY_NAME
     alone = BY_OWN_MODEL if setup.traces_own_model else by_name
     uncertainty, source = _MANY_RANKS if has_nccl else alone
     if setup.stage is not None:
         uncertainty, source = _IN_STAGES
-    more, why = doubt_about(setup.versions.deepspeed)
+    more, why = _added_by_release(setup.versions.deepspeed)
     if setup.strategy.engine is Engine.NATIVE or not more:
         return uncertainty, source
     return uncertainty + more, f"{source}; {more:.0%} more, as {why}"
 
 
 def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
-    """Return the engine of a setup with the whole run on its tape, and what is not PyTorch's."""
+    """Return the engine with the whole run on its tape, and the terms outside PyTorch's allocator."""
     terms = non_torch_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
-    here = replaced(
+    here = replace(
         setup,
         compute_capability=gpu.compute_capability or setup.compute_capability,
         gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(terms)),
@@ -147,13 +142,13 @@ def tensor_terms(
     """Return the live tensors of a phase's largest moment as terms.
 
     Args:
-        traced: (formula, source) of the terms that the log brings.
+        traced: (formula, source) of the terms that come from the log.
     """
     terms, rows = [], engine.setup.rows_per_sample
-    of_rows = f"bytes a sample ({rows} rows at the model)" if rows > 1 else "bytes a sample"
+    of_rows = f"bytes per sample ({rows} rows at the model)" if rows > 1 else "bytes per sample"
     for name, num_bytes in peak.live:
-        formula, source = engine.explain(name) or traced.get(name, _UNEXPLAINED)
-        formula = formula.replace("bytes a sample", of_rows)
+        formula, source = engine.explain(name) or traced[name]
+        formula = formula.replace("bytes per sample", of_rows)
         terms.append(
             Term(name=name, num_bytes=num_bytes, holder=Holder.TENSORS, formula=formula, source=source)
         )
@@ -170,19 +165,19 @@ def _cache_term(peak: TapePeak) -> Term:
     )
 
 
-_READ = "0.19.8"
-"""Every file and line that the engines name is of this release, and so are the measured CPU ranks."""
+_COMPARED_RELEASE = "0.19.8"
+"""The release of DeepSpeed whose files and lines the engines name, and that ran on the measured CPU ranks."""
 _NEAR, _FAR = 0.02, 0.05
-"""ASSUMPTION, not measured: what the releases near the one compared, and the others, add to the uncertainty.
-Weights, masters and states follow from ZeRO itself; a release can change the copies and buckets beside."""
+"""ASSUMPTION, not measured: what releases near the compared one, and all others, add to the uncertainty.
+Weights, masters and states follow from ZeRO itself; a release can change copies and buckets."""
 
 
-def doubt_about(deepspeed: str | None) -> tuple[float, str]:
-    """Return what a release of DeepSpeed adds to the uncertainty, and why; 0 for the one compared."""
+def _added_by_release(deepspeed: str | None) -> tuple[float, str]:
+    """Return what a release of DeepSpeed adds to the uncertainty, and why; 0 for the compared one."""
     if deepspeed is None:
         return _FAR, "the release of DeepSpeed is not known"
     release = deepspeed.split("+")[0]
-    if release == _READ:
+    if release == _COMPARED_RELEASE:
         return 0.0, ""
     if tuple(int(part) for part in release.split(".")[:2] if part.isdigit()) < (0, 19):
         return (

@@ -1,4 +1,4 @@
-"""Memory that no allocation log knows: CUDA context, NCCL, cuBLAS, a script's other models, with sources."""
+"""Memory outside the allocation log: CUDA context, NCCL, cuBLAS, a script's other models, with sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTEXTS = (
     (
         (10, 0),
         616,
-        "https://github.com/LMCache/LMCache/issues/4019: 616 MiB, on a GPU that it does not name",
+        "https://github.com/LMCache/LMCache/issues/4019: 616 MiB, on an unnamed GPU",
     ),
     ((9, 0), 520, f"ASSUMPTION: between 426 MiB (compute capability 8.9) and 616 MiB; {_LAZY}"),
     ((8, 9), 426, "https://github.com/unslothai/unsloth-zoo/pull/1053: RTX 6000 Ada, torch 2.10, CUDA 13.0"),
@@ -29,11 +29,11 @@ _CONTEXTS = (
     ((7, 5), 256, "ASSUMPTION: that of compute capability 8.6, as nobody seems to have published one"),
     ((0, 0), 303, "https://github.com/pytorch/pytorch/issues/107667: 300 something MB"),
 )
-"""(from this compute capability on, MiB, source): CUDA context of a process that has launched little yet."""
+"""(least compute capability, MiB, source): CUDA context of a process that has launched few kernels."""
 
 _KERNELS_MIB = 64
-"""ASSUMPTION: kernels of cuBLAS, attention and the other operators that a training step loads into it. Lazy
-loading makes it hard to say; the sources above measured an idle process."""
+"""ASSUMPTION: kernels of cuBLAS, attention and other operators that a training step loads into the context.
+The sources above measured an idle process."""
 _EAGER_MIB = 1343
 _EAGER = (
     "https://github.com/huggingface/transformers/blob/0ad5fe67b294ea7fccb6bd087b25bb8ffc19ceed/docs/source/"
@@ -64,34 +64,33 @@ _LARGE_WORKSPACES = (9, 10, 12)
 def non_torch_terms(
     gpu: GpuSpec, topology: Topology, versions: Versions, *, other_weight_bytes: int = 0
 ) -> tuple[Term, ...]:
-    """Return all that lies on this GPU and in no log: the context, other models, and with several ranks NCCL.
+    """Return the memory of a GPU that no log has: CUDA context, other models, with several ranks NCCL.
 
     Args:
-        other_weight_bytes: of the models that the script holds beside the one that it trains.
+        other_weight_bytes: of the script's models beside the one that it trains.
     """
-    other, nccl = _other_models_term(other_weight_bytes), nccl_term(gpu, topology)
-    found = (context_term(gpu, versions=versions), other, nccl)
-    return tuple(term for term in found if term is not None)
-
-
-def _other_models_term(num_bytes: int) -> Term | None:
-    """Return the weights of a script's other models; None where it has none."""
-    if not num_bytes:
-        return None
-    source = (
-        "ASSUMPTION: each rank holds them whole, as the script makes them; of their activations, those of a"
-        " Trainer's loss are traced"
-    )
-    return _outside(OTHER_MODELS, num_bytes, "weights and buffers of what is not trained", source)
+    terms = [context_term(gpu, versions=versions)]
+    if other_weight_bytes:
+        source = (
+            "ASSUMPTION: each rank holds them whole, as the script makes them; of their activations, those of"
+            " a Trainer's loss are traced"
+        )
+        terms.append(
+            _outside(
+                OTHER_MODELS, other_weight_bytes, "weights and buffers of models that are not trained", source
+            )
+        )
+    nccl = nccl_term(gpu, topology)
+    return (*terms, nccl) if nccl is not None else tuple(terms)
 
 
 def context_term(gpu: GpuSpec, *, versions: Versions | None = None) -> Term:
-    """Return what a process holds on this GPU before it has a tensor, and the kernels that it loads.
+    """Return the CUDA context of a process on this GPU, with the kernels that it loads.
 
-    What the GPU's own entry says goes before the table by generation.
+    The GPU's own entry in the catalog takes precedence over the table by generation.
 
     Args:
-        versions: tell whether torch loads kernels as they are used; without them it does.
+        versions: tell whether torch loads kernels lazily, as without them.
     """
     if versions is not None and _loads_all_kernels(versions.torch):
         return _outside("CUDA context", _EAGER_MIB * MIB, f"{_EAGER_MIB} MiB with all kernels", _EAGER)
@@ -110,8 +109,8 @@ def _loads_all_kernels(torch: str | None) -> bool:
 
 
 def nccl_term(gpu: GpuSpec, topology: Topology) -> Term | None:
-    """Return NCCL's buffers: of a communicator of the ranks that hold the same weights, and one of the ranks
-    that share samples; None where there is neither.
+    """Return NCCL's buffers: of the communicator of the ranks that hold the same weights, and of that of the
+    ranks that share samples; None without either.
     """
     sizes = [size for size in (topology.num_replicas, topology.sample_group_size) if size > 1]
     if not sizes:
@@ -122,7 +121,7 @@ def nccl_term(gpu: GpuSpec, topology: Topology) -> Term | None:
 
 
 def _communicator(gpu: GpuSpec, size: int, topology: Topology) -> tuple[int, str, str]:
-    """Return the bytes of one communicator of so many ranks, their formula and its source."""
+    """Return the bytes of one communicator, their formula and its source."""
     if not gpu.has_fast_links:
         formula = f"{_PCIE_CONNECTIONS} connections x {_CONNECTION_BYTES} B"
         source = "https://github.com/NVIDIA/nccl/issues/1450; number of connections: ASSUMPTION"
@@ -138,9 +137,9 @@ def _communicator(gpu: GpuSpec, size: int, topology: Topology) -> tuple[int, str
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """Return the workspace of one cuBLAS handle on one stream, which PyTorch's allocator holds for good.
+    """Return the workspace of one cuBLAS handle on one stream, which PyTorch's allocator never frees.
 
-    cuBLASLt takes the same one. A training process has two handles: the main thread's and autograd's.
+    cuBLASLt shares it. A training process has two handles: the main thread's and autograd's.
     Left out: Blackwell had the smaller one until https://github.com/pytorch/pytorch/pull/175344 (2026-02).
     Source: parseChosenWorkspaceSize in
     https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/cuda/CublasHandlePool.cpp

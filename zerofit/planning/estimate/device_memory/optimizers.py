@@ -1,6 +1,6 @@
-"""Optimizers on the GPU: the tensors that each keeps of a parameter, and those that its step makes and drops.
+"""Optimizers on the GPU: the states that each keeps per parameter, and the temporaries of its step.
 
-None stands for torch.optim.AdamW, which runs foreach on CUDA: the script's own, where no other is known. Read
+None stands for torch.optim.AdamW, which runs foreach on CUDA: the script's own, unless another is known. Read
 at torch 2.13.0, transformers 5.23.0 and bitsandbytes 0.50; tests run the real classes beside these tables.
 """
 
@@ -33,45 +33,45 @@ get_state_buffer)."""
 
 
 class ScriptOptimizer(StrEnum):
-    """Optimizers of a script's own that a plan has no name for."""
+    """A script's own optimizers that a plan has no name for."""
 
     ONE_STATE = "one state"
     """As wide as the parameter: RMSprop, Adagrad, SGD with momentum and weight decay."""
     MOMENTUM = "momentum"
     """SGD with momentum, without weight decay: stepped in place."""
     DECAYED_SGD = "SGD with weight decay"
-    """Without momentum, by foreach, as torch runs it on CUDA unless told otherwise."""
+    """Without momentum; foreach, torch's default on CUDA."""
     ONE_STATE_8BIT = "one state in 8 bit"
-    """Those of bitsandbytes."""
+    """bitsandbytes' optimizers with one state."""
 
 
 Stepper = OptimizerName | ScriptOptimizer | None
-"""An optimizer by its costs, zerofit's or the script's own; None for torch's foreach AdamW."""
+"""A key of COSTS: zerofit's optimizer or the script's own; None for torch's foreach AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCosts:
-    """States that one optimizer keeps of each parameter, and bytes that its step moves."""
+    """The states that one optimizer keeps per parameter, and the bytes that its step moves."""
 
     formula: str
-    """Of its states; P elements, b bytes each."""
+    """Of the states of P elements, b bytes each."""
     source: str
     least_bytes: int
-    """Bytes of states that an element has at least: two moments in fp32 or in 8 bit. Adafactor keeps sums
-    over rows and columns, SGD may have no momentum, and pages may leave the GPU: of them nothing is sure."""
+    """Lower bound of the state bytes per element: two moments in fp32 or in 8 bit. 0 for Adafactor, which
+    keeps sums over rows and columns, SGD without momentum, and states in pages that may leave the GPU."""
     step_bytes: int
-    """Bytes read and written for each element stepped, fp32 weights and gradients. Those of torch and
+    """Bytes read and written per stepped element, with fp32 weights and gradients. Those of torch and
     transformers are counted over the operators of a real step (tests/planning/estimate/test_optimizers.py),
-    but for fused AdamW, which reads weight, gradient and two moments and writes three; 8-bit moments take one
-    byte each way each; Lion has one moment. ASSUMPTION: pages stay on the GPU from step to step; each that
-    the driver has moved takes longer, by how much was not measured."""
+    except fused AdamW, which reads weight, gradient and two moments and writes three; 8-bit moments take one
+    byte each way each; Lion has one moment. ASSUMPTION: pages stay on the GPU from step to step; those that
+    the driver has moved take longer, by how much was not measured."""
     step_bytes_16bit: int
-    """The same of weights and gradients in 16 bit, which Adafactor steps in fp32 copies."""
+    """The same with weights and gradients in 16 bit, which Adafactor steps in fp32 copies."""
     dispatches: float
-    """CPU time of stepping one parameter, in dispatches of an operator; chosen as _MODULE_DISPATCHES of
-    step_time.py was."""
+    """CPU time of stepping one parameter, in operator dispatches; chosen like _MODULE_DISPATCHES of
+    step_time.py."""
     num_states: int = 0
-    """Of a class of bitsandbytes; 0 for another one."""
+    """Of an optimizer of bitsandbytes; 0 for all others."""
     has_8_bit: bool = False
     is_paged: bool = False
 
@@ -173,7 +173,7 @@ COSTS: dict[Stepper, OptimizerCosts] = {
 
 
 def _paged(costs: OptimizerCosts, formula: str) -> OptimizerCosts:
-    """Return the costs of the same with pages: whatever the driver moves to the host is not on the GPU."""
+    """Return the costs of an optimizer with paged states, which the driver may move to the host."""
     return replace(costs, formula=f"{formula}{_PAGES}", source=_PAGED, least_bytes=0, is_paged=True)
 
 
@@ -193,25 +193,20 @@ class Stepped:
     num_elements: int
     bytes_per_element: int = 4
     shape: tuple[int, ...] = ()
-    """Its dimensions; where they are not known, a square matrix is taken, or a vector below 4096 elements."""
+    """If unknown, a square matrix is assumed, or a vector below 4096 elements."""
     is_embedding: bool = False
-    """True if an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
-    head that shares it too (transformers/trainer.py, create_optimizer)."""
+    """True if an nn.Embedding owns it, alone or tied to a head: Trainer keeps its states in fp32 under an
+    8-bit optimizer (transformers/trainer.py, create_optimizer)."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor itself."""
+        """Bytes of the tensor itself."""
         return self.num_elements * self.bytes_per_element
 
 
-def stepper_of(strategy: Strategy, own: Stepper) -> Stepper:
-    """Return the optimizer that a strategy names, or the script's own where it names none."""
-    return strategy.optimizer or own
-
-
-def make_optimizer(strategy: Strategy, own: Stepper = None) -> Optimizer:
-    """Return the optimizer that a strategy names, or the script's own where it names none."""
-    return Optimizer(name=stepper_of(strategy, own))
+def optimizer_of(strategy: Strategy, own: Stepper) -> Optimizer:
+    """Return the optimizer that a strategy names, or the script's own if it names none."""
+    return Optimizer(name=strategy.optimizer or own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +217,11 @@ class Optimizer:
 
     @property
     def costs(self) -> OptimizerCosts:
-        """Its row of COSTS."""
+        """The optimizer's row of COSTS."""
         return COSTS[self.name]
 
     def states_of(self, tensor: Stepped) -> tuple[int, ...]:
-        """Return the sizes of the states on the GPU that one tensor gets, in the order of their birth."""
+        """Return the sizes of one tensor's states on the GPU, in the order of their allocation."""
         if self.name is None:
             return tensor.num_bytes, tensor.num_bytes
         if self.name is OptimizerName.ADAMW:
@@ -241,18 +236,13 @@ class Optimizer:
         scales = 4 * -(-tensor.num_elements // _BLOCK)
         return *states, *((scales,) * self.costs.num_states if self._is_8_bit(tensor) else ())
 
-    @property
-    def has_8_bit(self) -> bool:
-        """True if any of its states are in 8 bit."""
-        return self.costs.has_8_bit
-
     def pages_of(self, tensor: Stepped) -> int:
-        """Return the bytes of a tensor's states that are the driver's to move between GPU and host."""
+        """Return the bytes of a tensor's paged states, which the driver moves between GPU and host."""
         is_paged = self.costs.is_paged and tensor.num_elements >= _LEAST_PAGED
         return sum(self._moments(tensor)) if is_paged else 0
 
     def _moments(self, tensor: Stepped) -> tuple[int, ...]:
-        """Return the sizes of bitsandbytes' states of one tensor, without the scales of those in 8 bit."""
+        """Return the sizes of bitsandbytes' states of one tensor, without the scales of 8-bit states."""
         width = 1 if self._is_8_bit(tensor) else 4
         return (width * tensor.num_elements,) * self.costs.num_states
 
@@ -261,10 +251,10 @@ class Optimizer:
         return self.costs.has_8_bit and is_large and not tensor.is_embedding
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
-        """Note what one optimizer step over these tensors allocates and frees.
+        """Allocate and free what one optimizer step over these tensors needs.
 
         Args:
-            is_first: True if the states are born in it.
+            is_first: True if the step creates the states.
         """
         if self.name is OptimizerName.ADAFACTOR:
             self._step_adafactor(tape, tensors, is_first=is_first)
@@ -273,8 +263,9 @@ class Optimizer:
             for tensor in tensors:
                 for num_bytes in self.states_of(tensor):
                     tape.allocate(num_bytes, STATES)
-            for num_bytes in self._shared(tensors):
-                tape.allocate(num_bytes, STATES)
+            if any(self._is_8_bit(tensor) for tensor in tensors):
+                for _ in range(self.costs.num_states):
+                    tape.allocate(_QUANTILE_MAP_BYTES, STATES)
         pages = max((self.pages_of(tensor) for tensor in tensors), default=0)
         if pages:
             tape.free(tape.allocate(pages, TEMPORARIES))
@@ -289,16 +280,11 @@ class Optimizer:
             for block in roots:
                 tape.free(block)
 
-    def _shared(self, tensors: Sequence[Stepped]) -> list[int]:
-        """Return the tables of an 8-bit optimizer, one a state, which exist once any state is in 8 bit."""
-        any_8_bit = any(self._is_8_bit(tensor) for tensor in tensors)
-        return [_QUANTILE_MAP_BYTES] * self.costs.num_states if any_8_bit else []
-
     def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
-        """Go tensor by tensor; the names in its loop hold the last one's until they are given anew."""
+        """Step tensor by tensor; local names hold the last tensor's temporaries until they are reassigned."""
         held: dict[str, int] = {}
 
-        def rename(name: str, size: int) -> None:
+        def reassign(name: str, size: int) -> None:
             if name in held:
                 tape.free(held.pop(name))
             if size:
@@ -307,18 +293,18 @@ class Optimizer:
         for tensor in tensors:
             size = 4 * tensor.num_elements
             copy = 0 if tensor.bytes_per_element == 4 else size  # 16-bit tensors are stepped in fp32
-            rename("gradient", copy)
+            reassign("gradient", copy)
             if is_first:
                 for num_bytes in self.states_of(tensor):
                     tape.allocate(num_bytes, STATES)
-            rename("parameter", copy)
+            reassign("parameter", copy)
             square = tape.allocate(size, TEMPORARIES)
             shifted = tape.allocate(size, TEMPORARIES)
-            rename("update", 0)
+            reassign("update", 0)
             tape.free(square)
             moments = _second_moments(tensor)
             factors = [tape.allocate(num_bytes, TEMPORARIES) for num_bytes in moments if len(moments) == 2]
-            rename("update", size)
+            reassign("update", size)
             for block in (shifted, *factors):
                 tape.free(block)
             tape.free(tape.allocate(size, TEMPORARIES))  # -update
@@ -327,7 +313,7 @@ class Optimizer:
 
 
 def _second_moments(tensor: Stepped) -> tuple[int, ...]:
-    """Return the sizes of Adafactor's second moments: rows and columns of a matrix, else all."""
+    """Return the sizes of Adafactor's second moments: factored for a matrix, whole for a vector."""
     shape = tensor.shape
     if not shape and tensor.num_elements >= _LEAST_8_BIT:
         side = math.isqrt(tensor.num_elements)

@@ -1,4 +1,4 @@
-"""Tape: all that one GPU allocates and frees over a run; replay: the largest moment of each phase of it."""
+"""Tape: all allocations and frees of one GPU in a run; replay: the peak of each of its phases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """The growing list of a run's allocations, which engines write and the allocator replays.
+    """The allocations of a run, which engines write and the allocator replays.
 
-    Blocks are numbered by birth. ``sizes[block]`` and ``terms[block]`` say what each is; ``entries`` holds
-    block + 1 for a birth and -(block + 1) for a death; ``marks`` holds (entry index, phase) where a phase
-    begins, ``emptied`` the entry indices before which the allocator's cache is given back, and ``streams``
-    the CUDA stream of each block that is not on the default one: what a stream has cached serves no other.
+    Blocks are numbered in the order of their allocation. ``sizes[block]`` and ``terms[block]`` describe each;
+    ``entries`` holds block + 1 for an allocation and -(block + 1) for a free; ``marks`` holds (entry index,
+    phase) where a phase begins, ``emptied`` the entry indices before which the allocator's cache is emptied,
+    and ``streams`` the CUDA stream of each block that is not on the default one: streams share no cache.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Tape:
         self.streams: dict[int, int] = {}
 
     def allocate(self, num_bytes: int, term: str, *, stream: int = 0) -> int:
-        """Note a block's birth and return its number.
+        """Record an allocation and return the block's number.
 
         Args:
-            num_bytes: its size as asked for, before the allocator rounds it.
-            term: the name of the Term that it belongs to.
-            stream: the CUDA stream that runs where it is asked for; 0 is the default one.
+            num_bytes: as requested, before the allocator rounds it.
+            term: name of the Term that it counts for.
+            stream: the current CUDA stream; 0 is the default one.
         """
         block = len(self.sizes)
         self.sizes.append(num_bytes)
@@ -47,43 +47,43 @@ class Tape:
         return block
 
     def free(self, block: int) -> None:
-        """Note a block's death."""
+        """Record that a block is freed."""
         self.entries.append(-(block + 1))
 
     def begin(self, phase: RunPhase) -> None:
-        """Note that a phase begins; it may come more than once."""
+        """Record that a phase begins; it may do so more than once."""
         self.marks.append((len(self.entries), phase))
 
     def empty_cache(self) -> None:
-        """Note that torch.cuda.empty_cache is called: what is reserved and holds no block goes back."""
+        """Record a call of torch.cuda.empty_cache."""
         self.emptied.append(len(self.entries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapePeak:
-    """One phase at its largest moment: where most is reserved, and of those moments where most is live."""
+    """One phase at its peak: the moment with most reserved, and of those with most allocated memory."""
 
     phase: RunPhase
     live: tuple[tuple[str, int], ...]
-    """(term, bytes as asked for) of the tensors that are alive then, the largest first."""
+    """(term, requested bytes) of the live tensors, the largest first."""
     allocated_bytes: int
-    """Of their blocks: sizes rounded up, and a rest that is too small to be split off."""
+    """Of their blocks: sizes rounded up, with remainders too small to be split off."""
     reserved_bytes: int
 
     @property
     def live_bytes(self) -> int:
-        """All live tensors together, as asked for."""
+        """Requested bytes of all live tensors."""
         return sum(num_bytes for _, num_bytes in self.live)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The peaks of a run that was played."""
+    """The peaks of a run."""
 
     peaks: tuple[TapePeak, ...]
-    """One a phase, in the order of RunPhase; none of a phase that does not occur or is not reached."""
+    """One per phase that is reached, in the order of RunPhase."""
     ends: bool = True
-    """True if the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
+    """False if the run stops with CUDA out of memory, in the last of these phases."""
 
 
 def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool = False) -> Replay:
@@ -118,40 +118,29 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
         moments[phase] = max(moments.get(phase, (-1, -1, 0)), (most, largest, moment))
         if not ends:
             break
-    live = _live_at(tape, {moment for _, _, moment in moments.values()})
-    peaks = tuple(
-        TapePeak(
-            phase=phase,
-            live=live[moments[phase][2]],
-            allocated_bytes=moments[phase][1],
-            reserved_bytes=moments[phase][0],
-        )
-        for phase in RunPhase
-        if phase in moments
-    )
-    return Replay(peaks=peaks, ends=ends)
+    return Replay(peaks=_peaks(tape, moments), ends=ends)
 
 
 def replay_live(tape: Tape) -> Replay:
-    """Return each phase's largest moment by live tensors alone: as if nothing were rounded or cached."""
+    """Return each phase's peak of live tensors alone, as if nothing were rounded or cached."""
     live = _live(tape)
-    moments: dict[RunPhase, int] = {}
+    moments: dict[RunPhase, tuple[int, int, int]] = {}
     for phase, start, stop in _spans(tape):
         moment = max(range(start, stop + 1), key=live.__getitem__)
-        if phase not in moments or live[moment] > live[moments[phase]]:
-            moments[phase] = moment
-    terms = _live_at(tape, set(moments.values()))
-    peaks = tuple(
-        TapePeak(
-            phase=phase,
-            live=terms[moments[phase]],
-            allocated_bytes=live[moments[phase]],
-            reserved_bytes=live[moments[phase]],
-        )
+        if phase not in moments or live[moment] > moments[phase][0]:
+            moments[phase] = live[moment], live[moment], moment
+    return Replay(peaks=_peaks(tape, moments))
+
+
+def _peaks(tape: Tape, moments: dict[RunPhase, tuple[int, int, int]]) -> tuple[TapePeak, ...]:
+    """Return the peaks at (reserved bytes, allocated bytes, number of entries) of each phase."""
+    live = _live_at(tape, {moment for _, _, moment in moments.values()})
+    return tuple(
+        TapePeak(phase=phase, live=live[moment], allocated_bytes=allocated, reserved_bytes=reserved)
         for phase in RunPhase
         if phase in moments
+        for reserved, allocated, moment in (moments[phase],)
     )
-    return Replay(peaks=peaks)
 
 
 def _live(tape: Tape) -> list[int]:
@@ -162,7 +151,7 @@ def _live(tape: Tape) -> list[int]:
 
 
 def _spans(tape: Tape, *, cuts: Iterable[int] = ()) -> list[tuple[RunPhase, int, int]]:
-    """Return each phase's stretches of entries, (phase, first, one past the last), in two at each cut."""
+    """Return each phase's spans of entries, (phase, first, one past the last), split at each cut."""
     ends = [start for start, _ in tape.marks[1:]] + [len(tape.entries)]
     spans = []
     for (start, phase), end in zip(tape.marks, ends, strict=True):
@@ -172,14 +161,14 @@ def _spans(tape: Tape, *, cuts: Iterable[int] = ()) -> list[tuple[RunPhase, int,
 
 
 def _live_at(tape: Tape, moments: set[int]) -> dict[int, tuple[tuple[str, int], ...]]:
-    """Return the live bytes by term after so many entries, for each of these moments."""
+    """Return the live bytes by term after each of these numbers of entries."""
     sizes, terms = tape.sizes, tape.terms
     found = {}
     alive: set[int] = set()
     done = 0
     for moment in sorted(moments):
-        told = set(tape.entries[done:moment])
-        alive = {entry for entry in alive | told if entry > 0 and -entry not in told}
+        since = set(tape.entries[done:moment])
+        alive = {entry for entry in alive | since if entry > 0 and -entry not in since}
         done = moment
         totals: dict[str, int] = {}
         for entry in sorted(alive):

@@ -1,4 +1,4 @@
-"""SimulatedEngine: what holds parameters, gradients and optimizer states in a run, as allocations."""
+"""SimulatedEngine: the allocations of a training engine, played over a log for whole optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from typing import TYPE_CHECKING
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
+from zerofit.planning.estimate.device_memory.optimizers import optimizer_of
 from zerofit.planning.estimate.engines.stage import events_by_stage, events_of_every_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from zerofit.core.allocation_log import AllocationLog
     from zerofit.core.facts import Versions
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
-    from zerofit.planning.estimate.device_memory.optimizers import Stepper
+    from zerofit.planning.estimate.device_memory.optimizers import Optimizer, Stepper
     from zerofit.planning.estimate.device_memory.replay import Tape
     from zerofit.planning.estimate.engines.stage import PassEvents, Stage
 
 NUM_STEPS = 2
-"""Optimizer steps that are played: in the first one the states are born into blocks that activations left, so
-the second one is where memory settles."""
+"""Optimizer steps that are played: the first creates the optimizer states in blocks that activations left, so
+that memory settles in the second."""
 
-PLAYED = 3
+MAX_PLAYED_MICRO_BATCHES = 3
 """Micro-batches of a step that are played at most: the first, the second, and the last with its boundary.
-Those between do what the second does, so that longer accumulation is alike."""
+Those in between repeat the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The log, the strategy and the ranks that an engine plays."""
+    """What an engine plays: the log, the strategy, the ranks, and how the script loads its model."""
 
     log: AllocationLog
     strategy: Strategy
@@ -43,74 +44,147 @@ class Setup:
     trains: bool = True
     """True if there are gradients and an optimizer."""
     keeps_outputs: bool = False
-    """True if the loop holds the outputs of one micro-batch while the next runs forward."""
+    """True if the loop holds the outputs of one micro-batch through the next forward pass."""
     compute_capability: tuple[int, int] = (8, 0)
-    """Of the GPU, which decides the size of cuBLAS's workspace."""
+    """Of the GPU; decides the size of cuBLAS's workspace."""
     gpu_memory_bytes: int | None = None
-    """Memory that PyTorch can get of the GPU, which decides how DeepSpeed starts; None for enough."""
+    """GPU memory available to PyTorch, which decides where DeepSpeed flattens weights; None means enough."""
     makes_model_first: bool = False
-    """True if the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
+    """True if the script makes its model before anything that enables ZeRO stage 3's zero.Init."""
     loads_weights: bool = True
-    """True if weights come from a checkpoint; else each rank makes them in its own host memory."""
+    """True if weights come from a checkpoint; else each rank initialises them in its own host memory."""
     expandable_segments: bool = False
     """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     own_optimizer: Stepper = None
-    """Kind of the script's own optimizer, where the strategy names none."""
+    """The script's own optimizer, used where the strategy names none."""
     has_own_adapters: bool = False
-    """True if the script's model has adapters, beside those that the strategy may name."""
+    """True if the script's model has adapters of its own."""
     cut_elements: int = 0
-    """Of parameters that each rank loads whole to keep its part: those that it does not keep."""
+    """Elements that each rank loads and then drops, as it keeps a part of whole parameters."""
     other_weight_bytes: int = 0
-    """Of the models that the script holds beside the one that it trains, on each GPU."""
+    """Bytes per GPU of the script's models beside the one that it trains."""
     rows_per_sample: int = 1
     """Rows of the model's input per sample: two for a preference pair."""
     traces_own_model: bool = False
-    """True if the log is of the model that runs, as a script makes it, and not of the class for a name."""
+    """True if the log is of the script's own model, not of the class that its name stands for."""
     stage: Stage | None = None
-    """Where a log is that of a rank's stages of a pipeline."""
+    """The rank's stages of a pipeline, whose log it is; None without a pipeline."""
 
     @property
     def trains_adapters(self) -> bool:
         """True if adapters train in place of the weights."""
         return self.strategy.lora is not None or self.has_own_adapters
 
+    @property
+    def trained(self) -> list[int]:
+        """Indices of the parameters that train; empty without training."""
+        return [number for number, one in enumerate(self.log.parameters) if self.trains and one.trains]
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that the strategy names, or the script's own."""
+        return optimizer_of(self.strategy, self.own_optimizer)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples per rank in one forward pass."""
+        return self.strategy.micro_batch_size or 1
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.strategy.gradient_accumulation_steps or 1
+
+    @property
+    def total_weight_bytes(self) -> int:
+        """Bytes of all whole parameters."""
+        return sum(one.num_elements * one.bytes_per_element for one in self.log.parameters)
+
+
+WEIGHTS, BUFFERS, BUCKET = "weights", "buffers", "gradient bucket"
+WORKSPACE = TensorKind.WORKSPACE.value
 WEIGHT_COPIES = "16-bit weight copies"
-_TRACED = ("fixed + bytes a sample x micro_batch_size, of what is alive", "traced")
+_TRACED = ("live tensors: fixed + bytes per sample x micro_batch_size", "traced")
 TRACED_TERMS = {
     **{kind.value: _TRACED for kind in TensorKind},
-    TensorKind.GRADIENT.value: ("b P, P trainable elements of b bytes, as far as they are made", "traced"),
+    BUFFERS: ("bytes of the model's buffers", "model.buffers()"),
+    TensorKind.GRADIENT.value: (
+        "b P, P trainable elements of b bytes, as far as they are computed",
+        "traced",
+    ),
     WEIGHT_COPIES: (
         "2 P of the fp32 weights that autocast has cast, from their forward pass to their backward pass",
         "traced; https://docs.pytorch.org/docs/stable/amp.html#autocasting",
     ),
-    TensorKind.WORKSPACE.value: (
-        "scratch of kernels, and cuBLAS's workspaces of two threads",
+    WORKSPACE: (
+        "scratch memory of kernels, and cuBLAS's workspaces of two threads",
         "traced; aten/src/ATen/cuda/CublasHandlePool.cpp",
     ),
 }
-"""(formula, source) of the terms that come from the log, where the engine says no other."""
+"""(formula, source) of the terms that come from the log, unless the engine explains them."""
 
 
 class SimulatedEngine:
-    """The hooks that `play` calls; each notes on the tape what the engine does. The base does nothing."""
+    """Writes an engine's allocations on the tape in the hooks that `play` calls; the base's do nothing."""
 
+    EXPLANATIONS: Mapping[str, tuple[str, str]] = {}
+    """(formula, source) of each term that the engine allocates."""
     SUMS_IN_PLACE = False
     """True if no gradient that is added to is a view."""
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
         self.setup = setup
         self.tape = tape
+        self.trained = setup.trained
+        self.elements = [parameter.num_elements for parameter in setup.log.parameters]
+        self.element_bytes = [parameter.bytes_per_element for parameter in setup.log.parameters]
+        self.optimizer = setup.optimizer
+        self._gradients: dict[int, int] = {}
 
     def explain(self, term: str) -> tuple[str, str] | None:
-        """Return the formula of one of the engine's terms and its source; None for a term that it lacks."""
-        return None
+        """Return the formula and the source of one of the engine's terms; None for a term of the log."""
+        return self.EXPLANATIONS.get(term)
+
+    def bytes_of(self, parameter: int) -> int:
+        """Return the bytes of a whole parameter."""
+        return self.elements[parameter] * self.element_bytes[parameter]
+
+    def take(self, num_bytes: int, term: str, *, stream: int = 0) -> list[int]:
+        """Allocate a block, unless it is empty, and return the blocks allocated."""
+        return [self.tape.allocate(num_bytes, term, stream=stream)] if num_bytes else []
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Free blocks."""
+        for block in blocks:
+            self.tape.free(block)
+
+    def scratch(self, num_bytes: int, term: str, *, stream: int = 0) -> None:
+        """Allocate a block and free it at once."""
+        self.drop(self.take(num_bytes, term, stream=stream))
+
+    def take_buffers(self) -> None:
+        """Allocate the model's buffers."""
+        for num_bytes in self.setup.log.buffer_bytes:
+            self.tape.allocate(num_bytes, BUFFERS)
+
+    def take_whole(self) -> list[int]:
+        """Move the whole model to the GPU, as Module.to does, and return each parameter's block."""
+        weights = [self.tape.allocate(self.bytes_of(number), WEIGHTS) for number in range(len(self.elements))]
+        self.take_buffers()
+        return weights
+
+    def keep_gradient(self, parameter: int, block: int) -> None:
+        """Keep a gradient, or add it to the one that accumulates, as autograd does."""
+        if parameter in self._gradients:
+            self.tape.free(block)
+        else:
+            self._gradients[parameter] = block
 
     def load(self) -> None:
-        """The model moves to the GPU, as the script does it before any engine is there."""
+        """The script moves the model to the GPU, before the engine is made."""
 
     def initialise(self) -> None:
-        """The engine makes its own buffers."""
+        """The engine allocates what it keeps."""
 
     def forward_enter(self, module: int) -> None:
         """A module's forward begins."""
@@ -125,7 +199,7 @@ class SimulatedEngine:
         """The backward pass leaves a module."""
 
     def gradient_ready(self, parameter: int, block: int) -> None:
-        """A parameter's gradient is whole and in this block, which from now on is the engine's to free."""
+        """A parameter's gradient is complete, in a block that the engine is to free from now on."""
 
     def pass_begins(self) -> None:
         """A pass of a pipeline begins."""
@@ -137,7 +211,7 @@ class SimulatedEngine:
         """The backward pass is over; is_boundary says whether an optimizer step follows."""
 
     def step(self) -> None:
-        """Clip, step, and let go of the gradients."""
+        """Clip, step, and free the gradients."""
 
     def save(self) -> None:
         """A checkpoint is written."""
@@ -146,11 +220,11 @@ class SimulatedEngine:
 def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
 
-    Of a longer accumulation PLAYED micro-batches are played, or PLAYED passes of a pipeline.
+    At most MAX_PLAYED_MICRO_BATCHES micro-batches of a step are played, or so many passes of a pipeline.
 
     Args:
-        sketch: play the activations of the very last micro-batch alone, and two micro-batches at most. What
-            is live is then never more than in the whole run, and found in a fraction of the time.
+        sketch: play the activations of the very last micro-batch alone, and at most two micro-batches. Live
+            memory is then never more than in the whole run, and found in a fraction of the time.
     """
     setup, tape = engine.setup, engine.tape
     tape.begin(RunPhase.LOAD)
@@ -160,8 +234,10 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     micro_batches = _MicroBatches(engine)
     stage = setup.stage
     play_pass = micro_batches.play_one if stage is None else micro_batches.play_in_stages
-    accumulation = (setup.strategy.gradient_accumulation_steps or 1) if setup.trains else 1
-    num_passes = min(accumulation if stage is None else stage.passes, 2 if sketch else PLAYED)
+    accumulation = setup.num_micro_batches if setup.trains else 1
+    num_passes = min(
+        accumulation if stage is None else stage.passes, 2 if sketch else MAX_PLAYED_MICRO_BATCHES
+    )
     for step in range(NUM_STEPS):
         for index in range(num_passes):
             is_boundary = index == num_passes - 1
@@ -170,35 +246,34 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
         if setup.trains:
             tape.begin(RunPhase.STEP)
             engine.step()
-    micro_batches.let_go()
+    micro_batches.drop_outputs()
     if setup.trains:
         tape.begin(RunPhase.SAVE)
         engine.save()
 
 
-_WORKSPACE = TensorKind.WORKSPACE.value
-_KEEP = 8
-"""Stands in for FREE where the script still holds an output; no Event."""
+_KEEP_OUTPUT = 8
+"""Code in place of Event.FREE where the script still holds an output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Script:
-    """What is played of a log: its events without those that do nothing."""
+class _PlayedEvents:
+    """The events of a log that an engine plays; each tuple has one entry per stage that the rank holds."""
 
     terms: list[str]
-    """Of each storage."""
+    """The term of each storage."""
     first: tuple[PassEvents, ...]
-    """Of the first micro-batch of a pass, by stage of a pipeline that the rank holds; else one."""
+    """Of the first micro-batch of a pass."""
     more: tuple[PassEvents, ...]
-    """Of its others, which differ in a pipeline alone."""
+    """Of the later micro-batches of a pass, which differ in a pipeline only."""
     sketched: tuple[PassEvents, ...]
     """Without activations."""
-    of_every_stage: tuple[tuple[int, int], ...] = ()
-    """What a stage behind the rank's first makes anew and keeps for its backward pass: masks, positions."""
+    of_every_stage: tuple[tuple[int, int], ...]
+    """What each stage after the rank's first creates anew for its backward pass: masks, positions."""
 
 
 @lru_cache(maxsize=16)
-def _script(
+def _played_events(
     log: AllocationLog,
     hooked: frozenset[int],
     *,
@@ -206,7 +281,7 @@ def _script(
     sums_in_place: bool,
     in_stages: bool,
     blocks: tuple[int, ...],
-) -> _Script:
+) -> _PlayedEvents:
     terms = terms_of(log)
     gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
     played = {Event.ALLOCATE, Event.FREE, Event.GRADIENT_READY, Event.FORWARD_ENDS, *hooked}
@@ -217,19 +292,19 @@ def _script(
         if sums_in_place and code in (Event.ALLOCATE, Event.FREE) and terms[argument] == TensorKind.SUM:
             continue
         if code == Event.FREE and keeps_outputs and terms[argument] == TensorKind.OUTPUT:
-            events.append((_KEEP, argument))
+            events.append((_KEEP_OUTPUT, argument))
         elif code in played:
             events.append((code, argument))
     sketched = [
         (code, argument)
         for code, argument in events
-        if code not in (Event.ALLOCATE, Event.FREE, _KEEP)
+        if code not in (Event.ALLOCATE, Event.FREE, _KEEP_OUTPUT)
         or (code == Event.ALLOCATE and argument in gradients)
     ]
     first = more = _passes(events)
     if in_stages:
         first, more = _with_copies_kept(log, terms, first)
-    return _Script(
+    return _PlayedEvents(
         terms=terms,
         first=events_by_stage(first, log, blocks),
         more=events_by_stage(more, log, blocks),
@@ -246,9 +321,9 @@ def _passes(events: list[tuple[int, int]]) -> PassEvents:
 def _with_copies_kept(
     log: AllocationLog, terms: list[str], events: PassEvents
 ) -> tuple[PassEvents, PassEvents]:
-    """Return the events of a pass's first micro-batch, whose casts of weights stay, and those of the others.
+    """Return the events of a pass's first micro-batch, which keeps its casts of weights, and of later ones.
 
-    Two casts in one module with as many bytes are of one weight: in the forward pass, and recomputed.
+    Two casts of equal size in one module are of one weight: in the forward pass, and recomputed.
     """
     storages, made, first = log.storages, set[tuple[int, int]](), []
     copies = {storage for storage, term in enumerate(terms) if term == WEIGHT_COPIES}
@@ -271,11 +346,11 @@ def _is_of(event: tuple[int, int], storages: set[int]) -> bool:
 
 
 class _MicroBatches:
-    """Plays the log's events, again and again, and keeps the outputs where the script does."""
+    """Plays the log's events once per micro-batch, and keeps the outputs where the script does."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
-        log, samples = engine.setup.log, engine.setup.strategy.micro_batch_size or 1
+        log, samples = engine.setup.log, engine.setup.micro_batch_size
         storages = log.storages
         self._sizes = [
             fixed + each * samples
@@ -287,7 +362,7 @@ class _MicroBatches:
                 int(Event.FORWARD_ENTER): engine.forward_enter,
                 int(Event.BACKWARD_LEAVE): engine.backward_leave,
             }
-        self._script = _script(
+        self._played = _played_events(
             log,
             frozenset(self._hooks),
             keeps_outputs=engine.setup.keeps_outputs,
@@ -300,25 +375,24 @@ class _MicroBatches:
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
-        (events,) = self._script.first if with_activations else self._script.sketched
+        (events,) = self._played.first if with_activations else self._played.sketched
         blocks: dict[int, int] = {}
         kept = self._forward(events, blocks)
         if self._engine.setup.trains:
             kept += self._backward(events, blocks)
         self._kept = kept
-        for block in blocks.values():  # without a backward pass all is still there
-            self._engine.tape.free(block)
+        self._engine.drop(blocks.values())  # all of them, without a backward pass
         self._engine.backward_ends(is_boundary=is_boundary)
 
     def play_in_stages(self, *, is_boundary: bool, with_activations: bool) -> None:
-        """Play one pass of a pipeline by 1F1B: the forward passes in flight, then one of each in turn.
+        """Play one pass of a pipeline by 1F1B: forward passes as warmup, then one of each in turn.
 
-        Of more micro-batches those are left out that do what others do. Weights that autocast has cast stay
-        from the first micro-batch to the end of the pass, as all of it runs inside one autocast.
+        Micro-batches that only repeat others are left out. Autocast's copies of weights live from the first
+        micro-batch to the end of the pass, which runs inside one autocast.
         """
-        setup, stage, script = self._engine.setup, self._engine.setup.stage, self._script
+        setup, stage, played = self._engine.setup, self._engine.setup.stage, self._played
         assert stage is not None
-        first, more = (script.first, script.more) if with_activations else (script.sketched, script.sketched)
+        first, more = (played.first, played.more) if with_activations else (played.sketched,) * 2
         ahead = stage.in_flight(setup.strategy)
         number = min(stage.micro_batches(setup.strategy), stage.least_played(ahead))
         self._engine.tape.begin(RunPhase.FORWARD)
@@ -330,39 +404,38 @@ class _MicroBatches:
             if is_forward:
                 own[index, place] = {}
                 if place and with_activations:
-                    self._play(script.of_every_stage, own[index, place])
+                    self._play(played.of_every_stage, own[index, place])
                 self._forward(events, blocks[index])
             else:
                 self._backward(events, blocks[index])
-                for block in own.pop((index, place)).values():
-                    self._engine.tape.free(block)
+                self._engine.drop(own.pop((index, place)).values())
                 self._engine.stage_ends(stage.numbers[place])
-        for block in (one for made in blocks for one in made.values()):
-            self._engine.tape.free(block)
+        for made in blocks:
+            self._engine.drop(made.values())
         self._engine.backward_ends(is_boundary=is_boundary)
 
     def _forward(self, events: PassEvents, blocks: dict[int, int]) -> list[int]:
-        """Play a forward pass: fill blocks, by storage, and return those that the script still holds."""
+        """Play a forward pass: fill blocks, by storage, and return the blocks that the script still holds."""
         engine, tape = self._engine, self._engine.tape
         tape.begin(RunPhase.FORWARD)
         if not self._has_run_forward:
-            tape.allocate(cublas_workspace_bytes(engine.setup.compute_capability), _WORKSPACE)
+            tape.allocate(cublas_workspace_bytes(engine.setup.compute_capability), WORKSPACE)
             self._has_run_forward = True
         kept = self._play(events[0], blocks)
-        self.let_go()  # the script's names now hold the new outputs
+        self.drop_outputs()  # the script's names now hold the new outputs
         return kept
 
     def _backward(self, events: PassEvents, blocks: dict[int, int]) -> list[int]:
-        """Play the backward pass of what was played forward, and return the blocks that the script holds."""
+        """Play the backward pass, and return the blocks that the script still holds."""
         setup, tape = self._engine.setup, self._engine.tape
         tape.begin(RunPhase.BACKWARD)
         if not self._has_run_backward:  # autograd's own thread has a cuBLAS handle of its own
-            tape.allocate(cublas_workspace_bytes(setup.compute_capability), _WORKSPACE)
+            tape.allocate(cublas_workspace_bytes(setup.compute_capability), WORKSPACE)
             self._has_run_backward = True
         return self._play(events[1], blocks)
 
     def _play(self, events: Sequence[tuple[int, int]], blocks: dict[int, int]) -> list[int]:
-        tape, hooks, sizes, terms = self._engine.tape, self._hooks, self._sizes, self._script.terms
+        tape, hooks, sizes, terms = self._engine.tape, self._hooks, self._sizes, self._played.terms
         # The tape's own methods, written out: this loop is where the time goes.
         note_size, note_term, note_entry = tape.sizes.append, tape.terms.append, tape.entries.append
         tape_sizes = tape.sizes
@@ -377,7 +450,7 @@ class _MicroBatches:
                 note_entry(born)
             elif code == 1:  # Event.FREE
                 note_entry(-blocks.pop(argument) - 1)
-            elif code == _KEEP:
+            elif code == _KEEP_OUTPUT:
                 kept.append(blocks.pop(argument))
             elif code == Event.GRADIENT_READY:
                 storage = self._engine.setup.log.gradient_storages[argument]
@@ -388,15 +461,14 @@ class _MicroBatches:
                 born = len(tape_sizes)
         return kept
 
-    def let_go(self) -> None:
-        """Free the outputs that the script still held."""
-        for block in self._kept:
-            self._engine.tape.free(block)
+    def drop_outputs(self) -> None:
+        """Free the outputs that the script still holds."""
+        self._engine.drop(self._kept)
         self._kept = []
 
 
 def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
-    """Return the module hooks that this engine does something in."""
+    """Return the module hooks that this engine overrides."""
     hooks = {
         Event.FORWARD_ENTER: "forward_enter",
         Event.FORWARD_LEAVE: "forward_leave",
@@ -417,10 +489,10 @@ _MADE_FORWARD = (TensorKind.ACTIVATION, TensorKind.RECOMPUTED)
 
 
 def terms_of(log: AllocationLog) -> list[str]:
-    """Return the name of each storage's term: its kind's, or WEIGHT_COPIES.
+    """Return the term of each storage: its kind, or WEIGHT_COPIES.
 
-    A storage is taken for such a copy if a cast made it, in the forward pass of a module that holds an fp32
-    parameter of as many elements, two bytes each, whatever the micro-batch.
+    A storage counts as a weight copy if a cast made it in the forward pass of a module that holds an fp32
+    parameter of as many elements, two bytes each, for any micro-batch size.
     """
     terms = [kind.value for kind in log.storages.kinds]
     if _CAST not in log.operators:
@@ -437,3 +509,23 @@ def terms_of(log: AllocationLog) -> list[str]:
         ):
             terms[index] = WEIGHT_COPIES
     return terms
+
+
+def bucket_sizes(sizes: Iterable[int], limits: tuple[int, ...]) -> list[int]:
+    """Return the sizes of the buckets that tensors fill in order; a bucket is full once it reaches its limit.
+
+    Sources: compute_bucket_assignment_by_size in torch/csrc/distributed/c10d/reducer.cpp; for ZeRO-3's
+    sub-groups deepspeed 0.19.8, runtime/zero/stage3.py:1210 (_create_fp16_sub_groups).
+
+    Args:
+        sizes: of the tensors, in bytes or elements.
+        limits: of the first bucket, the second, ...; the last one for all that follow; empty for no limit.
+    """
+    buckets: list[int] = []
+    content = 0
+    for size in sizes:
+        content += size
+        if limits and content >= limits[min(len(buckets), len(limits) - 1)]:
+            buckets.append(content)
+            content = 0
+    return [*buckets, content] if content else buckets

@@ -1,4 +1,4 @@
-"""PipelineEngine: a rank's stages of a model, as torch's 1F1B schedules run them without DeepSpeed."""
+"""PipelineEngine: a rank's pipeline stages, run by torch's 1F1B schedules without DeepSpeed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _EXPLANATION = (
 
 
 class PipelineEngine(NativeEngine):
-    """Weights, gradients and states of a rank's stages, whole on each rank that holds them.
+    """Whole weights, gradients and states of a rank's stages.
 
-    A pass makes gradients of its own, which are added to those that wait while the script accumulates, and
-    averaged over the copies of the model in place (training/pipeline/pipeline.py).
+    Each pass makes its own gradients, which are added to the accumulated ones, and averaged over the
+    pipeline's replicas in place (training/pipeline/pipeline.py).
     """
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
@@ -33,13 +33,13 @@ class PipelineEngine(NativeEngine):
         self._has_buffers = False
         self._sent: int | None = None
         self._outputs: list[int] = []
-        """Of stages whose next one on this rank has run backward, and which have not."""
+        """Of stages that have not run backward, while the rank's next stage has."""
 
     def explain(self, term: str) -> tuple[str, str] | None:
         return _EXPLANATION if term == STAGE_BUFFERS else super().explain(term)
 
     def initialise(self) -> None:
-        """Nothing: no DistributedDataParallel wraps a stage, and buffers come with the first batch."""
+        """Nothing: DistributedDataParallel wraps no stage, and buffers are allocated with the first batch."""
 
     def pass_begins(self) -> None:
         if self._has_buffers:
@@ -53,8 +53,8 @@ class PipelineEngine(NativeEngine):
     def stage_ends(self, number: int) -> None:
         """Keep what outlives a stage's backward pass.
 
-        Schedule1F1B names the gradient that goes to the stage before until the next one does. A stage keeps
-        its output until it has run backward; a log of several stages as one frees it once the next of them
+        Schedule1F1B holds the gradient that it sends to the previous stage until it sends the next. A stage
+        keeps its output until it has run backward; a log of several stages frees it once the next of them
         has, whose input it is there.
         """
         stage = self._stage
@@ -66,12 +66,12 @@ class PipelineEngine(NativeEngine):
             self._outputs.append(self._allocate_hidden_states())
 
     def _allocate_hidden_states(self) -> int:
-        size = self._stage.hidden_bytes_per_sample * (self.setup.strategy.micro_batch_size or 1)
+        size = self._stage.hidden_bytes_per_sample * self.setup.micro_batch_size
         return self.tape.allocate(size, STAGE_BUFFERS)
 
     def gradient_ready(self, parameter: int, block: int) -> None:
         if parameter in self._of_pass:
-            self.tape.free(block)  # it was added to that of an earlier micro-batch
+            self.tape.free(block)  # it was added to an earlier micro-batch's
         else:
             self._of_pass[parameter] = block
 

@@ -1,4 +1,4 @@
-"""Stage: what one rank of a pipeline runs, in which order, and its part of a log's events."""
+"""Stage: the pipeline stages of one rank, their schedule, and their part of a log's events."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
 
 PassEvents = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
-"""Codes with their arguments: of a forward pass, and of its backward pass."""
+"""(code, argument) of each event of a forward pass, and of its backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A rank's stages of a pipeline, mostly one, whose log is played, and the schedule that they run by."""
+    """A rank's stage of a pipeline, or several interleaved ones that share a log, and their schedule."""
 
     number: int
-    """The first of them, counted from 0; also the rank's place in the pipeline."""
+    """The rank's first stage, counted from 0; also the rank's place in the pipeline."""
     num_ranks: int
-    """Of the pipeline."""
+    """Ranks of the pipeline."""
     blocks: tuple[int, ...] = ()
-    """Blocks of each of them where there are several, whose log is one; else empty."""
+    """Blocks of each of the rank's interleaved stages; empty for a single stage."""
     passes: int
-    """Forward passes of the model in an optimizer step, which the script counts."""
+    """Forward passes of the model per optimizer step, as the script counts them."""
     hidden_bytes_per_sample: int
-    """Of the hidden states between two stages, for a row of a micro-batch."""
+    """Bytes of the hidden states between two stages, per row of a micro-batch."""
 
     def micro_batches(self, strategy: Strategy) -> int:
-        """Return the micro-batches that a forward pass of the model is cut into."""
+        """Return the micro-batches per forward pass of the model."""
         return max(1, (strategy.gradient_accumulation_steps or 1) // self.passes)
 
     @property
     def num_stages(self) -> int:
-        """Of the whole pipeline."""
+        """Stages of the whole pipeline."""
         return self.num_ranks * self.stages_per_rank
 
     @property
     def stages_per_rank(self) -> int:
-        """That this rank holds, as every other."""
         return len(self.blocks) or 1
 
     @property
@@ -54,7 +53,7 @@ class Stage:
         return range(self.number, self.num_stages, self.num_ranks)
 
     def in_flight(self, strategy: Strategy) -> int:
-        """Return the forward passes of stages that this rank runs before the first backward pass.
+        """Return the warmup passes: forward passes of stages before the rank's first backward pass.
 
         Source: torch/distributed/pipelining/schedules.py, Schedule1F1B and _get_warmup_ops (2.13).
         """
@@ -65,7 +64,7 @@ class Stage:
         return min(self.micro_batches(strategy) * self.stages_per_rank, ahead)
 
     def least_played(self, ahead: int) -> int:
-        """Return how many micro-batches have all peaks of a pass: any more would repeat what these do.
+        """Return the number of micro-batches that reach every peak of a pass; more would only repeat them.
 
         Args:
             ahead: forward passes before the first backward pass.
@@ -76,10 +75,10 @@ class Stage:
         return rounds * self.num_ranks
 
     def passes_in_order(self, number: int, ahead: int) -> Iterator[tuple[bool, int, int]]:
-        """Yield of each pass whether it runs forward, its micro-batch, and which of this rank's stages runs.
+        """Yield (is forward, micro-batch, place among this rank's stages) of each pass in order.
 
         Args:
-            number: micro-batches, a multiple of the ranks where this rank holds several stages.
+            number: micro-batches, a multiple of the ranks for interleaved stages.
             ahead: forward passes before the first backward pass.
         """
         turns = list(self.turns(number))
@@ -91,12 +90,12 @@ class Stage:
                 yield True, *turns[step]
 
     def turns(self, number: int) -> Iterator[tuple[int, int]]:
-        """Yield the micro-batch and the stage, of this rank's, of each forward pass in order.
+        """Yield (micro-batch, place among this rank's stages) of each forward pass in order.
 
-        Backward passes come in the same order, with the stages reversed.
+        Backward passes run in the same order, with the stages reversed.
 
         Args:
-            number: micro-batches, a multiple of the ranks where this rank holds several stages.
+            number: micro-batches, a multiple of the ranks for interleaved stages.
         """
         rounds = range(0, number, self.num_ranks if self.blocks else 1)
         for first in rounds:
@@ -108,11 +107,11 @@ class Stage:
 def events_by_stage(
     events: PassEvents, log: AllocationLog, blocks: tuple[int, ...]
 ) -> tuple[PassEvents, ...]:
-    """Cut the events of a rank's blocks where its stages begin.
+    """Split the events of a rank's blocks into those of its stages.
 
     Args:
-        events: of all its blocks, among them that a block is entered, and left in the backward pass.
-        blocks: of each stage; empty for one.
+        events: of all its blocks, with FORWARD_ENTER and BACKWARD_LEAVE of each.
+        blocks: of each stage; empty for a single stage.
     """
     if not blocks:
         return (events,)
@@ -127,7 +126,7 @@ def events_by_stage(
         left = (Event.BACKWARD_LEAVE, first)
         ends = rest.index(left) + 1 if left in rest else len(rest)
         own, rest = rest[:ends], rest[ends:]
-        # What is sent, an output and a gradient, is the engine's from then on.
+        # The engine frees what is sent: an output and a gradient.
         made = {argument for code, argument in (*passed, *own) if code == Event.ALLOCATE}
         sent = [one for one in rest if one[0] == Event.FREE and one[1] in made]
         rest = [one for one in rest if one[0] != Event.FREE or one[1] not in made]
@@ -136,7 +135,7 @@ def events_by_stage(
 
 
 def _block_modules(log: AllocationLog) -> list[int]:
-    """Return the modules that are blocks: those numbered in the outermost list."""
+    """Return the modules of the blocks: those numbered in the outermost list."""
     numbered = [
         (name.count("."), module) for module, name in enumerate(log.modules) if name.split(".")[-1].isdigit()
     ]
@@ -144,7 +143,7 @@ def _block_modules(log: AllocationLog) -> list[int]:
 
 
 def events_of_every_stage(events: PassEvents, log: AllocationLog) -> tuple[tuple[int, int], ...]:
-    """Return what is made before the first block and kept for the backward pass, but for embeddings."""
+    """Return the allocations before the first block that live until the backward pass, except embeddings."""
     forward, backward = events
     ends = forward.index((Event.FORWARD_ENTER, _block_modules(log)[0]))
     freed = {argument for code, argument in backward if code == Event.FREE}

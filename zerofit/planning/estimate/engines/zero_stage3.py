@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stage 3: which whole parameters lie on the GPU, and what is offloaded to the host or NVMe.
+"""DeepSpeed's ZeRO stage 3: gathered parameters, partitions, and what is offloaded to the host or NVMe.
 
 The Gatherer follows deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (fetch_sub_module,
 release_sub_module, reset_step) and partition_parameters.py (all_gather_coalesced,
@@ -8,14 +8,15 @@ AllGatherCoalescedHandle.wait, free_param).
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import OffloadDevice, Precision
 from zerofit.planning.estimate.device_memory.optimizers import STATES, TEMPORARIES
+from zerofit.planning.estimate.engines.engine import BUCKET, WEIGHTS, bucket_sizes
 from zerofit.planning.estimate.engines.zero_engine import (
-    BUCKET,
     COPY,
     FP32,
     FP64,
@@ -23,9 +24,7 @@ from zerofit.planning.estimate.engines.zero_engine import (
     GATHERED,
     MASTER,
     PARTITION,
-    WEIGHTS,
     DeepSpeedEngine,
-    sub_groups,
 )
 
 if TYPE_CHECKING:
@@ -40,31 +39,30 @@ GATHER_STREAM = 1
 
 @dataclass(eq=False)
 class _Flight:
-    """One all-gather under way."""
+    """One all-gather in flight."""
 
     waiting: set[int]
     """Parameters that no module has waited for yet; the flat buffer lives until all have been."""
     members: tuple[int, ...]
     flat: list[int]
-    """The buffer that receives the parts of several parameters; empty where a parameter lies in its own."""
+    """The buffer that receives the parts of several parameters; empty for a single one."""
     has_landed: bool = False
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """The order in which modules ask for their parameters in one micro-batch."""
+    """The order in which modules fetch their parameters in one micro-batch, one step per fetch."""
 
-    modules: list[int] = field(default_factory=list)
-    steps_of: dict[int, list[int]] = field(default_factory=dict)
-    """By parameter, the steps at which a module that holds it runs."""
-    passed: list[int] = field(default_factory=list)
+    steps_of: dict[int, list[int]]
+    """By parameter, the steps of the modules that hold it."""
+    passed: list[int]
     """Elements that the modules before each step hold together."""
-    queue: list[tuple[int, int]] = field(default_factory=list)
+    queue: list[tuple[int, int]]
     """(parameter, step), in the order of their use."""
 
 
 class Gatherer:
-    """Gathers, prefetches and releases, in the real order; the first micro-batch only records that order."""
+    """Gathers, prefetches and releases parameters as DeepSpeed does, in the first micro-batch's order."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self._engine, log = engine, engine.setup.log
@@ -82,32 +80,30 @@ class Gatherer:
         self._backward: dict[int, set[int]] = {}  # modules in their backward pass, and what they recompute
         self._is_in_backward = False
         self._step = self._num_available = self._next = 0
-        self._recorded: _Trace | None = None
+        self._recorded: list[int] = []
         self._trace: _Trace | None = None
         self._last_fetch: dict[int, int] = {}
         self._to_release: dict[tuple[int, int], frozenset[int]] = {}
 
     def begin_micro_batch(self) -> None:
-        """The model's forward begins: what is in flight is let go, and the last pass's order known."""
+        """The model's forward begins: what is in flight is released, and the recorded order is complete."""
         for number, flight in list(self._flights.items()):
             self._land(flight)
             self._release(number)
             self._arrive(number)
-        if self._trace is None and self._recorded is not None and self._recorded.modules:
-            self._trace = self._completed(self._recorded.modules)
-        if self._trace is None:
-            self._recorded = _Trace()
+        if self._trace is None and self._recorded:
+            self._trace = self._traced(self._recorded)
         self._last_fetch = {}
         self._step = self._num_available = self._next = 0
         self._is_in_backward = False
 
     def fetch(self, module: int, *, is_forward: bool) -> None:
-        """A module needs its parameters: gather and await them, then gather ahead."""
+        """Gather a module's parameters and wait for them, then prefetch."""
         if not is_forward:
             self._is_in_backward = True
             self._backward.setdefault(module, set())
-        if self._trace is None and self._recorded is not None:
-            self._recorded.modules.append(module)
+        if self._trace is None:
+            self._recorded.append(module)
         wanted = self._held[module]
         self._gather(wanted)
         for number in wanted:
@@ -123,7 +119,7 @@ class Gatherer:
         self._step += 1
 
     def release(self, module: int, *, is_forward: bool) -> None:
-        """A module is done: free those of its parameters that nobody needs soon."""
+        """Free the parameters of a module that is done, except those used again soon."""
         numbers = set(self._held[module])
         going = set(self._releasable(module)) if self._trace is not None else set(numbers)
         if not is_forward:
@@ -136,7 +132,7 @@ class Gatherer:
                 self._release(number)
 
     def end_backward(self) -> None:
-        """Free what modules hold whose backward pass never told that it ended."""
+        """Free the parameters of modules whose backward pass never reported its end."""
         for module in reversed(list(self._backward)):
             for number in {*self._held[module], *self._backward.pop(module)}:
                 self._active[number].discard(module)
@@ -145,7 +141,7 @@ class Gatherer:
         self._is_in_backward = False
 
     def release_all(self) -> None:
-        """Free every whole parameter, as each optimizer step begins."""
+        """Free every whole parameter, as at the start of each optimizer step."""
         for number in range(len(self._active)):
             if number in self._flights:
                 self._land(self._flights[number])
@@ -154,27 +150,27 @@ class Gatherer:
             self._release(number)
 
     def gather_persistent(self) -> None:
-        """Gather what stays whole between steps, as each optimizer step ends."""
+        """Gather the persistent parameters, as at the end of each optimizer step."""
         missing = [number for number in sorted(self._persistent) if number not in self._blocks]
         for number in missing:
             self._blocks[number] = self._whole(number, stream=0)
 
     def visit(self, numbers: Iterable[int]) -> None:
-        """Gather some parameters at once for a look at them, and free them again."""
+        """Gather some parameters at once and free them again."""
         missing = [number for number in numbers if number not in self._blocks]
         taken = [self._whole(number, stream=0) for number in missing]
         for blocks in taken:
             self._engine.drop(blocks)
 
     def _whole(self, number: int, *, stream: int) -> list[int]:
-        """Note a whole parameter's own block, padded; a single rank uses the part that it has."""
+        """Allocate a whole parameter's padded block; a single rank uses the part that it has."""
         engine = self._engine
         if engine.num_ranks == 1 and not self._is_offloaded:
             return []
         part = self.parts[number] * engine.element_bytes[number]
         block = engine.take(part * engine.num_ranks, GATHERED, stream=stream)
         if self._is_offloaded and engine.num_ranks > 1:
-            engine.flash(part, GATHER_BUFFER, stream=stream)  # the rank's part, on its way from the host
+            engine.scratch(part, GATHER_BUFFER, stream=stream)  # the rank's part, copied from the host
         return block
 
     def _gather(self, numbers: Iterable[int]) -> None:
@@ -184,7 +180,7 @@ class Gatherer:
         if engine.num_ranks == 1 or len(missing) == 1:
             for number in missing:
                 self._blocks[number] = self._whole(number, stream=GATHER_STREAM)
-                self._take_off(_Flight(waiting={number}, members=(number,), flat=[], has_landed=True))
+                self._flights[number] = _Flight({number}, (number,), flat=[], has_landed=True)
             return
         missing.sort(key=lambda number: engine.element_bytes[number])
         for size, alike in groupby(missing, key=lambda number: engine.element_bytes[number]):
@@ -192,12 +188,8 @@ class Gatherer:
             part = size * sum(self.parts[number] for number in members)
             flat = engine.take(part * engine.num_ranks, GATHER_BUFFER, stream=GATHER_STREAM)
             if self._is_offloaded:
-                engine.flash(part, GATHER_BUFFER, stream=GATHER_STREAM)
-            self._take_off(_Flight(waiting=set(members), members=members, flat=flat))
-
-    def _take_off(self, flight: _Flight) -> None:
-        for number in flight.members:
-            self._flights[number] = flight
+                engine.scratch(part, GATHER_BUFFER, stream=GATHER_STREAM)
+            self._flights |= dict.fromkeys(members, _Flight(set(members), members, flat=flat))
 
     def _land(self, flight: _Flight) -> None:
         """Wait for an all-gather: each parameter is copied out of the flat buffer into a block of its own."""
@@ -222,7 +214,7 @@ class Gatherer:
             self._engine.drop(self._blocks.pop(number))
             self._num_available -= self._engine.elements[number]
 
-    def _completed(self, modules: list[int]) -> _Trace:
+    def _traced(self, modules: list[int]) -> _Trace:
         steps_of: dict[int, list[int]] = {}
         queue = []
         for step, module in enumerate(modules):
@@ -231,7 +223,7 @@ class Gatherer:
                 queue.append((number, step))
         sizes = [sum(self._engine.elements[number] for number in self._held[module]) for module in modules]
         passed = list(accumulate(sizes, initial=0))
-        return _Trace(modules=modules, steps_of=steps_of, passed=passed, queue=queue)
+        return _Trace(steps_of=steps_of, passed=passed, queue=queue)
 
     def _prefetch(self, wanted: tuple[int, ...], trace: _Trace) -> None:
         queue, last_fetch = trace.queue, self._last_fetch
@@ -258,7 +250,7 @@ class Gatherer:
         self._gather(sorted(ahead))
 
     def _releasable(self, module: int) -> frozenset[int]:
-        """Return the parameters that a module's end frees; decided once for each step of the trace."""
+        """Return the parameters that the end of a module frees; decided once for each step of the trace."""
         trace, step = self._trace, self._step
         assert trace is not None
         found = self._to_release.get((module, step))
@@ -284,7 +276,7 @@ _PARAMETERS = "deepspeed 0.19.8, runtime/zero/partition_parameters.py"
 _REDUCE_STREAM = 2
 """The CUDA stream of gradient reduction while overlap_comm is on (stage3.py, reduce_and_partition_stream)."""
 _NORM_ELEMENTS = 250_000_000
-"""With an offloaded optimizer a norm is taken of so many elements at a time (stage3.py:1960)."""
+"""With an offloaded optimizer a norm is computed of so many elements at a time (stage3.py:1960)."""
 
 
 class DeepSpeedStage3(DeepSpeedEngine):
@@ -297,8 +289,8 @@ class DeepSpeedStage3(DeepSpeedEngine):
             f"{_PARAMETERS}:1843 (_partition_param), runtime/zero/utils.py:237 (defragment)",
         ),
         GATHERED: (
-            "c times the parameters that modules run on or will soon, at most max_live_parameters and one"
-            " module; those below the persistence threshold all along",
+            "c times the parameters that modules use now or soon, at most max_live_parameters and one module;"
+            " those below the persistence threshold all the time",
             f"{_PARAMETERS}:795, :1388; partitioned_param_coordinator.py, fetch_sub_module",
         ),
         GATHER_BUFFER: (
@@ -313,26 +305,22 @@ class DeepSpeedStage3(DeepSpeedEngine):
             " bytes an element of the largest part for its norm",
             f"deepspeed 0.19.8, runtime/comm/coalesced_collectives.py:122; {_FILE}:2686, :2453",
         ),
-        STATES: ("what the optimizer keeps of P / N elements", "the optimizer's first step"),
-        TEMPORARIES: ("what the optimizer's step makes of a sub-group", "the optimizer's step"),
+        STATES: ("the optimizer's states of P / N elements", "the optimizer's first step"),
+        TEMPORARIES: ("temporaries of a step on a sub-group", "the optimizer's step"),
     }
-    WIDENED = (BUCKET, COPY)
+    SENT_TERMS = (BUCKET, COPY)
     SUMS_IN_PLACE = True
-    """Its own linear layers make their gradients without views (runtime/zero/linear.py)."""
+    """DeepSpeed's own linear layers make their gradients without views (runtime/zero/linear.py)."""
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
         self._partitions_at_load = not setup.makes_model_first
         self._gatherer = Gatherer(self)
-        self._root = setup.log.modules.index("") if "" in setup.log.modules else -1
         self._offloads_params = setup.strategy.param_offload is not OffloadDevice.NONE
-        self._limit = setup.strategy.buckets.reduce_bucket_size
-        self._bucketed: list[tuple[int, list[int]]] = []
-        self._bucketed_elements = 0
         self._parts: dict[int, list[int]] = {}
 
     def explain(self, term: str) -> tuple[str, str] | None:
-        """As in the base; of the weights it depends on how the model arrives."""
+        """As in the base; that of the weights depends on when the script makes its model."""
         if term == WEIGHTS and not self._partitions_at_load:
             source = self.EXPLANATIONS[term][1]
             whole = "c P_all at first, as the script makes its model before an Accelerator or"
@@ -340,7 +328,7 @@ class DeepSpeedStage3(DeepSpeedEngine):
         return super().explain(term)
 
     def load(self) -> None:
-        """Under zero.Init each module's parameters are made whole, and partitioned at once."""
+        """Under zero.Init each module's parameters are made whole and partitioned at once."""
         if not self._partitions_at_load:
             return
         self.take_buffers()
@@ -355,7 +343,7 @@ class DeepSpeedStage3(DeepSpeedEngine):
             self._gatherer.visit(dict.fromkeys(numbers))
 
     def _construct(self, number: int) -> list[int]:
-        """A parameter is made in torch's default type, fp32 unless the checkpoint's own is known, then cast.
+        """Make a parameter in torch's default dtype, fp32 unless the checkpoint's is known, and cast it.
 
         Source: deepspeed 0.19.8, runtime/zero/partition_parameters.py:263.
         """
@@ -379,12 +367,8 @@ class DeepSpeedStage3(DeepSpeedEngine):
     def initialise(self) -> None:
         """Parts move into one flat buffer; masters, the reduce bucket and the gradients' parts are made."""
         if not self._partitions_at_load:
-            whole = {
-                number: self.take(self.bytes_of(number), WEIGHTS) for number in range(len(self.elements))
-            }
-            self.take_buffers()
-            for number, blocks in whole.items():
-                self._partition(number, blocks)
+            for number, block in enumerate(self.take_whole()):
+                self._partition(number, [block])
         if not self.trained:
             return
         if not self._offloads_params:
@@ -394,7 +378,7 @@ class DeepSpeedStage3(DeepSpeedEngine):
             self.take(self._part_elements(self.trained) * self.unit, WEIGHTS)
         if not self.offloads_optimizer:
             self._make_masters()
-        self.take(self._limit * self.sent_unit, BUCKET)
+        self.take(self._bucket_limit * self.sent_unit, BUCKET)
         if not self.offloads_optimizer:
             self.take(self._part_elements(self.trained) * self.unit, PARTITION)
         for number in self.trained:
@@ -404,81 +388,72 @@ class DeepSpeedStage3(DeepSpeedEngine):
         part = self._part_bytes(number)
         whole = self.take(part * self.num_ranks, GATHERED)
         if self._offloads_params:
-            self.flash(part, GATHER_BUFFER)
+            self.scratch(part, GATHER_BUFFER)
         self.drop(whole)
 
     def _make_masters(self) -> None:
         converted: list[int] = []
-        for size in self._sub_groups():
+        for size in self._sub_groups:
             fresh = self.take(size * FP32, COPY) if self.unit < FP32 else []
             self.drop(converted)
             converted = fresh
             self.take(size * FP32, MASTER)
         self.drop(converted)
-        self.flash(max(self._sub_groups()) * FP32, COPY)
+        self.scratch(max(self._sub_groups) * FP32, COPY)
 
+    @cached_property
     def _sub_groups(self) -> list[int]:
+        """Elements that the optimizer steps at a time."""
         parts = [self._gatherer.parts[number] for number in self.trained]
-        return sub_groups(parts, self.setup.strategy.buckets.sub_group_size)
+        return bucket_sizes(parts, (self.setup.strategy.buckets.sub_group_size,))
 
     def forward_enter(self, module: int) -> None:
-        """The module's parameters are gathered, and some of those after it."""
-        if module == self._root:
+        """The module's parameters are gathered, and some after them prefetched."""
+        if module == 0:  # the model
             self._gatherer.begin_micro_batch()
         self._gatherer.fetch(module, is_forward=True)
 
     def forward_leave(self, module: int) -> None:
-        """The module's parameters are freed, unless they are needed soon."""
+        """The module's parameters are freed, unless they are used again soon."""
         self._gatherer.release(module, is_forward=True)
 
     def backward_enter(self, module: int) -> None:
-        """As forward_enter."""
         self._gatherer.fetch(module, is_forward=False)
 
     def backward_leave(self, module: int) -> None:
-        """As forward_leave."""
         self._gatherer.release(module, is_forward=False)
 
     def gradient_ready(self, parameter: int, block: int) -> None:
-        """The gradient is copied into the bucket, or stays alone beside it where it is larger."""
-        size = self.elements[parameter]
-        if self._bucketed and self._bucketed_elements + size > self._limit:
-            self._empty_bucket()
-        rest = [block]
-        if self._bucketed_elements + size <= self._limit:
-            self.tape.free(block)
-            rest = []
-        self._bucketed.append((parameter, rest))
-        self._bucketed_elements += size
+        self.put_in_bucket(parameter, block)
 
-    def _empty_bucket(self) -> None:
+    def empty_bucket(self) -> None:
         numbers = [number for number, _ in self._bucketed]
         is_in_place = len(numbers) == 1 and self.elements[numbers[0]] % self.num_ranks == 0
         parts = self._part_elements(numbers)
         held = []
         if self.sent_unit > self.unit:  # what lies beside the bucket is widened, and each part narrowed again
-            for number in (number for number, rest in self._bucketed if rest):
+            for number in (number for number, beside in self._bucketed if beside):
                 held += self.take(self.elements[number] * self.sent_unit, COPY, stream=_REDUCE_STREAM)
         flat_bytes = 0 if is_in_place else parts * self.num_ranks * self.sent_unit
         held += self.take(flat_bytes, COPY, stream=_REDUCE_STREAM)
         if self.sent_unit > self.unit:
             held += self.take(parts * self.unit, COPY, stream=_REDUCE_STREAM)
-        for number, rest in self._bucketed:
+        for number, beside in self._bucketed:
             if self.offloads_optimizer:
-                held += self._hand_over(number)
-            self.drop(rest)
+                held += self._offload(number)
+            self.drop(beside)
         self.drop(held)
-        self._bucketed, self._bucketed_elements = [], 0
+        super().empty_bucket()
 
-    def _hand_over(self, number: int) -> list[int]:
-        """A part of a gradient goes to the host; before a step its norm is taken, and an fp32 copy.
+    def _offload(self, number: int) -> list[int]:
+        """Copy a part of a gradient to the host; before a step compute its norm, and copy it to fp32.
 
         Returns:
-            what is held until the whole bucket is handed over: with NVMe the fp32 copies.
+            The blocks held until the whole bucket is offloaded: with NVMe the fp32 copies.
         """
         elements = self._gatherer.parts[number]
         here = self.take(elements * self.unit, COPY, stream=_REDUCE_STREAM)
-        self.flash(min(elements, _NORM_ELEMENTS) * FP64, COPY, stream=_REDUCE_STREAM)
+        self.scratch(min(elements, _NORM_ELEMENTS) * FP64, COPY, stream=_REDUCE_STREAM)
         copy = self.take(elements * FP32, COPY, stream=_REDUCE_STREAM) if self.unit < FP32 else []
         self.drop(here)
         if self.setup.strategy.optimizer_offload is OffloadDevice.NVME:
@@ -488,22 +463,21 @@ class DeepSpeedStage3(DeepSpeedEngine):
 
     def backward_ends(self, *, is_boundary: bool) -> None:
         """The rest of the bucket is reduced."""
-        if self._bucketed:
-            self._empty_bucket()
+        self.empty_bucket()
         self._gatherer.end_backward()
 
     def step(self) -> None:
-        """Whole parameters go; sub-group by sub-group an fp32 gradient is made and the optimizer steps."""
+        """Whole parameters are freed; the optimizer steps on one sub-group's fp32 gradient after another."""
         self._gatherer.release_all()
         if self.trained and not self.offloads_optimizer:
             if self.setup.strategy.precision is Precision.FP16:  # isinf and isnan of all gradients
                 elements = self._part_elements(self.trained)
                 absolute = self.take(elements * self.unit, COPY)
-                self.flash(elements, COPY)
+                self.scratch(elements, COPY)
                 self.drop(absolute)
             for number in self.trained:
-                self.flash(self._gatherer.parts[number] * FP64, COPY)
-            for index, size in enumerate(self._sub_groups()):
+                self.scratch(self._gatherer.parts[number] * FP64, COPY)
+            for index, size in enumerate(self._sub_groups):
                 self._step_one(index, size)
         self._gatherer.gather_persistent()
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import ZeroStage
 from zerofit.planning.estimate.device_memory.optimizers import STATES, TEMPORARIES
+from zerofit.planning.estimate.engines.engine import BUCKET, WEIGHTS
 from zerofit.planning.estimate.engines.zero_engine import (
-    BUCKET,
     COPY,
     FP32,
     FP64,
     GRADIENTS,
     MASTER,
     PARTITION,
-    WEIGHTS,
     DeepSpeedEngine,
     FlatGroup,
     flattens_on_gpu,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from zerofit.planning.estimate.engines.engine import Setup
 
 MESSAGE_ELEMENTS = 500_000_000
-"""Gradients are reduced as soon as more than these are together (deepspeed 0.19.8, runtime/engine.py:151)."""
+"""Gradients are reduced together once they have more elements (deepspeed 0.19.8, runtime/engine.py:151)."""
 
 _UNFUSED = "deepspeed 0.19.8, runtime/fp16/unfused_optimizer.py"
 
@@ -44,8 +43,8 @@ class DeepSpeedStage0(DeepSpeedEngine):
             "c min(P, 5e8 elements) at the all-reduce; 4 P at the step in 16 bit",
             f"deepspeed 0.19.8, runtime/engine.py:3796; {_UNFUSED}:191",
         ),
-        STATES: ("what the optimizer keeps of P elements", "the optimizer's first step"),
-        TEMPORARIES: ("what the optimizer's step makes of P elements", "the optimizer's step"),
+        STATES: ("the optimizer's states of P elements", "the optimizer's first step"),
+        TEMPORARIES: ("temporaries of a step on P elements", "the optimizer's step"),
     }
 
     @property
@@ -57,7 +56,7 @@ class DeepSpeedStage0(DeepSpeedEngine):
         return [self.elements[number] for number in self.trained]
 
     def initialise(self) -> None:
-        """The model moves to the GPU; in 16 bit a first step on zeros makes the states."""
+        """The model moves to the GPU; in 16 bit a first step on zeros creates the states."""
         self.take_whole()
         if not self._has_masters or not self.trained:
             return
@@ -71,11 +70,10 @@ class DeepSpeedStage0(DeepSpeedEngine):
         self.drop(zeros)
 
     def gradient_ready(self, parameter: int, block: int) -> None:
-        """The gradient stays on the parameter."""
         self.keep_gradient(parameter, block)
 
     def backward_ends(self, *, is_boundary: bool) -> None:
-        """Before a step the gradients are reduced, in copies of many of them in one."""
+        """Before a step the gradients are reduced, many at a time in one flat copy."""
         if not is_boundary:
             return
         together: list[int] = []
@@ -83,22 +81,24 @@ class DeepSpeedStage0(DeepSpeedEngine):
         for number in self.trained:
             if number not in self._gradients:  # a parameter that the loss does not reach
                 self._gradients[number] = self.tape.allocate(self.bytes_of(number), GRADIENTS)
-            together.append(self.bytes_of(number))
+            together.append(number)
             elements += self.elements[number]
             if elements > MESSAGE_ELEMENTS:
-                self._reduce(together, elements)
+                self._reduce(together)
                 together, elements = [], 0
-        self._reduce(together, elements)
+        self._reduce(together)
 
-    def _reduce(self, together: list[int], elements: int) -> None:
-        self.reduce_together(elements, flat_bytes=sum(together) if len(together) > 1 else 0)
+    def _reduce(self, numbers: list[int]) -> None:
+        self.reduce_together(
+            [self.elements[number] for number in numbers], num_bytes=sum(map(self.bytes_of, numbers))
+        )
 
     def step(self) -> None:
         """In 16 bit the gradients are copied to fp32; the norm of each takes an fp32 copy too."""
         copies: list[int] = []
         if self._has_masters:
-            for number in self.trained:
-                self.flash(self.elements[number] * FP32, COPY)
+            for size in self._sizes:
+                self.scratch(size * FP32, COPY)
             copies = [block for size in self._sizes for block in self.take(size * FP32, COPY)]
         self.run_optimizer(self._sizes)
         self.drop(copies)
@@ -124,7 +124,7 @@ class DeepSpeedStage12(DeepSpeedEngine):
             f"{_FILE}:3263 (setup_buckets)",
         ),
         PARTITION: (
-            "c P_part, all parameters that reach into the rank's part; twice while a later micro-batch is"
+            "c P_part, all parameters that overlap the rank's partition; twice while a later micro-batch is"
             " added; with an offloaded optimizer c times the largest parameter",
             f"{_FILE}:2185 (copy_grads_in_partition), :684 (temp_grad_buffer_for_gpu_offload)",
         ),
@@ -133,33 +133,28 @@ class DeepSpeedStage12(DeepSpeedEngine):
             " its norm; (c + 4) P / N at the step",
             f"{_FILE}:2368 (allreduce_bucket), :2687 (get_grad_norm_direct), :3110 (step)",
         ),
-        STATES: ("what the optimizer keeps of P / N elements", "the optimizer's first step"),
-        TEMPORARIES: ("what the optimizer's step makes of P / N elements", "the optimizer's step"),
+        STATES: ("the optimizer's states of P / N elements", "the optimizer's first step"),
+        TEMPORARIES: ("temporaries of a step on P / N elements", "the optimizer's step"),
     }
 
     def __init__(self, setup: Setup, tape: Tape, *, rank: int | None = None) -> None:
         """Make the engine of one rank.
 
         Args:
-            rank: None takes the rank that needs most.
+            rank: None means the rank that needs most.
         """
         super().__init__(setup, tape)
         self._frees_early = setup.strategy.zero_stage is ZeroStage.GRADIENTS
         self._group = FlatGroup(
             sizes=tuple(self.elements[number] for number in self.trained), num_ranks=self.num_ranks
         )
-        self._rank = self._group.fullest_rank if rank is None else rank
         self._position = {number: position for position, number in enumerate(self.trained)}
-        self._owned = self._group.held_by(self._rank)
-        self._limit = setup.strategy.buckets.reduce_bucket_size
+        self._owned = self._group.held_by(self._group.fullest_rank if rank is None else rank)
         self._bucket_buffer: list[int] = []
-        self._bucketed: list[tuple[int, list[int]]] = []
-        self._bucketed_elements = 0
         self._reduced: set[int] = set()
         self._left: list[int] = []
         self._partition: list[int] = []
-        self._accumulated: list[int] = []
-        self._has_accumulated = False
+        self._accumulated: list[int] | None = None
         self._averaged: list[int] = []
 
     def initialise(self) -> None:
@@ -173,20 +168,17 @@ class DeepSpeedStage12(DeepSpeedEngine):
         if len(own) > 1 or group.padding:
             self._flatten(own)
         part = group.partition_elements
-        clone = self.take(part * self.unit, MASTER if self._keeps_clone else COPY)
-        if not self._keeps_clone:
-            if not self.offloads_optimizer:
-                self.take(part * FP32, MASTER)
-            self.drop(clone)
         if self.offloads_optimizer:
+            self.scratch(part * self.unit, COPY)
             self.take(max(group.sizes) * self.unit, PARTITION)
+            return
+        if self.unit == FP32:  # a clone of the rank's partition is the master
+            self.take(part * FP32, MASTER)
         else:
-            self.flash(part * FP32, COPY)
-
-    @property
-    def _keeps_clone(self) -> bool:
-        """True if the clone of the rank's part is the master: in fp32, on the GPU."""
-        return self.unit == FP32 and not self.offloads_optimizer
+            clone = self.take(part * self.unit, COPY)
+            self.take(part * FP32, MASTER)
+            self.drop(clone)
+        self.scratch(part * FP32, COPY)
 
     def _flatten(self, own: list[int]) -> None:
         group = self._group
@@ -202,43 +194,35 @@ class DeepSpeedStage12(DeepSpeedEngine):
         self.drop(own)
 
     def gradient_ready(self, parameter: int, block: int) -> None:
-        """Stage 2 reduces at once; stage 1 keeps the gradient until the step is near."""
+        """Stage 2 reduces each gradient; stage 1 keeps it until the last micro-batch."""
         if not self._bucket_buffer:
-            self._bucket_buffer = self.take(self._limit * self.unit, BUCKET)
+            self._bucket_buffer = self.take(self._bucket_limit * self.unit, BUCKET)
         if self._frees_early:
-            self._put(parameter, block)
+            self.put_in_bucket(parameter, block)
         else:
             self.keep_gradient(parameter, block)
 
-    def _put(self, parameter: int, block: int) -> None:
-        """Copy a gradient into the bucket, or leave it alone beside it where it is larger."""
-        size = self.elements[parameter]
-        if self._bucketed_elements + size > self._limit:
-            self._empty_bucket()
-        rest = [block]
-        if size <= self._limit:
-            self.tape.free(block)
-            rest = []
-        elif self.offloads_optimizer:
-            rest = self.take(self.bytes_of(parameter), GRADIENTS)
-            self.tape.free(block)
-        self._bucketed.append((parameter, rest))
-        self._bucketed_elements += size
+    def put_in_bucket(self, parameter: int, block: int) -> None:
+        super().put_in_bucket(parameter, block)
+        _, beside = self._bucketed[-1]
+        if beside and self.offloads_optimizer:
+            self._bucketed[-1] = parameter, self.take(self.bytes_of(parameter), GRADIENTS)
+            self.drop(beside)
 
-    def _empty_bucket(self) -> None:
-        """Reduce what is in the bucket and keep what reaches into the rank's part."""
+    def empty_bucket(self) -> None:
+        """Reduce the gradients in the bucket and keep those that overlap the rank's partition."""
         self._reduce()
-        for parameter, rest in self._bucketed:
+        for parameter, beside in self._bucketed:
             position = self._position[parameter]
             self._reduced.add(position)
             if position in self._owned:
                 self._keep_part(self._owned[position])
-                self.drop(rest)
+                self.drop(beside)
             elif self._frees_early:
-                self.drop(rest)
+                self.drop(beside)
             else:
-                self._left += rest
-        self._bucketed, self._bucketed_elements = [], 0
+                self._left += beside
+        super().empty_bucket()
 
     def _reduce(self) -> None:
         together: list[int] = []
@@ -247,14 +231,10 @@ class DeepSpeedStage12(DeepSpeedEngine):
         )
         for _, elements in merged(slices):
             together.append(elements)
-            if sum(together) > self._limit:
-                self._reduce_together(together)
+            if sum(together) > self._bucket_limit:
+                self.reduce_together(together, num_bytes=sum(together) * self.unit)
                 together = []
-        self._reduce_together(together)
-
-    def _reduce_together(self, together: list[int]) -> None:
-        elements = sum(together)
-        self.reduce_together(elements, flat_bytes=elements * self.unit if len(together) > 1 else 0)
+        self.reduce_together(together, num_bytes=sum(together) * self.unit)
 
     def _keep_part(self, elements: int) -> None:
         if not self.offloads_optimizer:
@@ -262,10 +242,10 @@ class DeepSpeedStage12(DeepSpeedEngine):
                 total = sum(self._group.sizes[position] for position in self._owned)
                 self._partition = self.take(total * self.unit, PARTITION)
             return
-        # The last micro-batch's norms and fp32 copies; earlier ones are taken to make them too.
-        self.flash(elements * FP64, COPY)
+        # Norms and fp32 copies of the last micro-batch; earlier ones are taken to make them too.
+        self.scratch(elements * FP64, COPY)
         if self.unit < FP32:
-            self.flash(elements * FP32, COPY)
+            self.scratch(elements * FP32, COPY)
 
     def backward_ends(self, *, is_boundary: bool) -> None:
         """The rest of the bucket is reduced; before a step the rank's gradients become one list."""
@@ -273,39 +253,39 @@ class DeepSpeedStage12(DeepSpeedEngine):
             return
         for number in self.trained:
             if number in self._gradients:
-                self._put(number, self._gradients.pop(number))
-        self._empty_bucket()
+                self.put_in_bucket(number, self._gradients.pop(number))
+        self.empty_bucket()
         if not self.offloads_optimizer:
-            self._add_up()
+            self._accumulate()
             if is_boundary:
-                self._close()
+                self._average()
         self.drop(self._bucket_buffer)
         self.drop(self._left)
         self._bucket_buffer, self._left, self._reduced = [], [], set()
 
-    def _add_up(self) -> None:
-        """Keep the micro-batch's gradients, with zeros for those that are missing, or add them."""
+    def _accumulate(self) -> None:
+        """Keep the micro-batch's gradients, with zeros for missing ones, or add them to earlier ones."""
         missing = [position for position in self._owned if position not in self._reduced]
         zeros = [self.take(self._group.sizes[position] * self.unit, PARTITION) for position in missing]
         new = self._partition + [block for blocks in zeros for block in blocks]
         self._partition = []
-        if self._has_accumulated:
-            self.drop(new)
+        if self._accumulated is None:
+            self._accumulated = new
         else:
-            self._accumulated, self._has_accumulated = new, True
+            self.drop(new)
 
-    def _close(self) -> None:
+    def _average(self) -> None:
         lacking = self._group.partition_elements - sum(self._owned.values())
-        self._averaged = self._accumulated + self.take(lacking * self.unit, PARTITION)
-        self._accumulated, self._has_accumulated = [], False
+        self._averaged = [*(self._accumulated or ()), *self.take(lacking * self.unit, PARTITION)]
+        self._accumulated = None
 
     def step(self) -> None:
-        """The norm is taken; the rank's gradients become one fp32 tensor, and the optimizer steps on it."""
+        """The norm is computed; the rank's gradients become one fp32 tensor, on which the optimizer steps."""
         if self.offloads_optimizer or not self.trained:
             return
         part = self._group.partition_elements
         for elements in self._owned.values():
-            self.flash(elements * FP64, COPY)
+            self.scratch(elements * FP64, COPY)
         has_padding = part > sum(self._owned.values())
         flat = self.take(part * self.unit, COPY) if len(self._owned) + has_padding > 1 else []
         gradient = flat
