@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zerofit.core.setting import Confidence, Place
+from zerofit.core.setting import Confidence, Place, Said
 
 if TYPE_CHECKING:
     from zerofit.core.command import Route
@@ -30,12 +30,16 @@ class Keyword:
 
     name: str
     value: Plain
-    line: int
-    column: int
     text: str
     """As written: "gradient_accumulation_steps=4"."""
+    place: Place
     confidence: Confidence = Confidence.LIKELY
     """CERTAIN if the script was run, and the value was confirmed."""
+
+    @property
+    def said(self) -> Said[Any]:
+        """The value as a setting of the run."""
+        return Said(value=self.value, text=self.text, place=self.place, confidence=self.confidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +47,9 @@ class UsedOptimizer:
     """An optimizer created by the script."""
 
     id: str
-    """Its id in compat/optimizer_table.py, or "other:" and its dotted name."""
-    line: int
-    column: int
+    """Its id in checking/rules/optimizer/table.py, or "other:" and its dotted name."""
     text: str
+    place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

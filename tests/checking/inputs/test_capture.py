@@ -111,7 +111,7 @@ def test_the_keywords_of_accelerator_are_as_they_came_out() -> None:
     assert before.script is not None
     assert before.script.accelerator_keywords == ()
     assert after.script is not None
-    assert [(one.text, one.line) for one in after.script.accelerator_keywords] == [
+    assert [(one.text, one.place.line) for one in after.script.accelerator_keywords] == [
         ("gradient_accumulation_steps=2", 3),
         ("mixed_precision='bf16'", 3),
     ]

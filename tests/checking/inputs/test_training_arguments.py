@@ -74,8 +74,13 @@ def _call(text: str, *given: str) -> ScriptCall:
     return ScriptCall(action=Action.MAKE_ARGUMENTS, seen=seen, given=frozenset(given))
 
 
-_BF16 = Keyword(name="bf16", value=True, line=3, column=5, text="bf16=True")
-_OLD = Keyword(name="evaluation_strategy", value="no", line=4, column=5, text='evaluation_strategy="no"')
+_BF16 = Keyword(name="bf16", value=True, text="bf16=True", place=Place(file="train.py", line=3, column=5))
+_OLD = Keyword(
+    name="evaluation_strategy",
+    value="no",
+    text='evaluation_strategy="no"',
+    place=Place(file="train.py", line=4, column=5),
+)
 
 
 def test_keywords_of_the_source_are_likely() -> None:
@@ -83,7 +88,6 @@ def test_keywords_of_the_source_are_likely() -> None:
         fields=_FIELDS,
         arguments=["--bf16", "false"],  # the script's own
         keywords=[_BF16, _OLD],
-        script="train.py",
         made=[
             _call("transformers.TrainingArguments(bf16=True, seed=s)", "bf16", "evaluation_strategy", "seed")
         ],
@@ -108,6 +112,6 @@ def test_keywords_of_the_source_are_likely() -> None:
     [_call("TrainingArguments(bf16=True, **more)", "bf16", "**"), _call("SFTConfig(bf16=True)", "bf16")],
 )
 def test_defaults_are_not_known_where_more_may_come(call: ScriptCall) -> None:
-    settings = read_training_arguments(fields=_FIELDS, keywords=[_BF16], script="train.py", made=[call])
+    settings = read_training_arguments(fields=_FIELDS, keywords=[_BF16], made=[call])
     assert settings.find_or_default("gradient_accumulation_steps") is None
     assert settings.surplus == ()

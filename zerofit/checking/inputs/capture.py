@@ -103,7 +103,6 @@ def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
     made = script.find(Action.MAKE_ACCELERATOR)
     if capture.route is not Route.ACCELERATE or not made:
         return replace(script, route=capture.route)
-    place = made[0].seen.place
     values: dict[str, Plain] = {
         "gradient_accumulation_steps": capture.gradient_accumulation_steps,
         "mixed_precision": capture.mixed_precision,
@@ -121,9 +120,8 @@ def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
         Keyword(
             name=name,
             value=value,
-            line=place.line,
-            column=place.column,
             text=f"{name}={value!r}",
+            place=made[0].seen.place,
             confidence=certain,
         )
         for name, value in values.items()

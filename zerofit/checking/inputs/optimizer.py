@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.setting import Confidence, Place, Said
+from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
@@ -109,8 +109,7 @@ def optimizer_of(
         )
     if script is not None and len(script.optimizers) == 1:
         (used,) = script.optimizers
-        place = Place(file=script.name, line=used.line, column=used.column)
-        return Said(value=used.id, text=used.text, place=place, confidence=Confidence.LIKELY)
+        return Said(value=used.id, text=used.text, place=used.place, confidence=Confidence.LIKELY)
     if trainer is not None and not (script and script.optimizers):
         return _of_trainer(trainer)
     return None

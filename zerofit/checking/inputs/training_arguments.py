@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Route
-from zerofit.core.setting import Confidence, Place, Said
+from zerofit.core.setting import Said
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.names import PLAIN_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import Targets
     from zerofit.configs.schema import Key, Section
     from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
@@ -32,7 +31,6 @@ def read_training_arguments(
     fields: Section,
     arguments: Sequence[str] = (),
     keywords: Sequence[Keyword] = (),
-    script: str = "",
     made: Sequence[ScriptCall] = (),
     parses_all: bool = False,
 ) -> TrainerSettings:
@@ -45,14 +43,13 @@ def read_training_arguments(
         fields: the fields of TrainingArguments, as in Schemas.training_arguments.
         arguments: the script's own arguments.
         keywords: literal keywords of TrainingArguments(...) in the script's source.
-        script: the script's name.
         made: the calls of TrainingArguments(...) in the script's source.
         parses_all: True if the script's parser alone makes TrainingArguments, of its arguments.
     """
     if not keywords and not made:
         shows_all = parses_all and any(word.startswith("--") for word in arguments)
         return TrainerSettings(said=dict(_of_arguments(arguments, fields)), shows_all=shows_all)
-    said = {keyword.name: _of_keyword(keyword, script) for keyword in keywords}
+    said = {keyword.name: keyword.said for keyword in keywords}
     given = frozenset(name for call in made for name in call.given)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in PLAIN_ARGUMENTS
     return TrainerSettings(
@@ -70,15 +67,6 @@ def read_training_arguments(
 def _class_of(text: str) -> str:
     """Return "TrainingArguments" of "transformers.TrainingArguments(output_dir=...)"."""
     return text.partition("(")[0].rpartition(".")[2]
-
-
-def _of_keyword(keyword: Keyword, script: str) -> Said[Any]:
-    return Said(
-        value=keyword.value,
-        text=keyword.text,
-        place=Place(file=script, line=keyword.line, column=keyword.column),
-        confidence=Confidence.LIKELY,
-    )
 
 
 def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[str, Said[Any]]]:
@@ -159,7 +147,6 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
         fields=targets.schemas.training_arguments.root,
         arguments=targets.arguments,
         keywords=script.training_arguments if script else (),
-        script=script.name if script else "",
         made=script.find(Action.MAKE_ARGUMENTS) if script else (),
         parses_all=script is not None and script.parses_plain_arguments,
     )

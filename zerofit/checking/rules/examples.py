@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.example import DEEPSPEED_FILE
 from zerofit.checking.rule import Example
 from zerofit.core.command import Route
+from zerofit.core.plan import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,12 @@ ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/acceler
 DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed"
 DEEPSPEED_DOCS = "https://www.deepspeed.ai/docs/config-json/"
 """Base URL of the rules' sources."""
+TWO_RANKS = Topology(world_size=2)
+ON_CPU = Topology(world_size=2, on_cpu=True)
+NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
+"""An offload section of DeepSpeed's file."""
+WHOLE_WEIGHTS = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+"""Settings of ZeRO-3 that partition even small weights, and gather them for saving."""
 
 
 def config(stage: int | str, **zero: Any) -> dict[str, Any]:

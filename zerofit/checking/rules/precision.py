@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, by_accelerate, config
+from zerofit.checking.rules.examples import (
+    ACCELERATE,
+    LAUNCH,
+    NAMING_LAUNCH,
+    ON_CPU,
+    TWO_RANKS,
+    by_accelerate,
+    config,
+)
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
-from zerofit.core.setting import Place, Said
+from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
 from zerofit.core.units import GIB
 
@@ -49,7 +57,6 @@ def _flag_and_file(**sections: Any) -> Example:
 
 
 _NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
-_AMPERE = (8, 0)
 
 
 def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
@@ -63,12 +70,11 @@ def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
     return find
 
 
-_TWO, _ON_CPU = Topology(world_size=2), Topology(world_size=2, on_cpu=True)
 _NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
 
 
 def _sharded(stage: ZeroStage) -> Example:
-    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=_TWO)
+    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=TWO_RANKS)
 
 
 @Rule(
@@ -84,18 +90,23 @@ def _sharded(stage: ZeroStage) -> Example:
 )
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
     precision = known(situation.settings.precision, "the number format")
-    if precision.value is not Precision.BF16:
-        return
+    if precision.value is Precision.BF16 and (gpu := _gpu_before_ampere(situation)):
+        yield Hit(found=f"{precision.text} on {gpu}", place=precision.place)
+
+
+def _gpu_before_ampere(situation: Situation) -> str | None:
+    """Return a GPU without bf16 and tf32 in words; None if there is none, or the ranks run on the CPU.
+
+    Raises:
+        Lacking: the GPUs are unknown.
+    """
     if situation.topology is not None and situation.topology.on_cpu:
-        return
-    gpus = known(situation.machine, "the GPUs that will run it").gpus
-    old = [gpu for gpu in gpus if gpu.compute_capability and not gpu.has_bf16]
-    if old:
-        major, minor = old[0].compute_capability or (0, 0)
-        yield Hit(
-            found=f"{precision.text} on {old[0].name} (compute capability {major}.{minor})",
-            place=precision.place,
-        )
+        return None
+    for gpu in known(situation.machine, "the GPUs that will run it").gpus:
+        if gpu.compute_capability and not gpu.has_bf16:
+            major, minor = gpu.compute_capability
+            return f"{gpu.name} (compute capability {major}.{minor})"
+    return None
 
 
 @Rule(
@@ -142,13 +153,8 @@ def _asked(situation: Situation) -> Said[str] | None:
         return None
     script = situation.script
     for keyword in script.accelerator_keywords if script else ():
-        if script is not None and keyword.name == "mixed_precision" and isinstance(keyword.value, str):
-            return Said(
-                value=keyword.value,
-                text=f"Accelerator({keyword.text})",
-                place=Place(file=script.name, line=keyword.line, column=keyword.column),
-                confidence=keyword.confidence,
-            )
+        if keyword.name == "mixed_precision" and isinstance(keyword.value, str):
+            return replace(keyword.said, text=f"Accelerator({keyword.text})")
     launch = launch_of(situation)
     flag = launch.command.find("mixed_precision") if launch and launch.command else None
     return Said(value=flag.value, text=flag.text) if flag is not None and flag.value else None
@@ -193,8 +199,8 @@ def _opposite(situation: Situation) -> Iterator[Hit]:
     why="updates are smaller than the resolution of 4 bits, so adapters are trained instead",
     fix="add --lora, or leave out --quantize",
     see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
-    bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
-    good=Example(strategy=_NF4, topology=_TWO),
+    bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=TWO_RANKS),
+    good=Example(strategy=_NF4, topology=TWO_RANKS),
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )
 def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
@@ -231,8 +237,8 @@ _LIGER_NEEDS_GPU = Rule(
     fix="leave out --liger, or run on a GPU",
     see="https://github.com/linkedin/Liger-Kernel",
     find=_on_cpu("liger"),
-    bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
-    good=Example(strategy=Strategy(), topology=_ON_CPU),
+    bad=Example(strategy=Strategy(liger=True), topology=ON_CPU),
+    good=Example(strategy=Strategy(), topology=ON_CPU),
     evidence=fails("error[liger-"),
 )
 
@@ -245,8 +251,8 @@ _TF32_ON_CPU = Rule(
     fix="leave out --tf32",
     see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     find=_on_cpu("tf32"),
-    bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
-    good=Example(strategy=Strategy(), topology=_ON_CPU),
+    bad=Example(strategy=Strategy(tf32=True), topology=ON_CPU),
+    good=Example(strategy=Strategy(), topology=ON_CPU),
     evidence=ignored(not_reproduced="the harness's observations have no format of products"),
 )
 
@@ -264,15 +270,8 @@ _TF32_ON_CPU = Rule(
 )
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
-    if strategy is None or not strategy.tf32:
-        return
-    if situation.topology is not None and situation.topology.on_cpu:
-        return
-    gpus = known(situation.machine, "the GPUs that will run it").gpus
-    old = [gpu for gpu in gpus if gpu.compute_capability and gpu.compute_capability < _AMPERE]
-    if old:
-        major, minor = old[0].compute_capability or (0, 0)
-        yield Hit(found=f"--tf32 on {old[0].name} (compute capability {major}.{minor})")
+    if strategy is not None and strategy.tf32 and (gpu := _gpu_before_ampere(situation)):
+        yield Hit(found=f"--tf32 on {gpu}")
 
 
 RULES = declared(vars())

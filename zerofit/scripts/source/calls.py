@@ -211,9 +211,8 @@ def _make_optimizer(reading: Reading, name: str, call: CallSite) -> Thing | None
     id_ = names.optimizer_id(name, takes_parameters=takes_parameters)
     if id_ is None or parameters is None or not isinstance(call.node, ast.Call):
         return None
-    place = reading.text.sight(call.node).place
     reading.optimizers[(call.node.lineno, call.node.col_offset)] = UsedOptimizer(
-        id=id_, line=place.line, column=place.column, text=reading.text.quote(call.node.func)
+        id=id_, text=reading.text.quote(call.node.func), place=reading.text.sight(call.node).place
     )
     return Thing(kind=ThingKind.OPTIMIZER, node=call.node)
 

@@ -193,7 +193,7 @@ class Reading:
         if is_known:
             sight = self.text.sight(node)
             text = sight.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
-            yield Keyword(name=name, value=plain, line=sight.place.line, column=sight.place.column, text=text)
+            yield Keyword(name=name, value=plain, text=text, place=sight.place)
 
 
 def given_to(call: CallSite) -> frozenset[str]:

@@ -21,6 +21,7 @@ from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails,
 from zerofit.checking.rules.examples import (
     ACCELERATE,
     NAMING_LAUNCH,
+    NVME,
     SMALL,
     ZERO2_LAUNCH,
     config,
@@ -28,7 +29,7 @@ from zerofit.checking.rules.examples import (
 )
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
-from zerofit.core.setting import Place, Said
+from zerofit.core.setting import Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ for batch in data:
         optimizer.zero_grad()
 """
 _TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
-_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 
 
 @Rule(
@@ -161,8 +161,8 @@ def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="the launcher drops the folder, and DeepSpeed writes to a folder named none in the current one",
     fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": _NVME[key] for key in _NVME}}),
-    good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=_NVME)),
+    bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": NVME[key] for key in NVME}}),
+    good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=NVME)),
     evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
 )
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
@@ -256,10 +256,9 @@ def _steps_of_script(situation: Situation, beside: str) -> tuple[Keyword, Hit] |
     """Return the steps passed to Accelerator(...), and a hit comparing them with another number's text."""
     script = situation.script
     for keyword in script.accelerator_keywords if script else ():
-        if script and keyword.name == _STEPS and type(keyword.value) is int:
-            place = Place(file=script.name, line=keyword.line, column=keyword.column)
+        if keyword.name == _STEPS and type(keyword.value) is int:
             found = f"Accelerator({keyword.text}) with {beside}"
-            return keyword, Hit(found=found, place=place, confidence=keyword.confidence)
+            return keyword, Hit(found=found, place=keyword.place, confidence=keyword.confidence)
     return None
 
 

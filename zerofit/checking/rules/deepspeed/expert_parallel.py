@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, hit_at
-from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, changed, zero
+from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, TWO_RANKS, changed, zero
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.core.command import Route
-from zerofit.core.plan import Topology
 from zerofit.core.strategy import ZeroStage
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ _SCRIPT = changed(
 )
 _GROUP = {"expert_parallel": {"enabled": True, "autoep_size": 2, "preset_model": "mixtral"}}
 _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
-_TWO_RANKS = Topology(world_size=2)
 _BEFORE = {"transformers": "5.22.0"}
 
 
@@ -40,8 +38,8 @@ _BEFORE = {"transformers": "5.22.0"}
     why="it reads transformers' registry of outputs with a default, an argument that 5.23 removed",
     fix="leave expert_parallel out: ZeRO-3 shards the experts too",
     see=_SOURCE,
-    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS),
-    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=_TWO_RANKS),
+    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=TWO_RANKS),
+    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=TWO_RANKS),
     evidence=fails("takes 2 positional arguments but 3 were given"),
     holds_for=("transformers>=5.23",),
 )
@@ -81,8 +79,8 @@ def _own_optimizer(situation: Situation) -> Iterator[Hit]:
     why="the weights of rank 0 have its own experts alone, under names that from_pretrained() does not know",
     fix="leave expert_parallel out: ZeRO-3 shards the experts too, and saves them whole",
     see=_SOURCE,
-    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS, versions=_BEFORE),
-    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=_TWO_RANKS, versions=_BEFORE),
+    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=TWO_RANKS, versions=_BEFORE),
+    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=TWO_RANKS, versions=_BEFORE),
     evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NOT_HERE),
     holds_for=(_OLDER,),
 )

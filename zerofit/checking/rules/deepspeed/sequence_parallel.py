@@ -17,13 +17,19 @@ from zerofit.checking.rule import (
     fails,
     ignored,
 )
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, zero
+from zerofit.checking.rules.deepspeed.tensor_parallel import (
+    ZERO2,
+    groups_over_nodes,
+    groups_without_deepspeed,
+    parts_of_groups,
+)
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, TWO_RANKS, zero
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +44,6 @@ _ULYSSES = f"{DEEPSPEED}/runtime/sequence_parallel/ulysses_sp.py"
 _MASKED = ("eager", "flex_attention")
 """Attention implementations whose masks cover only one rank's tokens
 (training/deepspeed/sequence_shards.py)."""
-_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
-_TWO_RANKS = Topology(world_size=2)
 _GROUP = Topology(world_size=2, sequence_parallel_size=2)
 _TRAINED = """\
 import torch
@@ -123,16 +127,11 @@ def _group(situation: Situation) -> Said[int] | None:
     fix="leave out {engine} native, or --sequence-parallel-size",
     see=_PARALLELISM,
     bad=Example(strategy=Strategy(), topology=_GROUP),
-    good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
+    good=Example(strategy=ZERO2, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    engine = known(situation.settings.engine, "the engine")
-    if engine.value is Engine.NATIVE:
-        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
+    yield from groups_without_deepspeed(situation, _group(situation))
 
 
 @Rule(
@@ -142,17 +141,12 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="ranks are divided into groups of this size that share samples",
     fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
     see=_PARALLELISM,
-    bad=Example(deepspeed=zero(2), accelerate=_file(sp_size=4), script=LANGUAGE, topology=_TWO_RANKS),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE, topology=_TWO_RANKS),
+    bad=Example(deepspeed=zero(2), accelerate=_file(sp_size=4), script=LANGUAGE, topology=TWO_RANKS),
+    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE, topology=TWO_RANKS),
     evidence=fails("less than sequence_parallel_size"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    ranks = known(situation.topology, "the number of ranks").world_size
-    if ranks % group.value:
-        yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
+    yield from parts_of_groups(situation, _group(situation))
 
 
 @Rule(
@@ -216,8 +210,8 @@ def _micro_batch(situation: Situation) -> Iterator[Hit]:
     why="their masks only cover the tokens of one rank",
     fix="use sdpa or flash attention",
     see=_ULYSSES,
-    bad=Example(strategy=replace(_ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
-    good=Example(strategy=replace(_ZERO2, attention="eager"), topology=_TWO_RANKS, script=LANGUAGE),
+    bad=Example(strategy=replace(ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
+    good=Example(strategy=replace(ZERO2, attention="eager"), topology=TWO_RANKS, script=LANGUAGE),
     evidence=fails("sequence-parallel-attention"),
 )
 def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
@@ -311,18 +305,12 @@ def _size_ignored(situation: Situation) -> Iterator[Hit]:
     "are many times slower than links inside a node",
     fix="make the ranks per node a multiple of the group size",
     see="https://arxiv.org/abs/2309.14509",
-    bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
-    good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),
+    bad=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
+    good=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),
     evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
 def _over_nodes(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    topology = known(situation.topology, "the number of ranks")
-    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
-        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
-        yield Hit(found=f"{group.text} with {each}", place=group.place)
+    yield from groups_over_nodes(situation, _group(situation))
 
 
 RULES = declared(vars())

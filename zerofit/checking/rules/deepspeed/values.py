@@ -268,18 +268,17 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     evidence=fails("not found in kwargs"),
 )
 def _unresolved(situation: Situation) -> Iterator[Hit]:
-    stuck = [(document, found, _stuck_on(found)) for document, found in _autos(situation)]
-    for document, found, routes in stuck:
+    unresolved = [
+        (document, found, {route for route in Route if not _is_resolved(found, route)})
+        for document, found in _autos(situation)
+    ]
+    # Values that depend on the route come last, so that certain findings are reported anyway.
+    for document, found, routes in unresolved:
         if routes == set(Route):
             yield hit_at(document, found.path)
-    for document, found, routes in stuck:
+    for document, found, routes in unresolved:
         if routes and routes != set(Route) and known(situation.route, "the library that reads it") in routes:
             yield hit_at(document, found.path)
-
-
-def _stuck_on(found: FoundKey) -> set[Route]:
-    """Return the routes on which an "auto" is not replaced."""
-    return {route for route in Route if not _is_resolved(found, route)}
 
 
 def _is_resolved(found: FoundKey, route: Route) -> bool:

@@ -13,10 +13,9 @@ from zerofit.checking.inputs.accelerate import (
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, config
+from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, ON_CPU, config
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
-from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine
 
@@ -34,9 +33,6 @@ _NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port"
 def _file(*, num_machines: int = 2, num_processes: int = 2, **section: Any) -> dict[str, Any]:
     counts = {"num_machines": num_machines, "num_processes": num_processes}
     return {**LAUNCH_FILE, **counts, **_NODE_0, "deepspeed_config": {"zero_stage": 2, **section}}
-
-
-_ON_CPU = Topology(world_size=2, on_cpu=True)
 
 
 @Rule(
@@ -157,8 +153,8 @@ def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
     why="it treats each of them as rank 0 of 1, and every rank would read all the data",
     fix="test with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
     see=f"{ACCELERATE}/state.py",
-    bad=Example(deepspeed=config(2), command="accelerate launch", topology=_ON_CPU),
-    good=Example(deepspeed=config(2), command="zerofit launch", topology=_ON_CPU),
+    bad=Example(deepspeed=config(2), command="accelerate launch", topology=ON_CPU),
+    good=Example(deepspeed=config(2), command="zerofit launch", topology=ON_CPU),
     evidence=ignored(("accelerate_world_size", 1)),
 )
 def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, zero
+from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, WHOLE_WEIGHTS, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
@@ -43,11 +43,10 @@ _WATCHES = changed(
     "    optimizer.zero_grad()\n",
     "    optimizer.zero_grad()\n    with torch.inference_mode():\n        model(**batch)\n",
 )
-_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
 _KEEPS_WEIGHTS = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_clipping": 0.0,
-    "zero_optimization": {"stage": 3, **_WHOLE},
+    "zero_optimization": {"stage": 3, **WHOLE_WEIGHTS},
 }
 """DeepSpeed's default limits of live parameters: small models stay gathered between passes."""
 _AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
