@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
-from zerofit.checking.inputs.file_kinds import format_of, kind_of
+from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
-from zerofit.configs.text.read import decode, read_document
+from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.checkpoints import read_shards
 from zerofit.core.command import Launcher

@@ -11,7 +11,24 @@ from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configu
 from zerofit.configs.text.yaml import tree_of_yaml
 from zerofit.core.errors import Unreadable
 
-_FORMATS = {".json": Format.JSON, ".hjson": Format.HJSON, ".yaml": Format.YAML, ".yml": Format.YAML}
+_FORMATS = {
+    "json": Format.JSON,
+    "jsonc": Format.JSON,
+    "json5": Format.HJSON,
+    "hjson": Format.HJSON,
+    "yaml": Format.YAML,
+    "yml": Format.YAML,
+}
+
+
+def format_of(name: str, text: str) -> Format | None:
+    """Return a configuration's syntax, by its extension or first characters; None for other files."""
+    is_json = text.lstrip("\ufeff \t\r\n").startswith("{")
+    for suffix in reversed(name.rpartition("/")[2].split(".")[1:]):  # ds_config.json.template is JSON
+        if suffix.lower() in _FORMATS:
+            # DeepSpeed reads JSON whatever the name, and some users name it .yaml.
+            return Format.JSON if is_json else _FORMATS[suffix.lower()]
+    return Format.JSON if is_json else None
 
 
 def decode(data: bytes) -> str:
@@ -41,14 +58,14 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
     Args:
         text: the whole file, with line ends unchanged.
         name: the file, as the user named it.
-        format: its syntax; None: judged by the file name's extension, JSON by default. Valid HJSON that is
-            not JSON is returned as HJSON, which DeepSpeed reads and accelerate does not.
+        format: its syntax; None: that of its extension, JSON by default. Valid HJSON that is not JSON is
+            returned as HJSON, which DeepSpeed reads and accelerate does not.
 
     Raises:
         Unreadable: the text can't be a configuration.
     """
     refuse_what_is_no_configuration(text)
-    wanted = format or _format_of(name)
+    wanted = format or _FORMATS.get(name.rpartition(".")[2].lower() if "." in name else "", Format.JSON)
     if wanted is Format.YAML:
         return Document(name=name, format=wanted, text=text, root=tree_of_yaml(text))
     problem = why_not_json(text) if wanted is Format.JSON else None
@@ -85,8 +102,3 @@ def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
                 yield (*path, entry.key), entry, values[entry.key]
             seen.add(entry.key)
             yield from _repeated(entry.node, (*path, entry.key))
-
-
-def _format_of(name: str) -> Format:
-    ending = name[name.rfind(".") :].lower() if "." in name else ""
-    return _FORMATS.get(ending, Format.JSON)

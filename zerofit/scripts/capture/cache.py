@@ -58,11 +58,11 @@ class ScriptRun:
     gpus: tuple[GpuSpec, ...] = ()
     """GPUs of the planned node, which the script's own code sees; empty: a generic one."""
 
-    @property
-    def gpu_words(self) -> str:
-        """The GPUs as recorded in the capture: "8 x NVIDIA H100 80GB HBM3"."""
-        counts = Counter(gpu.name for gpu in self.gpus)
-        return ", ".join(f"{count} x {name}" for name, count in counts.items())
+
+def gpu_words(gpus: tuple[GpuSpec, ...]) -> str:
+    """Return GPUs as recorded in the capture: "8 x NVIDIA H100 80GB HBM3"."""
+    counts = Counter(gpu.name for gpu in gpus)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def load(
         if document["environment"] != _environment_stamp(run.environment, stamps):
             return None
         capture = capture_from_json(document["capture"], name="cache")
-        return None if capture.told_gpus not in ("", run.gpu_words) else (capture, document["key"])
+        return None if capture.told_gpus not in ("", gpu_words(run.gpus)) else (capture, document["key"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 

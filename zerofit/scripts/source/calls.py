@@ -9,7 +9,7 @@ from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
 from zerofit.scripts.source import names, parsers
 from zerofit.scripts.source.conditions import exclude
-from zerofit.scripts.source.reading import given_to, wrapped
+from zerofit.scripts.source.reading import Within, given_to, wrapped
 from zerofit.scripts.source.values import (
     Constant,
     LocalFunction,
@@ -87,17 +87,17 @@ _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 def call_unknown(reading: Reading, call: CallSite) -> Value:
     """Record a call of something unknown, and return its result."""
     hand_on(call.values)
-    function = call.node.func if isinstance(call.node, ast.Call) else None
-    is_method = isinstance(function, ast.Attribute)
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    node = call.node
+    name = names.called_name(node) if isinstance(node, ast.Call) else ""
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if name in names.PARSE_CALLS:
-        reading.see(Action.PARSE_ARGUMENTS, call.node)
+        reading.see(Action.PARSE_ARGUMENTS, node)
     if name == "dict" and not call.arguments:
         return Mapping(tuple(call.keywords.items()))
     if name == "add_argument":
         parsers.see_default(reading, call)
     if name == "backward" and is_method and not call.arguments:
-        reading.see(Action.BACKWARD_OF_LOSS, call.node)
+        reading.see(Action.BACKWARD_OF_LOSS, node)
     return None
 
 
@@ -343,7 +343,8 @@ def _forwards(reading: Reading) -> tuple[SeenCall, ...]:
     for seen in reversed(reading.calls):
         if seen.action is Action.BACKWARD or seen.loops != tuple(reading.loops):
             break
-        if seen.action is Action.FORWARD and seen.state is ModelState.ENGINE and seen.has_gradients:
+        has_gradients = Within.NO_GRADIENTS not in seen.within
+        if seen.action is Action.FORWARD and seen.state is ModelState.ENGINE and has_gradients:
             found.insert(0, seen)
     return tuple(
         seen

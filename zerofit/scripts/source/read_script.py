@@ -12,7 +12,7 @@ from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, S
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
-from zerofit.scripts.source.reading import CallSite, Reading
+from zerofit.scripts.source.reading import CallSite, Reading, Within
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
 from zerofit.scripts.source.values import LocalClass, LocalFunction, Scope, Thing, ThingKind
 
@@ -141,12 +141,12 @@ def _route(reading: Reading) -> Route | None:
 
 
 def _model(reading: Reading, thing: Thing) -> Model:
-    earlier = any(seen.action in _SETS_UP for seen in reading.calls[: thing.order])
     root = next(seen.root for seen in reading.calls[thing.order :] if seen.thing is thing)
+    set_up = [seen for seen in reading.calls[: thing.order] if seen.action in _SETS_UP]
     later = next(
         (seen for seen in reading.calls[thing.order :] if seen.action in _SETS_UP and seen.root == root), None
     )
-    is_open = earlier or (root > 0 and reading.has_foreign_accelerator)
+    is_open = bool(set_up) or (root > 0 and reading.has_foreign_accelerator)
     return Model(
         made=reading.text.sight(thing.node),
         source=thing.source or ModelConstructor.OWN_CLASS,
@@ -154,9 +154,7 @@ def _model(reading: Reading, thing: Thing) -> Model:
         is_trained=thing.is_trained,
         is_in_zero_init=thing.is_in_zero_init,
         before=reading.text.sight(later.node) if later and not is_open else None,
-        is_before_all=not any(
-            seen.action in _SETS_UP and seen.root == root for seen in reading.calls[: thing.order]
-        ),
+        is_before_all=all(seen.root != root for seen in set_up),
     )
 
 
@@ -177,8 +175,8 @@ def _call(reading: Reading, seen: SeenCall) -> ScriptCall:
         one_rank=reading.text.sight(one_rank.test) if one_rank else None,
         is_otherwise=one_rank is not None and one_rank.is_else,
         is_engine_checked=any(condition.is_about_framework for condition in seen.conditions),
-        is_gathered=seen.is_gathered,
-        is_in_inference_mode=seen.is_in_inference_mode,
+        is_gathered=Within.GATHERED in seen.within,
+        is_in_inference_mode=Within.INFERENCE_MODE in seen.within,
         share=reading.text.sight(seen.share) if seen.share else None,
         trains_before=_trains(reading, seen, afterwards=False),
         trains_after=_trains(reading, seen, afterwards=True),

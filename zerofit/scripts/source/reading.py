@@ -90,9 +90,7 @@ class SeenCall:
     loops: tuple[int, ...]
     root: int
     """Number of the separately analysed function; 0 for the module's body."""
-    is_gathered: bool
-    has_gradients: bool
-    is_in_inference_mode: bool
+    within: frozenset[Within]
     share: ast.expr | None
     """The expression that decides how often a rank gets here, if ranks differ."""
     keywords: tuple[Keyword, ...] = ()
@@ -143,9 +141,7 @@ class Reading:
                 conditions=tuple(self.conditions),
                 loops=tuple(self.loops),
                 root=self.root,
-                is_gathered=Within.GATHERED in self.within,
-                has_gradients=Within.NO_GRADIENTS not in self.within,
-                is_in_inference_mode=Within.INFERENCE_MODE in self.within,
+                within=frozenset(self.within),
                 share=self.shares[-1] if self.shares else next(in_turn, None),
                 **more,
             )

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.source.conditions import is_rank
+from zerofit.scripts.source.names import called_name
 from zerofit.scripts.source.values import Share, Thing, ThingKind, Value
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _makes_share(node: ast.AST, scope: Scope) -> bool:
 
 
 def _splits(call: ast.Call, scope: Scope) -> bool:
-    name = _called(call)
+    name = called_name(call)
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     if name == "split_between_processes":
         pads = next((keyword.value for keyword in call.keywords if keyword.arg == "apply_padding"), None)
@@ -75,13 +76,9 @@ def _splits(call: ast.Call, scope: Scope) -> bool:
 def _evens_out(node: ast.AST) -> bool:
     """Return True if the result has one length on all ranks although parts of it may not: also `own[:8]`."""
     if isinstance(node, ast.Call):
-        return _EVENS_OUT.search(_called(node)) is not None
+        return _EVENS_OUT.search(called_name(node)) is not None
     cut = node.slice if isinstance(node, ast.Subscript) else None
     return isinstance(cut, ast.Slice) and cut.lower is None and isinstance(cut.upper, ast.Constant)
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _is_multiple(end: ast.expr, step: ast.expr) -> bool:

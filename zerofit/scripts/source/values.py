@@ -22,7 +22,6 @@ class ThingKind(Enum):
     LOADER = auto()
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
-    STATE_DICT = auto()
     TOKENS = auto()
     """A model's generated output."""
     OBJECT = auto()

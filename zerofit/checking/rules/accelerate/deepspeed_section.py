@@ -238,28 +238,25 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
     evidence=ignored((_STEPS, 1)),
 )
 def _steps_missing(situation: Situation) -> Iterator[Hit]:
-    file, keyword, hit = _steps(situation) or (None, None, None)
-    if file and keyword and hit and keyword.value != 1 and file.at(_STEPS) is None:
-        yield replace(hit, edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),))
+    file, keyword = situation.deepspeed, _steps_of_script(situation)
+    if file is None or keyword is None or situation.route is not Route.ACCELERATE:
+        return
+    if keyword.value != 1 and file.at(_STEPS) is None:
+        edit = SetValue(document=file.name, path=(_STEPS,), value="auto")
+        yield _steps_beside(keyword, f"{say(file, _STEPS)} in {file.name}", edit)
 
 
-def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
-    """Return the DeepSpeed file, the steps passed to Accelerator(...), and a hit comparing them."""
-    file = situation.deepspeed
-    if file is None or situation.route is not Route.ACCELERATE:
-        return None
-    keyword, hit = _steps_of_script(situation, f"{say(file, _STEPS)} in {file.name}") or (None, None)
-    return (file, keyword, hit) if keyword and hit else None
-
-
-def _steps_of_script(situation: Situation, beside: str) -> tuple[Keyword, Hit] | None:
-    """Return the steps passed to Accelerator(...), and a hit comparing them with another number's text."""
-    script = situation.script
-    for keyword in script.accelerator_keywords if script else ():
+def _steps_of_script(situation: Situation) -> Keyword | None:
+    """Return the accumulation steps passed to Accelerator(...)."""
+    for keyword in situation.script.accelerator_keywords if situation.script else ():
         if keyword.name == _STEPS and type(keyword.value) is int:
-            found = f"Accelerator({keyword.text}) with {beside}"
-            return keyword, Hit(found=found, place=keyword.place, confidence=keyword.confidence)
+            return keyword
     return None
+
+
+def _steps_beside(keyword: Keyword, other: str, *edits: Edit) -> Hit:
+    found = f"Accelerator({keyword.text}) with {other}"
+    return Hit(found=found, place=keyword.place, confidence=keyword.confidence, edits=edits)
 
 
 @Rule(
@@ -274,10 +271,12 @@ def _steps_of_script(situation: Situation, beside: str) -> tuple[Keyword, Hit] |
     evidence=ignored((_STEPS, 8)),
 )
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
-    file, keyword, hit = _steps(situation) or (None, None, None)
-    steps = file.value(_STEPS) if file else None
-    if keyword and hit and isinstance(steps, int) and steps != keyword.value:
-        yield hit
+    file, keyword = situation.deepspeed, _steps_of_script(situation)
+    if file is None or keyword is None or situation.route is not Route.ACCELERATE:
+        return
+    steps = file.value(_STEPS)
+    if isinstance(steps, int) and steps != keyword.value:
+        yield _steps_beside(keyword, f"{say(file, _STEPS)} in {file.name}")
 
 
 @Rule(
@@ -294,10 +293,10 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
 def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
     launch = _launch_without_file(situation)
     said = launch_value(launch, _STEPS) if launch else None
-    steps = None if said is None else whole_number(said.value)
-    keyword, hit = (_steps_of_script(situation, said.text) if said else None) or (None, None)
-    if steps is not None and keyword and hit and keyword.value != steps:
-        yield hit
+    steps = whole_number(said.value) if said else None
+    keyword = _steps_of_script(situation)
+    if said and steps is not None and keyword and keyword.value != steps:
+        yield _steps_beside(keyword, said.text)
 
 
 @Rule(

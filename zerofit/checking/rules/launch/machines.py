@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
-_IDS = re.compile(r"\d+(,\d+)*")
+_GPU_IDS = re.compile(r"\d+(,\d+)*")
 _STANDARD = "standard"
 _NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
 
@@ -51,16 +52,17 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     if launch is None:
         return
     ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
-    if ranks is None or machines is None or machines[1] < 2 or ranks[1] < 1 or not ranks[1] % machines[1]:
+    if ranks is None or machines is None or machines.value < 2 or ranks.value < 1:
         return
-    yield Hit(found=f"{ranks[0].text} with {machines[0].text}", place=ranks[0].place)
+    if ranks.value % machines.value:
+        yield Hit(found=f"{ranks.text} with {machines.text}", place=ranks.place)
 
 
-def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
-    """Return a number of the file or the flags, if it is a valid number."""
+def _count(launch: LaunchLayers, name: str) -> Said[int] | None:
+    """Return a count from the flags or the file; None if it is missing, or no whole number."""
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
-    return (said, number) if said is not None and number is not None else None
+    return replace(said, value=number) if said is not None and number is not None else None
 
 
 @Rule(
@@ -79,18 +81,14 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
     if found is None:
         return
     launch = found[0]
-    said, ranks, machines = (
-        launch_value(launch, "gpu_ids"),
-        _count(launch, "num_processes"),
-        _count(launch, "num_machines"),
-    )
-    on_cpu = launch_value(launch, "use_cpu")
-    if said is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
+    gpu_ids, on_cpu = launch_value(launch, "gpu_ids"), launch_value(launch, "use_cpu")
+    ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
+    if gpu_ids is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
         return
-    if not isinstance(said.value, str) or not _IDS.fullmatch(said.value) or (machines and machines[1] != 1):
+    if not isinstance(gpu_ids.value, str) or not _GPU_IDS.fullmatch(gpu_ids.value):
         return
-    if ranks[1] > len(said.value.split(",")):
-        yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
+    if (machines is None or machines.value == 1) and ranks.value > len(gpu_ids.value.split(",")):
+        yield Hit(found=f"{ranks.text} with {gpu_ids.text}", place=gpu_ids.place)
 
 
 @Rule(
@@ -123,9 +121,9 @@ def _several_through_deepspeed(
     launch = found[0]
     machines = _count(launch, "num_machines")
     launcher = launch_value(launch, "deepspeed_multinode_launcher")
-    if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
+    if machines is None or machines.value < 2 or (launcher is not None and launcher.value == _STANDARD):
         return None
-    return launch, machines[0], launch_value(launch, "deepspeed_hostfile")
+    return launch, machines, launch_value(launch, "deepspeed_hostfile")
 
 
 @Rule(

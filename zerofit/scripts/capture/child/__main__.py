@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pydantic import TypeAdapter
+
 from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
 from zerofit.scripts.capture.child import (
     gpu_stand_in,
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the target until its training would begin, and write the result into the folder."""
     folder, *target = arguments
-    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=_spec_in(Path(folder)))
+    spec = TypeAdapter(CaptureSpec).validate_json((Path(folder) / SPEC).read_bytes())
+    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=spec)
     guard(seen.folder)
     _install(seen)
     try:
@@ -50,19 +53,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
     leave_for(seen, None)
 
 
-def _spec_in(folder: Path) -> CaptureSpec:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(CaptureSpec).validate_json((folder / SPEC).read_bytes())
-
-
 def _install(seen: Observations) -> None:
     """Install the hooks that observe a script, suppress its side effects, and stop it before training."""
     sys.stdin = _NoInput(seen)
     when_imported("torch", lambda module: gpu_stand_in.install(module, seen))
     when_imported("pynvml", lambda module: gpu_stand_in.install_for_nvml(module, seen))
     when_imported("safetensors", gpu_stand_in.install_for_safetensors)
-    when_imported("torch", lambda module: _note_seed(module, seen))
+    when_imported("torch", lambda torch: setattr(seen, "default_seed", torch.initial_seed()))
     when_imported("accelerate.state", skip_data_parallel_wrapping)
     quiet_saving.install(seen.note_saving)
     quiet_hub.install()
@@ -100,10 +97,6 @@ class _NoInput(io.TextIOBase):
     def buffer(self) -> Any:
         """Return the binary stream, which is the same."""
         return self
-
-
-def _note_seed(torch: Any, seen: Observations) -> None:
-    seen.default_seed = torch.initial_seed()
 
 
 def _refuse_own_engine(seen: Observations) -> None:

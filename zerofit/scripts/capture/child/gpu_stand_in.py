@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.core.facts import GpuSpec
+from zerofit.scripts.capture.cache import gpu_words
 from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.capture.nvidia_smi import ASKED
 
@@ -177,8 +178,7 @@ def _gpu_at(seen: Observations, device: Any) -> GpuSpec:
 
 def _note_told(seen: Observations) -> None:
     if not seen.told_gpus:
-        counts = Counter(gpu.name for gpu in _gpus_of(seen))
-        seen.told_gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        seen.told_gpus = gpu_words(_gpus_of(seen))
         seen.note(f"the script asks for the GPUs of its node, and was shown {seen.told_gpus}")
 
 
