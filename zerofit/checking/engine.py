@@ -94,7 +94,7 @@ def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
     findings: list[Finding] = []
     unknown: list[Unknown] = []
     for rule in rules:
-        if rule.is_put_right_by_launch and situation.launcher is Launcher.ZEROFIT:
+        if rule.is_fixed_by_launch and situation.launcher is Launcher.ZEROFIT:
             continue
         try:
             for hit in rule.find(situation):

@@ -251,9 +251,9 @@ class _Reading:
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:
-    """Return a named file that exists beside the file that names it.
+    """Return the named file, looked up beside the file that names it if the current folder has none.
 
-    The libraries look in the folder in which the command runs; without a command, that may be this one.
+    The libraries look in the folder in which the command runs; without a command, it may be that one.
     """
     path = os.path.join(os.path.dirname(file), said.value)
     return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
@@ -322,7 +322,7 @@ def check_target(name: str) -> bytes:
         return read_bytes(name)
     folder, base = os.path.split(name)
     stem, suffix = os.path.splitext(base)
-    # By stems, since equal extensions make names similar; a dangling link is no suggestion.
+    # By stems, since equal extensions make names similar; dangling links are not suggested.
     stems = {
         os.path.splitext(file)[0]: file
         for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else [])

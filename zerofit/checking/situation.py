@@ -73,7 +73,7 @@ class TrainerSettings:
 T = TypeVar("T")
 
 
-class Lacking(Exception):  # noqa: N818 - no error: it says that a question stays open
+class Lacking(Exception):  # noqa: N818 - not an error: the rule's answer is unknown
     """Raised by a predicate that needs an unknown fact; the rule's answer is then "unknown".
 
     Args:
@@ -164,12 +164,12 @@ class Situation:
 
     @property
     def is_of_flags(self) -> bool:
-        """True if the run is defined by zerofit's own flags alone, without files."""
+        """True if only zerofit's own flags define the run, and no files."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
 
 
 def setting_text(strategy: Strategy, name: str, *, is_typed: bool) -> str:
-    """Return the name of a strategy's field in a finding: the flag that was typed, or else words."""
+    """Return how a finding names a strategy's field: by the flag that the user typed, else in words."""
     value = getattr(strategy, name)
     if value is None or value == "none":
         return f"no {FLAGS[name]}"
@@ -197,7 +197,7 @@ _IN_WORDS = {
 
 
 def text_of(situation: Situation, name: str) -> str:
-    """Return the name of a field of the situation's strategy in a finding."""
+    """Return how a finding names a field of the situation's strategy."""
     strategy = known(situation.strategy, "zerofit's strategy")
     is_typed = situation.typed is None or name in situation.typed
     return setting_text(strategy, name, is_typed=is_typed)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFile:
-    """One file that was read, or should have been."""
+    """A file that was read, or could not be read."""
 
     name: str
     """As written by the user, or by the layer that names it; "standard input" for -."""
@@ -42,7 +42,7 @@ class TargetFile:
         return self.named_by is None or self.named_by.place is None
 
 
-def is_mendable(finding: Finding, files: Iterable[TargetFile]) -> bool:
+def is_fixable(finding: Finding, files: Iterable[TargetFile]) -> bool:
     """Return True if a finding has edits, all in files named on the command line.
 
     Files named by other files may be shared, so --fix does not change them.

@@ -217,7 +217,7 @@ _WORDS = {
     ValueKind.BOOL: "true or false",
     ValueKind.INTEGER: "a whole number",
     ValueKind.NUMBER: "a number",
-    ValueKind.STRING: "a text",
+    ValueKind.STRING: "a string",
     ValueKind.NULL: "null",
     ValueKind.LIST: "a list",
     ValueKind.SECTION: "a mapping",

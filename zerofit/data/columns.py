@@ -24,7 +24,7 @@ _CHATS = ("messages", "conversations", "conversation", "chat")
 """Common names of a chat column. ASSUMPTION."""
 _OWN_COLUMN = "write the model's input text into a column of its own"
 _CHAT_FIX = f"{_OWN_COLUMN}: tokenizer.apply_chat_template(messages, tokenize=False)"
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 class ColumnKind(Enum):
@@ -80,11 +80,11 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
         raise UserError(
             "text-column-unclear",
             "several columns hold text",
-            found=f"{file}: {', '.join((texts + words)[:_MOST_SHOWN])}",
+            found=f"{file}: {', '.join((texts + words)[:_MAX_SHOWN])}",
             why="the lengths depend on which of them the model gets",
             fix=f"name it: --text {candidates[0]}; two, separated by a comma, are tokenized as a pair",
         )
-    shown = [f"{name} ({kind.value})" for name, kind in list(found.items())[:_MOST_SHOWN]]
+    shown = [f"{name} ({kind.value})" for name, kind in list(found.items())[:_MAX_SHOWN]]
     raise UserError(
         "text-column-missing",
         "no column holds text",
@@ -104,7 +104,7 @@ def _named(found: Mapping[str, ColumnKind], named: tuple[str, ...], file: str) -
                 "column-unknown",
                 "the dataset has no such column",
                 found=f"--text {','.join(named)} with {file}",
-                why=f"its columns are {', '.join(list(found)[:_MOST_SHOWN])}",
+                why=f"its columns are {', '.join(list(found)[:_MAX_SHOWN])}",
                 fix=f"did you mean --text {near}?" if near else "name one of them",
             )
         is_half_ids = found[name] is ColumnKind.IDS and len(named) > 1

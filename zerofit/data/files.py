@@ -150,7 +150,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _no_dataset(found: str, fix: str = "store the dataset again with save_to_disk") -> UserError:
     return UserError(
         "data-no-dataset",
-        "the folder is no dataset",
+        "the folder is not a dataset",
         found=found,
         why="only folders written by save_to_disk of datasets can be read",
         fix=fix,

@@ -25,8 +25,7 @@ def sample_lengths(dataset: Any, *, by_mask: bool = False) -> Lengths | None:
 
     Supported are tables of `datasets` with a column input_ids or length, lists of dicts or encodings,
     datasets with an attribute `lengths`, and subsets and concatenations of these. Columns with other content
-    are
-    ignored: text under input_ids, lists of choices, lengths that are no integers.
+    are ignored: text under input_ids, lists of choices, lengths that are not integers.
 
     Args:
         dataset: a map-style dataset.

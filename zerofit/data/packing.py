@@ -25,8 +25,8 @@ without a KV cache: transformers 5.23, tests/data/test_packing.py."""
 MIXED = frozenset(("bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"))
 """Model families whose packed documents attend to each other: they create their own attention mask, don't
 pass positions to the common one, or use none (the same test)."""
-_SAME = 1e-4
-_SAME_IN_HALF = 5e-2
+_LOGIT_TOLERANCE = 1e-4
+_HALF_LOGIT_TOLERANCE = 5e-2
 """ASSUMPTION: relative difference of logits due to rounding; attention across documents changes the logits of
 trained models by some tenths."""
 
@@ -169,12 +169,12 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
         return tuple(notes)
     if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
         return (*notes, f"packing with {family} is untested: its weights are not available for a test")
-    if not _same_as_alone(model):
+    if not _has_same_logits_alone(model):
         raise _mixes(model, "tested with two documents of a few tokens")
     return tuple(notes)
 
 
-def _same_as_alone(model: Any) -> bool:
+def _has_same_logits_alone(model: Any) -> bool:
     """Return True if a document's logits after another document equal those it has alone."""
     import torch
 
@@ -190,7 +190,7 @@ def _same_as_alone(model: Any) -> bool:
             alone = model(input_ids=ids[None, 6:]).logits[0]
     finally:
         model.train(was_training)
-    allowed = _SAME if alone.dtype is torch.float32 else _SAME_IN_HALF
+    allowed = _LOGIT_TOLERANCE if alone.dtype is torch.float32 else _HALF_LOGIT_TOLERANCE
     return bool((packed - alone.float()).abs().max() <= allowed * alone.float().abs().max())
 
 

@@ -68,7 +68,7 @@ class LengthGroupedBatches:
         self._lengths = as_lengths(lengths)
         if max_tokens is not None:
             self._rounds = rounds_of_tokens(
-                self._lengths, max_tokens=max_tokens, num_ranks=num_ranks, most_samples=batch_size
+                self._lengths, max_tokens=max_tokens, num_ranks=num_ranks, max_samples=batch_size
             )
         else:
             self._rounds = rounds_of_samples(
@@ -144,9 +144,8 @@ class LengthGroupedBatches:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which starts at its beginning.
 
-        After load_state_dict(), the rest of the loaded epoch still comes first, and no earlier epoch
-        after
-        it: accelerate's DataLoader counts from 0 in each process, and calls this before each iteration.
+        After load_state_dict(), the rest of the loaded epoch still comes first, and earlier epochs are
+        ignored: accelerate's DataLoader counts from 0 in each process, and calls this before each iteration.
         """
         if self._is_resuming or (self._was_loaded and epoch < self._epoch):
             return
@@ -220,7 +219,7 @@ class LongestFirst:
         _check_sizes(batch_size, max_tokens)
         found = as_lengths(lengths)
         if max_tokens is not None:
-            rounds = rounds_of_tokens(found, max_tokens=max_tokens, num_ranks=1, most_samples=batch_size)
+            rounds = rounds_of_tokens(found, max_tokens=max_tokens, num_ranks=1, max_samples=batch_size)
             order = numpy.argsort(-widths_of(found), kind="stable")
         else:
             rounds = rounds_of_samples(len(found), batch_size=batch_size or 1, num_ranks=1)

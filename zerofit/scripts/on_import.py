@@ -55,7 +55,7 @@ class _Finder(MetaPathFinder):
     def _next(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """Return what the following finders find: another act may wait for the same module."""
+        """Return what the following finders find: another callback may wait for the same module."""
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:

@@ -28,7 +28,7 @@ def check_script(script: str, *, module: bool) -> None:
     """Check that the script or module can be launched.
 
     Raises:
-        UserError: it does not exist, and the message names the most similar file; or it is no Python script.
+        UserError: it does not exist (the message names the most similar file), or is not a Python script.
     """
     if module:
         _check_module(script)

@@ -10,7 +10,7 @@ import pytest
 from zerofit.checking.inputs.training_arguments import read_training_arguments
 from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.setting import Confidence, Place, Said
-from zerofit.scripts.facts import Action, Keyword, ScriptCall, Sighting
+from zerofit.scripts.facts import Action, Keyword, ScriptCall, Snippet
 from zerofit.scripts.source.read_script import read_script
 
 _FIELDS = load_schema("training_arguments").root
@@ -70,7 +70,7 @@ def test_a_parser_of_other_classes_has_other_defaults(source: str, is_plain: boo
 
 
 def _call(text: str, *given: str) -> ScriptCall:
-    seen = Sighting(text=text, place=Place(file="train.py", line=3))
+    seen = Snippet(text=text, place=Place(file="train.py", line=3))
     return ScriptCall(action=Action.MAKE_ARGUMENTS, seen=seen, given=frozenset(given))
 
 

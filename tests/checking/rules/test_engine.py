@@ -91,7 +91,7 @@ def test_a_rule_holds_for_its_versions(specifier: str, num_findings: int, num_un
 
 
 def test_what_launch_puts_right_is_not_said_there() -> None:
-    rule = _finds(Hit(found="a"), is_put_right_by_launch=True)
+    rule = _finds(Hit(found="a"), is_fixed_by_launch=True)
     launched = {
         launcher: len(check(replace(_SITUATION, launcher=launcher), rules=[rule]).findings)
         for launcher in (Launcher.ZEROFIT, Launcher.ACCELERATE, None)

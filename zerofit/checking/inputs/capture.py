@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Precision
     from zerofit.scripts.facts import ScriptFacts
 
-_OF_THE_LAUNCH = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "use_cpu", "no_cuda"})
+_LAUNCH_FIELDS = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "use_cpu", "no_cuda"})
 """Fields of TrainingArguments that differ between a capture, one process without a GPU, and the run."""
 
 
@@ -72,7 +72,7 @@ def _trainer(known: TrainerSettings, capture: Capture) -> TrainerSettings:
 def _fields(known: TrainerSettings, capture: Capture) -> Iterator[tuple[str, Said[Any]]]:
     for name, value in capture.trainer_arguments.items():
         before = known.said.get(name)
-        if name in _OF_THE_LAUNCH:
+        if name in _LAUNCH_FIELDS:
             continue
         if before is not None and before.value == value:
             yield name, replace(before, confidence=Confidence.CERTAIN)

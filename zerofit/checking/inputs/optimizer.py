@@ -65,7 +65,7 @@ _OWN_TYPES = {
     for name in ("Adam", "AdamW", "Adagrad", "Lion", "Lamb", "Muon", "MuAdam", "MuAdamW", "MuSGD")
 }
 _LIBRARIES = {"torch.optim": "torch", "bitsandbytes": "bitsandbytes", "deepspeed.ops": "deepspeed"}
-"""Packages in which every class with such a name is an optimizer."""
+"""Packages whose classes are optimizers, and the library that their ids begin with."""
 _SINGLE = {"Adafactor": "transformers", "DummyOptim": "accelerate"}
 """Optimizers of packages with many other classes."""
 

@@ -113,7 +113,7 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         machine: the node that runs it.
         targets: the script and its arguments; for a module instead of a script its facts are unknown.
     """
-    scripts, _ = read_scripts(targets)  # if it is no Python, Python itself will report it
+    scripts, _ = read_scripts(targets)  # Python itself reports a script that it can't parse
     script = scripts[0] if scripts else None
     route = script.route if script else None
     trainer = trainer_of(script, route, targets)

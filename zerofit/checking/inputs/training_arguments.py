@@ -140,7 +140,7 @@ def _boolean(value: str | None) -> Any:
 
 
 def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets) -> TrainerSettings | None:
-    """Return the known TrainingArguments; None if there is no Trainer, or nothing is known of its fields."""
+    """Return the known TrainingArguments; None without a Trainer, or if its fields are unknown."""
     if route is not Route.TRAINER or targets.schemas is None:
         return None
     return read_training_arguments(

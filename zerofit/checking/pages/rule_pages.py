@@ -52,7 +52,7 @@ def rule_page(rule: Rule, *, level: int = 1) -> str:
     ]
     if rule.holds_for:
         lines.append(f"- holds for: {', '.join(f'`{versions}`' for versions in rule.holds_for)}")
-    if rule.is_put_right_by_launch:
+    if rule.is_fixed_by_launch:
         lines.append("- `zerofit launch` fixes it inside the run")
     for title, example in (("Violates the rule:", rule.bad), ("Keeps it:", rule.good)):
         lines += ["", title, "", *_example_lines(example)]

@@ -86,7 +86,7 @@ def changed(script: str, old: str, new: str) -> str:
         ValueError: the piece does not occur exactly once.
     """
     if script.count(old) != 1:
-        raise ValueError(f"{old!r} stands {script.count(old)} times in the example")
+        raise ValueError(f"{old!r} occurs {script.count(old)} times in the example")
     return script.replace(old, new)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import EVALUATES, LANGUAGE, TWO_RANKS, changed, ending
-from zerofit.checking.rules.script.hits import OF_ENGINE, hit, unchecked, under
+from zerofit.checking.rules.script.hits import OF_ENGINE, hit, hit_under_condition, unguarded_calls
 from zerofit.checking.situation import known, stage_of, text_of
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Confidence
@@ -113,11 +113,11 @@ def _in_fp16(situation: Situation, flag: str) -> Iterator[Hit]:
 )
 @_with_stages
 def _saves_on_one_rank(situation: Situation, flag: str) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.GET_STATE_DICT, Action.SAVE_STATE):
+    for call in unguarded_calls(situation, Action.SAVE_PRETRAINED, Action.GET_STATE_DICT, Action.SAVE_STATE):
         is_of_model = call.action is not Action.SAVE_PRETRAINED or call.state in OF_ENGINE
         if call.one_rank is not None and is_of_model and "state_dict" not in call.given:
             # Certain, since the trained weights would be lost.
-            yield under(call, Confidence.CERTAIN)
+            yield hit_under_condition(call, Confidence.CERTAIN)
 
 
 @Rule(
@@ -133,9 +133,9 @@ def _saves_on_one_rank(situation: Situation, flag: str) -> Iterator[Hit]:
 )
 @_with_stages
 def _runs_on_one_rank(situation: Situation, flag: str) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.FORWARD, Action.GENERATE):
+    for call in unguarded_calls(situation, Action.FORWARD, Action.GENERATE):
         if call.one_rank is not None and call.state in OF_ENGINE:
-            yield under(call)
+            yield hit_under_condition(call)
 
 
 @Rule(
@@ -153,7 +153,7 @@ def _runs_on_one_rank(situation: Situation, flag: str) -> Iterator[Hit]:
 )
 @_with_stages
 def _generates_by_clock(situation: Situation, flag: str) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.GENERATE):
+    for call in unguarded_calls(situation, Action.GENERATE):
         if "max_time" in call.given and call.state in OF_ENGINE:
             yield hit(call.seen, f" with max_time, and {flag}")
 
@@ -171,7 +171,7 @@ def _generates_by_clock(situation: Situation, flag: str) -> Iterator[Hit]:
 )
 @_with_stages
 def _state_dict_of_a_stage(situation: Situation, flag: str) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.STATE_DICT):
+    for call in unguarded_calls(situation, Action.STATE_DICT):
         if call.state in OF_ENGINE:
             yield hit(call.seen, f" with {flag}")
 
@@ -180,7 +180,7 @@ def _state_dict_of_a_stage(situation: Situation, flag: str) -> Iterator[Hit]:
     id="pipeline-with-label-smoothing",
     severity=Severity.ERROR,
     summary="pipeline parallelism trains on the model's own loss, without label smoothing",
-    why="Trainer takes the labels away and smooths a loss of its own, but the last stage needs them",
+    why="Trainer removes the labels and computes a smoothed loss itself, but the last stage needs them",
     fix="set label_smoothing_factor to 0, or leave out --pipeline-parallel-size",
     see=_DOCS,
     bad=_in_stages(changed(_TRAINER, "max_steps=4", "max_steps=4, label_smoothing_factor=0.1")),

@@ -40,7 +40,7 @@ def _machine(name: str, capability: tuple[int, int]) -> Machine:
     )
 
 
-_OLD = _machine("Tesla V100-SXM2-32GB", (7, 0))
+_V100 = _machine("Tesla V100-SXM2-32GB", (7, 0))
 _FP16 = {**config(2), "fp16": {"enabled": True}}
 _BF16 = {**config(2), "bf16": {"enabled": True}}
 _OTHER = {"bf16": "fp16", "fp16": "bf16"}
@@ -84,8 +84,8 @@ def _sharded(stage: ZeroStage) -> Example:
     why="GPUs before Ampere have no bf16 arithmetic: it is refused, or emulated slowly",
     fix="set {precision} to fp16 or no",
     see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
-    bad=Example(deepspeed=_BF16, machine=_OLD),
-    good=Example(deepspeed=_FP16, machine=_OLD),
+    bad=Example(deepspeed=_BF16, machine=_V100),
+    good=Example(deepspeed=_FP16, machine=_V100),
     evidence=fails(not_reproduced="needs a GPU older than Ampere"),
 )
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
@@ -140,14 +140,14 @@ def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("parameter_dtype", "float32")),
 )
 def _turned_off(situation: Situation) -> Iterator[Hit]:
-    asked, file = _asked(situation), situation.deepspeed
-    if asked is None or file is None or asked.value not in _OTHER:
+    requested, file = _requested_precision(situation), situation.deepspeed
+    if requested is None or file is None or requested.value not in _OTHER:
         return
-    if file.value(asked.value, "enabled") is False and not _is_on(situation, _OTHER[asked.value]):
-        yield _clash(situation, asked, asked.value)
+    if file.value(requested.value, "enabled") is False and not _is_on(situation, _OTHER[requested.value]):
+        yield _contradiction(situation, requested, requested.value)
 
 
-def _asked(situation: Situation) -> Said[str] | None:
+def _requested_precision(situation: Situation) -> Said[str] | None:
     """Return the half precision requested by a flag or Accelerator(...); the script takes precedence."""
     if situation.route is not Route.ACCELERATE:
         return None
@@ -164,14 +164,14 @@ def _is_on(situation: Situation, name: str) -> bool:
     return situation.deepspeed is not None and situation.deepspeed.value(name, "enabled") is True
 
 
-def _clash(situation: Situation, asked: Said[str], section: str) -> Hit:
+def _contradiction(situation: Situation, requested: Said[str], section: str) -> Hit:
     file = situation.deepspeed
     entry = file.at(section, "enabled") if file else None
     told = say(file, section, "enabled") if file else ""
     return Hit(
-        found=f"{asked.text} with {told}",
-        place=file.place(entry.key_span) if file and entry else asked.place,
-        confidence=asked.confidence,
+        found=f"{requested.text} with {told}",
+        place=file.place(entry.key_span) if file and entry else requested.place,
+        confidence=requested.confidence,
     )
 
 
@@ -187,9 +187,9 @@ def _clash(situation: Situation, asked: Said[str], section: str) -> Hit:
     evidence=fails("`--mixed_precision` arg cannot be set to `bf16`"),
 )
 def _opposite(situation: Situation) -> Iterator[Hit]:
-    asked = _asked(situation)
-    if asked is not None and asked.value in _OTHER and _is_on(situation, _OTHER[asked.value]):
-        yield _clash(situation, asked, _OTHER[asked.value])
+    requested = _requested_precision(situation)
+    if requested is not None and requested.value in _OTHER and _is_on(situation, _OTHER[requested.value]):
+        yield _contradiction(situation, requested, _OTHER[requested.value])
 
 
 @Rule(

@@ -31,7 +31,7 @@ _KINDS = (SetValue, RemoveKey, RenameKey)
 of the original."""
 
 
-class Uneditable(Exception):  # noqa: N818 - it is about the file, no failure of ours
+class Uneditable(Exception):  # noqa: N818 - it is about the file, not our error
     """An edit that is impossible without touching the rest of the file; its text says why."""
 
 
@@ -144,9 +144,9 @@ def _rename(document: Document, parent: Entries, key: str, new: str) -> str:
     if not entries:
         raise Uneditable(f"there is no key {key} to rename")
     if len(entries) > 1:
-        raise Uneditable(f"the key {key} stands twice")
+        raise Uneditable(f"the key {key} is repeated")
     if parent.find(new) is not None:
-        raise Uneditable(f"{key} can't become {new}, which is there already")
+        raise Uneditable(f"{key} can't become {new}, which already exists")
     text, span = document.text, entries[0].key_span
     spelt = _spell_key(new, document.format, was=text[span.start : span.end])
     return text[: span.start] + spelt + text[span.end :]
@@ -283,7 +283,7 @@ _PLAIN_HJSON_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 def _spell(value: Any, language: Format, *, was: str = "") -> str:
     """Return a scalar as text for a file; a YAML string keeps the quotes of the text that it replaces."""
     if not isinstance(value, (str, int, float, type(None))):
-        raise Uneditable(f"a {type(value).__name__} is no single value")
+        raise Uneditable(f"a {type(value).__name__} is not a single value")
     if language is not Format.YAML:
         return json.dumps(value, ensure_ascii=not str(value).isprintable())
     import yaml

@@ -109,7 +109,7 @@ def tree_of_json(text: str) -> Entries:
     """Return the mapping in a JSON text for which `why_not_json` returned None.
 
     Raises:
-        Unreadable: the text is no mapping, or exceeds a limit.
+        Unreadable: the text is not a mapping, or exceeds a limit.
     """
     return _Scanner(text, is_json=True).document()
 
@@ -118,7 +118,7 @@ def tree_of_hjson(text: str) -> Entries:
     """Return the mapping in an HJSON text.
 
     Raises:
-        Unreadable: the text is no HJSON, or no mapping.
+        Unreadable: the text is not HJSON, or not a mapping.
     """
     return _Scanner(text, is_json=False).document()
 

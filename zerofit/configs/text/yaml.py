@@ -29,7 +29,7 @@ def tree_of_yaml(text: str) -> Entries:
     """Return the mapping in a YAML text.
 
     Raises:
-        Unreadable: the text is no YAML, no mapping, or has content that no configuration has.
+        Unreadable: the text is not YAML or not a mapping, or no configuration has such content.
     """
     import yaml
 

@@ -45,7 +45,7 @@ _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _PRECISION = ("mixed_precision",)
 _STEPS = "gradient_accumulation_steps"
 _GATHER = "zero3_save_16bit_model"
-_FOUR = """\
+_ACCUMULATES_FOUR = """\
 import torch
 from accelerate import Accelerator
 
@@ -233,8 +233,8 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
     why="a file without gradient_accumulation_steps means 1, and accelerate uses the file's value",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
     see=_PLUGIN,
-    bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
-    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_FOUR),
+    bad=Example(deepspeed=_TWO_SAMPLES, script=_ACCUMULATES_FOUR),
+    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 1)),
 )
 def _steps_missing(situation: Situation) -> Iterator[Hit]:
@@ -266,8 +266,8 @@ def _steps_beside(keyword: Keyword, other: str, *edits: Edit) -> Hit:
     why="accelerate uses the DeepSpeed file's number, with one line in its log",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),
-    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_FOUR),
+    bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_ACCUMULATES_FOUR),
+    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 8)),
 )
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
@@ -283,11 +283,11 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
     id="accumulation-differs-in-accelerate-file",
     severity=Severity.WARNING,
     summary="Accelerator() and accelerate's file accumulate different numbers of steps",
-    why="with DeepSpeed accelerate uses the file's number, without a word",
+    why="with DeepSpeed accelerate silently uses the file's number",
     fix="write the same number in both",
     see=_PLUGIN,
-    bad=replace(launching({"zero_stage": 2, _STEPS: 2}), script=_FOUR),
-    good=replace(launching({"zero_stage": 2, _STEPS: 4}), script=_FOUR),
+    bad=replace(launching({"zero_stage": 2, _STEPS: 2}), script=_ACCUMULATES_FOUR),
+    good=replace(launching({"zero_stage": 2, _STEPS: 4}), script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 2)),
 )
 def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _CPU = {"device": "cpu"}
-_MOVED = (OffloadDevice.CPU, OffloadDevice.NVME)
+_OFFLOADED = (OffloadDevice.CPU, OffloadDevice.NVME)
 _BELOW_3 = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
 _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
@@ -29,7 +29,7 @@ def _zero(stage: int, **offload: dict[str, str]) -> Example:
 
 
 def _offload_at(
-    which: str, stages: tuple[ZeroStage, ...], devices: tuple[OffloadDevice, ...] = _MOVED
+    which: str, stages: tuple[ZeroStage, ...], devices: tuple[OffloadDevice, ...] = _OFFLOADED
 ) -> Callable[[Situation], Iterator[Hit]]:
     """Return a predicate that finds an offload to one of these devices at one of these stages."""
     fact = "the optimizer offload" if which == "optimizer_offload" else "the parameter offload"

@@ -169,7 +169,7 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
         script=LANGUAGE,
     ),
     evidence=fails("You cannot use `--use_parallelism_config`"),
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 def _by_flags(situation: Situation) -> Iterator[Hit]:
     command = situation.command
@@ -191,7 +191,7 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
     bad=Example(deepspeed=zero(2), accelerate=_file(), script=_TRAINED),
     good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=_TRAINED),
     evidence=fails("view size is not compatible"),
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 def _micro_batch(situation: Situation) -> Iterator[Hit]:
     group = _in_file(situation)

@@ -61,7 +61,7 @@ def _stage_as_text(situation: Situation) -> Iterator[Hit]:
     value = document.value(*path)
     if isinstance(value, str) and value.strip() == "3" and is_read_by_others(situation):
         edit = SetValue(document=document.name, path=path, value=3)
-        yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a text', edits=(edit,))
+        yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a string', edits=(edit,))
 
 
 @Rule(

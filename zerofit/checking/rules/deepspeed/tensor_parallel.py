@@ -153,7 +153,7 @@ def _at_stage_3(situation: Situation) -> Iterator[Hit]:
     good=Example(deepspeed=zero(3), script=LOADED),
     evidence=fails("Weight conversions"),
     holds_for=("transformers>=5.23",),
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     group, document = _group(situation), situation.deepspeed

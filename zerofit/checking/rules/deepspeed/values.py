@@ -67,8 +67,8 @@ _BY_ACCELERATE = frozenset(
 )
 # transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig; accelerate does the rest
 _BY_TRAINER = _BY_ACCELERATE | {"optimizer.params.betas", "optimizer.params.eps"}
-_FILLED = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
-_A_VALUE_OF_ITS_OWN = frozenset(
+_RESOLVED_BY = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
+_NATIVE_AUTO_KEYS = frozenset(
     {
         "data_types.keep_in_fp32_modules",
         "pipeline.stages",
@@ -103,7 +103,7 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     for document, key, found in sorted(wrong, key=lambda one: one[2].path[0] in _NATIVE_ONLY):
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
-        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_mended(document, key, found))
+        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_repair(document, key, found))
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -123,7 +123,7 @@ def _is_unchecked(key: Key, value: object) -> bool:
     return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
 
 
-def _mended(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
+def _repair(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
     """Return the edit to the right type for a value whose meaning is clear."""
     if not isinstance(found.value, str):
         return ()
@@ -284,8 +284,8 @@ def _unresolved(situation: Situation) -> Iterator[Hit]:
 def _is_resolved(found: FoundKey, route: Route) -> bool:
     path = ".".join(found.path)
     if route is Route.NATIVE:
-        return found.section.drops_auto or path in _A_VALUE_OF_ITS_OWN
-    return path in _FILLED[route]
+        return found.section.drops_auto or path in _NATIVE_AUTO_KEYS
+    return path in _RESOLVED_BY[route]
 
 
 def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:

@@ -95,7 +95,7 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
     id="multinode-needs-hostfile",
     severity=Severity.ERROR,
     summary="without a hostfile DeepSpeed's launcher only runs on this machine",
-    why="accelerate passes `--hostfile None`, and it continues with this machine after one line of log",
+    why="accelerate passes `--hostfile None`, and the launcher then only uses this machine",
     fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
     "deepspeed_hostfile",
     see=f"{ACCELERATE}/utils/launch.py",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, WHOLE_WEIGHTS, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -30,15 +30,16 @@ _UNPREPARED = changed(
 )
 _MADE = "teacher = AutoModelForCausalLM.from_config(config)\n"
 _FIRST = "accelerator = Accelerator()\nset_seed(0)\n"
-_ASKS = changed(
+_ASKS_TEACHER = changed(
     LANGUAGE,
     "    loss = model(**batch).loss\n",
     "    with torch.no_grad():\n        hints = teacher(**batch).logits\n    loss = model(**batch).loss\n",
 )
-_CONFIG = _ASKS[_ASKS.index("config = LlamaConfig(") : _ASKS.index("model = Auto")]
-_LATE_TEACHER = changed(_ASKS, _CONFIG, f"{_CONFIG}{_MADE}")
-_EARLY_TEACHER = changed(changed(_ASKS, _CONFIG, ""), _FIRST, f"set_seed(0)\n{_CONFIG}{_MADE}{_FIRST}")
-_WATCHES = changed(
+_CONFIG = _ASKS_TEACHER[_ASKS_TEACHER.index("config = LlamaConfig(") : _ASKS_TEACHER.index("model = Auto")]
+_LATE_TEACHER = changed(_ASKS_TEACHER, _CONFIG, f"{_CONFIG}{_MADE}")
+_EARLY_TEACHER = changed(_ASKS_TEACHER, _CONFIG, "")
+_EARLY_TEACHER = changed(_EARLY_TEACHER, _FIRST, f"set_seed(0)\n{_CONFIG}{_MADE}{_FIRST}")
+_INFERS_IN_LOOP = changed(
     LANGUAGE,
     "    optimizer.zero_grad()\n",
     "    optimizer.zero_grad()\n    with torch.inference_mode():\n        model(**batch)\n",
@@ -90,8 +91,8 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
     evidence=fails("'weight' must be 2-D"),
 )
 @at_stages(ZeroStage.PARAMETERS)
-def _left_alone(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, *_RUNS):
+def _runs_outside_engine(situation: Situation) -> Iterator[Hit]:
+    for call in unguarded_calls(situation, *_RUNS):
         if call.is_model_left_alone:
             yield hit(call.seen, " of a model outside any engine")
 
@@ -103,15 +104,15 @@ def _left_alone(situation: Situation) -> Iterator[Hit]:
     why="weights gathered in it stay gathered, and autograd refuses them in the next step",
     fix="use torch.no_grad()",
     see="https://github.com/snowflakedb/ArcticTraining/pull/265",
-    bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_WATCHES),
+    bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_INFERS_IN_LOOP),
     good=Example(
-        deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
+        deepspeed=_KEEPS_WEIGHTS, script=changed(_INFERS_IN_LOOP, "torch.inference_mode()", "torch.no_grad()")
     ),
     evidence=fails("Inference tensors cannot be saved for backward"),
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _inference_mode(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, *_RUNS):
+    for call in unguarded_calls(situation, *_RUNS):
         if call.is_in_inference_mode and call.trains_after and call.state in OF_ENGINE:
             yield hit(call.seen, " in torch.inference_mode()")
 
@@ -129,12 +130,12 @@ def _inference_mode(situation: Situation) -> Iterator[Hit]:
 )
 @at_stages(*_BELOW_ZERO3)
 def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.EVALUATE):
+    for call in unguarded_calls(situation, Action.EVALUATE):
         if not call.trains_before:
-            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
+            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _confidence(call))
 
 
-def _how_sure(call: ScriptCall) -> Confidence:
+def _confidence(call: ScriptCall) -> Confidence:
     return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
 
 
@@ -151,9 +152,9 @@ def _how_sure(call: ScriptCall) -> Confidence:
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.EVALUATE):
+    for call in unguarded_calls(situation, Action.EVALUATE):
         if call.trains_after and not call.trains_before:
-            yield hit(call.seen, " before train()", _how_sure(call))
+            yield hit(call.seen, " before train()", _confidence(call))
 
 
 RULES = declared(vars())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import COSTS, Example, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, LOADED, SMALL, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
@@ -202,7 +202,7 @@ def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.PREPARE):
+    for call in unguarded_calls(situation, Action.PREPARE):
         if call.is_compiled:
             yield hit(call.seen, " of a model compiled by torch.compile()")
 
@@ -220,7 +220,7 @@ def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
 )
 @at_stages(*EVERY_STAGE)
 def _several_models(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.PREPARE):
+    for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")
 

@@ -11,9 +11,9 @@ from zerofit.checking.rules.script.hits import (
     OF_ENGINE,
     at_stages,
     hit,
-    says_how_often,
-    unchecked,
-    under,
+    hit_under_condition,
+    uneven_share_text,
+    unguarded_calls,
 )
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -67,14 +67,14 @@ model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False
 )
 def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_WAITS):
-        yield under(call)
-    for call in unchecked(situation, *_WAITS):
+        yield hit_under_condition(call)
+    for call in unguarded_calls(situation, *_WAITS):
         if call.share is not None and call.one_rank is None:
-            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
+            yield hit(call.seen, uneven_share_text(call.share), Confidence.POSSIBLE)
 
 
 def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
-    return (call for call in unchecked(situation, *actions) if call.one_rank is not None)
+    return (call for call in unguarded_calls(situation, *actions) if call.one_rank is not None)
 
 
 @Rule(
@@ -91,7 +91,7 @@ def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]
 @at_stages(*EVERY_STAGE)
 def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_CHECKPOINTS):
-        yield under(call)
+        yield hit_under_condition(call)
 
 
 @Rule(
@@ -111,7 +111,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
         is_partitioned = call.state in OF_ENGINE or call.action not in _USES_WEIGHTS
         # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
         if is_partitioned and (not call.is_gathered or call.action in _RUNS):
-            yield under(call)
+            yield hit_under_condition(call)
 
 
 @Rule(
@@ -127,7 +127,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
+    for call in unguarded_calls(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
         has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
         if call.state in OF_ENGINE and not has_weights:
             # zerofit's hooks gather the weights of save_pretrained(), where every rank calls it.
@@ -150,8 +150,8 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
 @at_stages(ZeroStage.PARAMETERS)
 def _generates_out_of_step(situation: Situation) -> Iterator[Hit]:
     # DeepSpeed's hybrid engine has its own generate().
-    has_hybrid = any(unchecked(situation, Action.INITIALIZE))
-    for call in unchecked(situation, Action.GENERATE):
+    has_hybrid = any(unguarded_calls(situation, Action.INITIALIZE))
+    for call in unguarded_calls(situation, Action.GENERATE):
         synced = call.keyword("synced_gpus")
         is_hybrid = has_hybrid and call.state is ModelState.ENGINE
         is_asked = synced is not None and synced.value is False

@@ -25,7 +25,7 @@ from zerofit.scripts.capture.child import (
 )
 from zerofit.scripts.capture.child.files import guard
 from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
-from zerofit.scripts.capture.child.outcome import leave_failed, leave_for, place_in_script
+from zerofit.scripts.capture.child.outcome import exit_failed, exit_untrained, place_in_script
 from zerofit.scripts.capture.journal import SPEC
 from zerofit.scripts.on_import import when_imported
 from zerofit.scripts.run_target import run_target, script_frames
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         if not seen.is_here:
             raise
         frames = script_frames(error.__traceback__, caller=__file__)
-        leave_for(seen, error.with_traceback(frames))
+        exit_untrained(seen, error.with_traceback(frames))
     if not seen.is_here:
         sys.exit(0)
-    leave_for(seen, None)
+    exit_untrained(seen, None)
 
 
 def _install(seen: Observations) -> None:
@@ -79,7 +79,7 @@ class _NoInput(io.TextIOBase):
 
     def _asked(self) -> NoReturn:
         where = place_in_script(sys._getframe(1))
-        leave_failed(self._seen, "stdin", "the script reads standard input", where=where)
+        exit_failed(self._seen, "stdin", "the script reads standard input", where=where)
 
     def read(self, size: int | None = -1) -> str:
         self._asked()
@@ -104,7 +104,7 @@ def _refuse_own_engine(seen: Observations) -> None:
 
     def initialize(*_: Any, **__: Any) -> NoReturn:
         where = place_in_script(sys._getframe(1))
-        leave_failed(seen, "unsupported", "the script calls deepspeed.initialize() itself", where=where)
+        exit_failed(seen, "unsupported", "the script calls deepspeed.initialize() itself", where=where)
 
     when_imported("deepspeed", lambda module: setattr(module, "initialize", initialize))
 

@@ -79,7 +79,7 @@ def first_batches(
     Args:
         loader: the DataLoader.
         count: maximum number of batches.
-        note: is told why there are fewer, if one can't be read.
+        note: receives the reason if one can't be read.
         needs_one: whether to raise the first batch's exception.
     """
     started, batches = time.monotonic(), []

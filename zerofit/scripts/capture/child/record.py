@@ -30,7 +30,7 @@ from zerofit.scripts.capture.child.model_record import (
     unprepared_models,
 )
 from zerofit.scripts.capture.child.observations import Live
-from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
+from zerofit.scripts.capture.child.outcome import exit_captured, exit_failed, needs_values, place_in_script
 from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
 from zerofit.scripts.capture.child.training_record import (
     captured_loader,
@@ -74,17 +74,17 @@ def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | 
         capture = _capture(seen, found)
         loss = _script_loss(found)
         live = Live(model=found.model, batch=found.batch, capture=capture, loss=loss, inputs=found.inputs)
-        leave_captured(seen, live)
+        exit_captured(seen, live)
     except BaseException as error:  # the script must not continue: an except clause could start training
-        _leave_broken(seen, error)
+        _exit_broken(seen, error)
 
 
-def _leave_broken(seen: Observations, error: BaseException) -> NoReturn:
+def _exit_broken(seen: Observations, error: BaseException) -> NoReturn:
     try:
         kind = "needs-values" if needs_values(seen, error) else "raised"
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         where = place_in_script(error.__traceback__) or place_in_script(sys._getframe(2))
-        leave_failed(seen, kind, said[:300], where=where, error=error)
+        exit_failed(seen, kind, said[:300], where=where, error=error)
     finally:
         os._exit(1)  # not even the folder is writable
 

@@ -78,7 +78,7 @@ def manual_accumulation(
     """Return the forward passes that a loop counts before each optimizer.step(); None if it does not count.
 
     Args:
-        seen: the capture, which is told if the loop counts up to an unknown number.
+        seen: the capture, which gets a note if the loop counts up to an unknown number.
         texts: sources of the script and of its own modules.
         frame: the innermost frame of the running script, for looking up names in the condition.
     """
