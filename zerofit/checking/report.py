@@ -127,7 +127,7 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
 
 
 def _describe_files(files: Sequence[TargetFile]) -> str:
-    """Return the files' names, each with what names it if not the user; only the number if there are many."""
+    """Return the files' names, with what names a file that is not a target; many are only counted."""
     if len(files) > _MAX_NAMES:
         return f"{len(files)} files"
     named = ((file.name, file.named_by) for file in files)

@@ -163,7 +163,7 @@ class Situation:
         return self.trainer or TrainerSettings()
 
     @property
-    def is_of_flags(self) -> bool:
+    def is_from_flags(self) -> bool:
         """True if only zerofit's own flags define the run, and no files."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
 
@@ -174,14 +174,14 @@ def setting_text(strategy: Strategy, name: str, *, is_typed: bool) -> str:
     if value is None or value == "none":
         return f"no {FLAGS[name]}"
     if not is_typed:
-        return _IN_WORDS[name].format(value.value if isinstance(value, IntEnum) else value)
+        return _SETTING_WORDS[name].format(value.value if isinstance(value, IntEnum) else value)
     if name == "lora":
         return FLAGS[name]
     shown = value.replace("_", "-") if name == "attention" else value
     return f"{FLAGS[name]} {shown.value if isinstance(shown, IntEnum) else shown}"
 
 
-_IN_WORDS = {
+_SETTING_WORDS = {
     "engine": "the {} engine",
     "zero_stage": "ZeRO stage {}",
     "optimizer": "{}",

@@ -262,7 +262,6 @@ def _is_ids(value: Any) -> bool:
 
 
 def _odd_rows(counts: _LengthCounts, columns: CountedColumns) -> tuple[str, ...]:
-    """Return one sentence for each kind of unusual rows."""
     empty, value = ("no tokens", "no list of ids") if columns.is_tokenized else ("empty text", "no text")
     names = columns.names[:1] if columns.is_tokenized else columns.names
     sentences = (

@@ -164,13 +164,13 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
             notes.append("the model's cache is switched off: with it, packed documents attend to each other")
     family = model.config.model_type
     if family in MIXED:
-        raise _mixes(model, "measured for its family")
+        raise _mixing_error(model, "measured for its family")
     if family in APART and attention_of(model.config) in ("eager", "sdpa"):
         return tuple(notes)
     if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
         return (*notes, f"packing with {family} is untested: its weights are not available for a test")
     if not _has_same_logits_alone(model):
-        raise _mixes(model, "tested with two documents of a few tokens")
+        raise _mixing_error(model, "tested with two documents of a few tokens")
     return tuple(notes)
 
 
@@ -194,7 +194,7 @@ def _has_same_logits_alone(model: Any) -> bool:
     return bool((packed - alone.float()).abs().max() <= allowed * alone.float().abs().max())
 
 
-def _mixes(model: Any, how: str) -> UserError:
+def _mixing_error(model: Any, how: str) -> UserError:
     return UserError(
         "packing-mixes-documents",
         f"packed documents attend to each other in {type(model).__name__}",

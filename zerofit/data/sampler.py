@@ -181,20 +181,22 @@ class LengthGroupedBatches:
         Raises:
             UserError: it is of other data, other batches, or another number of ranks.
         """
-        ours = {**self.state_dict(), **{name: state[name] for name in ("seed", "epoch", "position")}}
-        told = [
+        own = {**self.state_dict(), **{name: state[name] for name in ("seed", "epoch", "position")}}
+        differing = [
             f"{name} {state.get(name)} in the state, {value} here"
-            for name, value in ours.items()
+            for name, value in own.items()
             if state.get(name) != value
         ]
         position, per_step = state["position"], self._rounds.num_ranks if self._rank is None else 1
         if position > len(self) or (position % per_step and position < len(self)):
-            told.append(f"position {position} in the state, {len(self)} batches here, {per_step} in a step")
-        if told:
+            differing.append(
+                f"position {position} in the state, {len(self)} batches here, {per_step} in a step"
+            )
+        if differing:
             raise UserError(
                 "batches-differ",
                 "the state is from other batches",
-                found="; ".join(told),
+                found="; ".join(differing),
                 why="batches must be equal for each sample to occur once per epoch",
                 fix="resume with the same data, batch size and number of ranks, or start a new epoch",
             )
@@ -265,7 +267,6 @@ class LongestFirst:
 
 
 def _check_sizes(batch_size: int | None, max_tokens: int | None) -> None:
-    """Check that the batch size is given, and positive."""
     if batch_size is None and max_tokens is None:
         raise _undefined("neither batch_size nor max_tokens", fix="give one of them")
     for name, size in (("batch_size", batch_size), ("max_tokens", max_tokens)):

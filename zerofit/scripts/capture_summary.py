@@ -1,4 +1,4 @@
-"""A summary of a capture, as a few lines and as a small JSON value."""
+"""A summary of a capture, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def capture_lines(capture: Capture, *, is_cached: bool = False) -> tuple[str, ...]:
-    """Return the model in one line, further facts in one line each, and the notes.
+    """Return a line on the model, a line for each further fact, and the notes.
 
     Args:
         capture: the capture.
@@ -99,7 +99,6 @@ def _facts(capture: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _costs(capture: Capture, *, is_cached: bool) -> Iterator[tuple[str, str]]:
-    """Yield the costs of the capture."""
     if not capture.wall_time_s:
         return
     took = f"{capture.wall_time_s:.1f} s"

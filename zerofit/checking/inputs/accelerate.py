@@ -87,7 +87,7 @@ def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
 def launch_of_deepspeed(situation: Situation) -> tuple[LaunchLayers, Said[bool]] | None:
     """Return an `accelerate launch` with DeepSpeed, and the setting that enables it; None if not known."""
     launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
+    deepspeed = uses_deepspeed(launch) if launch else None
     return (launch, deepspeed) if launch and deepspeed and deepspeed.value else None
 
 
@@ -99,7 +99,7 @@ def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
     return said
 
 
-def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
+def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     """Return True if `accelerate launch` uses DeepSpeed, and the setting that decides it; None if unknown.
 
     Without a file the launcher reads the one that `accelerate config` wrote into the user's home; this one is
@@ -143,16 +143,13 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
         return None
     launch = LaunchLayers(file=file, command=command)
     settings = RunSettings(names=_names(launch), precision=_precision(launch))
-    uses_deepspeed = whether_deepspeed(launch)
-    if uses_deepspeed is None:
+    use = uses_deepspeed(launch)
+    if use is None:
         return settings
-    engine = Said(
-        value=Engine.DEEPSPEED if uses_deepspeed.value else Engine.NATIVE,
-        text=uses_deepspeed.text,
-        place=uses_deepspeed.place,
-    )
+    value = Engine.DEEPSPEED if use.value else Engine.NATIVE
+    engine = Said(value=value, text=use.text, place=use.place)
     settings = replace(settings, engine=engine)
-    if not uses_deepspeed.value:
+    if not use.value:
         nothing = Said(value=OffloadDevice.NONE, text=engine.text)
         stage = Said(value=ZeroStage.NOTHING, text=engine.text, place=engine.place)
         return replace(settings, zero_stage=stage, optimizer_offload=nothing, param_offload=nothing)

@@ -40,7 +40,9 @@ def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = 
         calls = tuple(replace(call, is_model_left_alone=False) for call in script.calls)
         script = replace(script, calls=calls)
     if capture.route is Route.TRAINER:
-        trainer = _trainer(trainer or TrainerSettings(), capture)
+        known = trainer or TrainerSettings()
+        said = {**known.said, **dict(_fields(known, capture))}
+        trainer = replace(known, said=said, unread=frozenset(), shows_all=True)
     settings = replace(situation.settings, optimizer=_optimizer(situation, capture))
     settings = replace(settings, precision=_precision(replace(situation, trainer=trainer), settings, capture))
     return replace(
@@ -64,11 +66,6 @@ def _optimizer(situation: Situation, capture: Capture) -> Said[str | None] | Non
     return Said(value=value, text=f"the script's {made.class_path.rpartition('.')[2]}")
 
 
-def _trainer(known: TrainerSettings, capture: Capture) -> TrainerSettings:
-    said = {**known.said, **dict(_fields(known, capture))}
-    return replace(known, said=said, unread=frozenset(), shows_all=True)
-
-
 def _fields(known: TrainerSettings, capture: Capture) -> Iterator[tuple[str, Said[Any]]]:
     for name, value in capture.trainer_arguments.items():
         before = known.said.get(name)
@@ -89,7 +86,7 @@ def _precision(
         said = _captured_precision(capture)
         launch = said if said.value is not None else settings.precision
         return precision_of(situation.deepspeed, launch=launch, trainer=trainer)
-    if settings.precision is None or (capture.precision is not None and not situation.is_of_flags):
+    if settings.precision is None or (capture.precision is not None and not situation.is_from_flags):
         return _captured_precision(capture)
     return settings.precision
 

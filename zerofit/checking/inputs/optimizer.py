@@ -70,11 +70,6 @@ _SINGLE = {"Adafactor": "transformers", "DummyOptim": "accelerate"}
 """Optimizers of packages with many other classes."""
 
 
-def optimizer_of_trainer(optim: str) -> str | None:
-    """Return the id for a value of TrainingArguments.optim; None if transformers has no such name."""
-    return TRAINER_OPTIMIZERS.get(optim)
-
-
 def optimizer_of_deepspeed(optimizer_type: str) -> str:
     """Return the id for a value of optimizer.type in DeepSpeed's configuration."""
     return f"config.{_OWN_TYPES.get(optimizer_type.lower(), optimizer_type)}"
@@ -118,7 +113,7 @@ def optimizer_of(
 def _of_trainer(trainer: TrainerSettings) -> Said[str | None] | None:
     said = trainer.find("optim")
     if said is not None:
-        optimizer = optimizer_of_trainer(said.value) if isinstance(said.value, str) else None
+        optimizer = TRAINER_OPTIMIZERS.get(said.value) if isinstance(said.value, str) else None
         return replace(said, value=optimizer) if optimizer else None
     if "optim" in trainer.unread or not trainer.shows_all:
         return None

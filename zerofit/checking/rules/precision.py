@@ -167,9 +167,9 @@ def _is_on(situation: Situation, name: str) -> bool:
 def _contradiction(situation: Situation, requested: Said[str], section: str) -> Hit:
     file = situation.deepspeed
     entry = file.at(section, "enabled") if file else None
-    told = say(file, section, "enabled") if file else ""
+    text = say(file, section, "enabled") if file else ""
     return Hit(
-        found=f"{requested.text} with {told}",
+        found=f"{requested.text} with {text}",
         place=file.place(entry.key_span) if file and entry else requested.place,
         confidence=requested.confidence,
     )

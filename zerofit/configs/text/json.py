@@ -12,13 +12,13 @@ from typing import NoReturn
 
 from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
-    HALF_CHARACTER,
+    LONE_SURROGATE,
     MAX_DEPTH,
     MAX_DIGITS,
     TOO_DEEP,
     TOO_MANY_DIGITS,
     cut,
-    has_half_character,
+    has_lone_surrogate,
     name_of,
     not_a_mapping,
     unreadable,
@@ -255,8 +255,8 @@ class _Scanner:
             string, end = scanstring(self.text, at + 1, True)
         else:
             string, end = self._hjson_string(at)
-        if has_half_character(string):
-            self.refuse(at, *HALF_CHARACTER)
+        if has_lone_surrogate(string):
+            self.refuse(at, *LONE_SURROGATE)
         return string, end
 
     def _hjson_string(self, at: int) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
 from zerofit.configs.text.json import tree_of_hjson, tree_of_json, why_not_json
-from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
+from zerofit.configs.text.unreadable import MAX_BYTES, refuse_other_files, too_long
 from zerofit.configs.text.yaml import tree_of_yaml
 from zerofit.core.errors import Unreadable
 
@@ -64,7 +64,7 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
     Raises:
         Unreadable: the text can't be a configuration.
     """
-    refuse_what_is_no_configuration(text)
+    refuse_other_files(text)
     wanted = format or _FORMATS.get(name.rpartition(".")[2].lower() if "." in name else "", Format.JSON)
     if wanted is Format.YAML:
         return Document(name=name, format=wanted, text=text, root=tree_of_yaml(text))
@@ -80,18 +80,16 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
         raise
 
 
-def repeated_keys(document: Document) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
-    """Yield each entry with a repeated key: its path, the entry, and all values of the key.
+def repeated_keys(
+    node: Node, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
+    """Yield each entry below a node with a repeated key: its path, the entry, and all values of the key.
 
     Python's json and yaml use the last one; DeepSpeed refuses the file.
     """
-    yield from _repeated(document.root, ())
-
-
-def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
     if isinstance(node, Items):
         for item in node.nodes:
-            yield from _repeated(item, path)
+            yield from repeated_keys(item, path)
     elif isinstance(node, Entries):
         values: dict[str, list[Any]] = {}
         for entry in node.entries:
@@ -101,4 +99,4 @@ def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             if entry.key in seen:
                 yield (*path, entry.key), entry, values[entry.key]
             seen.add(entry.key)
-            yield from _repeated(entry.node, (*path, entry.key))
+            yield from repeated_keys(entry.node, (*path, entry.key))

@@ -215,7 +215,6 @@ def _cut_rows(
 def _candidates(
     histogram: LengthHistogram, setup: BatchSetup, chosen: int, chosen_name: str
 ) -> dict[int, list[str]]:
-    """Return the maximum lengths to list, each with its names."""
     found: dict[int, list[str]] = {}
 
     def add(length: int, name: str) -> None:

@@ -33,7 +33,7 @@ _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.
 """zerofit's files that affect the content of a capture."""
 _TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
 """zerofit's files that affect the trace of a captured model."""
-_VARIABLES = (
+_PREFIXES = (
     *("DATASETS_", "DS_", "HF_", "PEFT_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_"),
     "TRL_",
 )
@@ -139,8 +139,8 @@ def store(
 
 def trace_file(cache_folder: Path, key: str, request: TraceRequest) -> Path:
     """Return the file for the trace of a captured model, named by the capture's key and the request."""
-    told = [key, asdict(request), _digest_of_code(_TRACING)]
-    return cache_folder / "traces" / f"{_digest(told)}.trace"
+    parts = [key, asdict(request), _digest_of_code(_TRACING)]
+    return cache_folder / "traces" / f"{_digest(parts)}.trace"
 
 
 def _file(cache_folder: Path, run: ScriptRun) -> Path:
@@ -223,7 +223,7 @@ def _environment_stamp(environment: Mapping[str, str], code: Iterable[str]) -> s
     """
     named = _quoted(code)
     return _digest(
-        {name: value for name, value in environment.items() if name in named or name.startswith(_VARIABLES)}
+        {name: value for name, value in environment.items() if name in named or name.startswith(_PREFIXES)}
     )
 
 

@@ -201,8 +201,8 @@ class Child:
             text = file.read_text(encoding="utf-8")
             if name == CAPTURE:
                 return capture_from_json(text, name=name)
-            told = json.loads(text)
-            return Failure(**{**told, "kind": FailureKind(told["kind"])})
+            fields = json.loads(text)
+            return Failure(**{**fields, "kind": FailureKind(fields["kind"])})
         if code is None:
             return None
         if code >= 0:

@@ -1,4 +1,4 @@
-"""The journal of a capture: the script's changes on disk, recorded before they happen.
+"""The journal of a capture: the script's changes on disk, recorded beforehand.
 
 The captured process writes it (child/files.py), its parent reads it. It is in the capture's own folder and
 survives the process, however that ends.

@@ -147,7 +147,6 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
 
 
 def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
-    """Record that a model is compiled, or adapted."""
     model = call.value("model", 0)
     if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
         return None

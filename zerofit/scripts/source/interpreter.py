@@ -243,7 +243,6 @@ def _read_import(reading: Reading, node: ast.Import | ast.ImportFrom) -> None:
 
 
 def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.expr) -> None:
-    """Assign a value to an assignment's target."""
     match target:
         case ast.Name():
             if value is None or isinstance(value, Method):  # such as accelerator.process_index
@@ -531,7 +530,6 @@ def _bind_parameters(scope: Scope, function: LocalFunction, call: CallSite) -> N
 
 
 def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    """Apply the effects of a function's decorators."""
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         last = (conditions.dotted(called, reading.scope) or "").rpartition(".")[2]

@@ -232,7 +232,6 @@ def _trains(reading: Reading, seen: RecordedCall, *, afterwards: bool) -> bool:
 
 
 def _trainings(reading: Reading, seen: RecordedCall) -> list[RecordedCall]:
-    """Return the calls that train the Trainer which a call evaluates."""
     return [
         other for other in reading.calls if other.action is Action.TRAIN and other.tracked is seen.tracked
     ]

@@ -14,7 +14,7 @@ from zerofit.checking.inputs.accelerate import (
     launch_of_deepspeed,
     launch_value,
     named_deepspeed_file,
-    whether_deepspeed,
+    uses_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
@@ -129,7 +129,7 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
 )
 def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
+    deepspeed = uses_deepspeed(launch) if launch else None
     if launch is None or launch.file is None or deepspeed is None or deepspeed.value:
         return
     # A contradicting flag has a rule of its own.
@@ -173,8 +173,8 @@ def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
         device = launch_value(launch, f"offload_{part}_device")
         folder = launch_value(launch, f"offload_{part}_nvme_path")
         if device is not None and str(device.value).lower() == "nvme":
-            told = f" with {folder.text}" if folder else ""
-            yield Hit(found=f"{device.text}{told}", place=device.place)
+            text = f" with {folder.text}" if folder else ""
+            yield Hit(found=f"{device.text}{text}", place=device.place)
 
 
 def _launch_without_file(situation: Situation) -> LaunchLayers | None:
@@ -247,7 +247,6 @@ def _steps_missing(situation: Situation) -> Iterator[Hit]:
 
 
 def _steps_of_script(situation: Situation) -> Keyword | None:
-    """Return the accumulation steps passed to Accelerator(...)."""
     for keyword in situation.script.accelerator_keywords if situation.script else ():
         if keyword.name == _STEPS and type(keyword.value) is int:
             return keyword
@@ -323,8 +322,8 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     edits: tuple[Edit, ...] = ()
     if (file := launch.file) and file.at(DEEPSPEED_SECTION, "zero_stage"):
         edits = (SetValue(document=file.name, path=(DEEPSPEED_SECTION, _GATHER), value=True),)
-    told = gathers.text if gathers else f"no {_GATHER}"
-    yield Hit(found=f"{stage.text} with {told}", place=stage.place, edits=edits)
+    text = gathers.text if gathers else f"no {_GATHER}"
+    yield Hit(found=f"{stage.text} with {text}", place=stage.place, edits=edits)
 
 
 RULES = declared(vars())

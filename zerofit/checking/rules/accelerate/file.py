@@ -10,7 +10,7 @@ from zerofit.checking.inputs.accelerate import (
     DYNAMO_BACKEND,
     is_for_sagemaker,
     launch_of,
-    whether_deepspeed,
+    uses_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
@@ -47,7 +47,7 @@ deepspeed_config:
 def _in_file(
     find: Callable[[Situation, Document, Schema], Iterator[Hit]],
 ) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that is only called for files not for SageMaker, and gets their schema."""
+    """Return a predicate that skips files for SageMaker, and gets the file and its schema."""
 
     def of_situation(situation: Situation) -> Iterator[Hit]:
         file = situation.accelerate
@@ -81,10 +81,10 @@ deepspeed_config:
 )
 def _repeated_keys(situation: Situation) -> Iterator[Hit]:
     file = situation.accelerate
-    for path, entry, values in repeated_keys(file) if file else ():
+    for path, entry, values in repeated_keys(file.root) if file else ():
         if file and any(value != entry.plain for value in values):
-            told = f"{'.'.join(path)} is repeated, the last value is {show(entry.plain)}"
-            yield Hit(found=told, place=file.place(entry.key_span))
+            text = f"{'.'.join(path)} is repeated, the last value is {show(entry.plain)}"
+            yield Hit(found=text, place=file.place(entry.key_span))
 
 
 @Rule(
@@ -213,22 +213,19 @@ def _known_entries(
 ) -> Iterator[tuple[tuple[str, ...], KeyValue, Key]]:
     """Yield each effective entry, at the top and in deepspeed_config, with its key in the schema."""
     launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
+    deepspeed = uses_deepspeed(launch) if launch else None
+    section = schema.find(DEEPSPEED_SECTION)
+    deepspeed_keys = section.section.keys if section and section.section else ()
     # With DeepSpeed the launcher ignores it, which dynamo-ignored-with-deepspeed reports.
     is_read = deepspeed is not None and not deepspeed.value and file.value("distributed_type") != "XLA"
     for path in [
         *((key.name,) for key in schema.root.keys),
-        *((DEEPSPEED_SECTION, key.name) for key in _deepspeed_keys(schema)),
+        *((DEEPSPEED_SECTION, key.name) for key in deepspeed_keys),
         *(path for path in DYNAMO_BACKEND if len(path) > 1),
     ]:
         entry, key = file.at(*path), schema.find(*path)
         if entry is not None and key is not None and (is_read or path not in DYNAMO_BACKEND):
             yield path, entry, key
-
-
-def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
-    section = schema.find(DEEPSPEED_SECTION)
-    return section.section.keys if section and section.section else ()
 
 
 @Rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, hit_at
-from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, TWO_RANKS, changed, zero
+from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, TWO_RANKS, at_zero, changed, zero
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
@@ -39,7 +39,7 @@ _WITH_OLDER = {"transformers": "5.22.0"}
     fix="leave expert_parallel out: ZeRO-3 shards the experts too",
     see=_SOURCE,
     bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=TWO_RANKS),
-    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=TWO_RANKS),
+    good=at_zero(3, _SCRIPT, topology=TWO_RANKS),
     evidence=fails("takes 2 positional arguments but 3 were given"),
     holds_for=("transformers>=5.23",),
 )
@@ -80,7 +80,7 @@ def _own_optimizer(situation: Situation) -> Iterator[Hit]:
     fix="leave expert_parallel out: ZeRO-3 shards the experts too, and saves them whole",
     see=_SOURCE,
     bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=TWO_RANKS, versions=_WITH_OLDER),
-    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=TWO_RANKS, versions=_WITH_OLDER),
+    good=at_zero(3, _SCRIPT, topology=TWO_RANKS, versions=_WITH_OLDER),
     evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NEEDS_OLDER),
     holds_for=(_OLDER_TRANSFORMERS,),
 )

@@ -360,7 +360,7 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
 )
 def _repeated(situation: Situation) -> Iterator[Hit]:
     document = situation.file
-    for path, entry, values in repeated_keys(document):
+    for path, entry, values in repeated_keys(document.root):
         is_harmless = all(value == values[0] for value in values)
         if is_harmless and is_read_by_others(situation):
             continue

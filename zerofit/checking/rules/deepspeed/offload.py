@@ -158,7 +158,7 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("optimizer_states_on", "gpu")),
 )
 def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
-    if not situation.is_of_flags:
+    if not situation.is_from_flags:
         return  # in a file the folder is often prepared beside an offload to cpu
     settings = situation.settings
     path = known(settings.optimizer_nvme_path, "the folder for NVMe offload")

@@ -23,7 +23,7 @@ from zerofit.checking.rules.deepspeed.tensor_parallel import (
     groups_without_deepspeed,
     parts_of_groups,
 )
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, TWO_RANKS, zero
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, TWO_RANKS, at_zero, zero
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
@@ -73,7 +73,6 @@ Trainer(model=model, args=arguments, train_dataset=samples).train()
 
 
 def _file(**parallelism: Any) -> dict[str, Any]:
-    """Return accelerate's file with a parallelism section."""
     section = {"sp_size": 2, "sp_backend": "deepspeed", "sp_attn_implementation": "sdpa", **parallelism}
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -106,7 +105,6 @@ def _size(document: Document | None, *path: str) -> Said[int] | None:
 
 
 def _in_file(situation: Situation) -> Said[int] | None:
-    """Return the group size in accelerate's file."""
     return _size(situation.accelerate, *_key("sp_size"))
 
 
@@ -141,8 +139,8 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="ranks are divided into groups of this size that share samples",
     fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
     see=_PARALLELISM,
-    bad=Example(deepspeed=zero(2), accelerate=_file(sp_size=4), script=LANGUAGE, topology=TWO_RANKS),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE, topology=TWO_RANKS),
+    bad=at_zero(2, LANGUAGE, accelerate=_file(sp_size=4), topology=TWO_RANKS),
+    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT, topology=TWO_RANKS),
     evidence=fails("less than sequence_parallel_size"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
@@ -157,16 +155,14 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
     fix="set it in the section parallelism_config of accelerate's file, or use `zerofit launch "
     "--sequence-parallel-size`",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=Example(
-        deepspeed=zero(2),
+    bad=at_zero(
+        2,
+        LANGUAGE,
         command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json "
         "--use_parallelism_config --parallelism_config_sp_size 2",
-        script=LANGUAGE,
     ),
-    good=Example(
-        deepspeed=zero(2),
-        command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json",
-        script=LANGUAGE,
+    good=at_zero(
+        2, LANGUAGE, command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json"
     ),
     evidence=fails("You cannot use `--use_parallelism_config`"),
     is_fixed_by_launch=True,
@@ -188,8 +184,8 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
     "view() on them",
     fix="set per_device_train_batch_size to 1, or use `zerofit launch --sequence-parallel-size`",
     see=_ULYSSES,
-    bad=Example(deepspeed=zero(2), accelerate=_file(), script=_TRAINED),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=_TRAINED),
+    bad=at_zero(2, _TRAINED, accelerate=_file()),
+    good=at_zero(2, _TRAINED, accelerate=_WITHOUT),
     evidence=fails("view size is not compatible"),
     is_fixed_by_launch=True,
 )
@@ -227,8 +223,8 @@ def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
     why="both split samples along their tokens, and context parallelism belongs to FSDP",
     fix="leave out parallelism_config_cp_size",
     see=_PARALLELISM,
-    bad=Example(deepspeed=zero(2), accelerate=_file(cp_size=2), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE),
+    bad=at_zero(2, LANGUAGE, accelerate=_file(cp_size=2)),
+    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT),
     evidence=fails("mutually exclusive"),
 )
 def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
@@ -245,7 +241,7 @@ def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
     fix="leave out one of the two",
     see=f"{DEEPSPEED}/runtime/engine.py",
     bad=Example(deepspeed=_CUT, accelerate=_file(), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE),
+    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT),
     evidence=fails(not_reproduced="needs four ranks"),
 )
 def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
@@ -267,7 +263,7 @@ def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
     fix="remove both keys; `zerofit launch --sequence-parallel-size` creates working groups",
     see=f"{DEEPSPEED}/utils/groups.py",
     bad=Example(deepspeed=zero(2, sequence_parallel_size=2, data_parallel_size=1), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    good=at_zero(2, LANGUAGE),
     evidence=DIFFERS,
 )
 def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
@@ -285,7 +281,7 @@ def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
     fix="remove it, and pass --sequence-parallel-size to `zerofit launch`",
     see=f"{DEEPSPEED}/runtime/config.py",
     bad=Example(deepspeed=zero(2, sequence_parallel_size=2), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    good=at_zero(2, LANGUAGE),
     evidence=ignored(("train_batch_size", 2)),
 )
 def _size_ignored(situation: Situation) -> Iterator[Hit]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, TWO_RANKS, zero
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, TWO_RANKS, at_zero, zero
 from zerofit.checking.situation import is_read_by_others, known, stage_of, text_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.facts import Checkpoint
@@ -108,7 +108,7 @@ def parts_of_groups(situation: Situation, group: Said[int] | None) -> Iterator[H
     fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    good=at_zero(2, LANGUAGE),
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
@@ -132,7 +132,7 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
         script=LANGUAGE,
         versions={"deepspeed": "0.19.3"},
     ),
-    good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
+    good=at_zero(3, LANGUAGE, versions={"deepspeed": "0.19.3"}),
     evidence=fails(not_reproduced="needs deepspeed before 0.19.4"),
     holds_for=("deepspeed<0.19.4",),
 )
@@ -150,7 +150,7 @@ def _at_stage_3(situation: Situation) -> Iterator[Hit]:
     fix="set {zero_stage} to 2 or less, or run with `zerofit launch`, which makes it load",
     see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
     bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
-    good=Example(deepspeed=zero(3), script=LOADED),
+    good=at_zero(3, LOADED),
     evidence=fails("Weight conversions"),
     holds_for=("transformers>=5.23",),
     is_fixed_by_launch=True,

@@ -165,8 +165,8 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
             continue
         if found.value.lower() in _FALSE_TEXTS:
             edit = SetValue(document=document.name, path=found.path, value=False)
-            told = f'{".".join(found.path)}="{found.value}"'
-            yield hit_at(document, found.path, found=told, edits=(edit,))
+            text = f'{".".join(found.path)}="{found.value}"'
+            yield hit_at(document, found.path, found=text, edits=(edit,))
 
 
 @Rule(
@@ -183,7 +183,7 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
 def _disagreeing(situation: Situation) -> Iterator[Hit]:
     document = situation.file
     train = _size(document, _TRAIN)
-    if train is None or _has_open_part(document):
+    if train is None or _has_unknown_size(document):
         return
     given = [name for name in (_MICRO, _STEPS) if document.value(name) is not None]
     divisor = math.prod(_size(document, name) or 1 for name in given)
@@ -218,7 +218,7 @@ def _num_data_parallel_ranks(situation: Situation) -> int:
     return known(None if splits else topology.world_size, "the data-parallel size")
 
 
-def _has_open_part(document: Document) -> bool:
+def _has_unknown_size(document: Document) -> bool:
     """Return True if a size comes from elsewhere, or is invalid, which another rule reports."""
     return any(
         document.value(name) is not None and _size(document, name) is None for name in (_MICRO, _STEPS)

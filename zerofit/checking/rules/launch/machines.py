@@ -59,7 +59,7 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
 
 
 def _count(launch: LaunchLayers, name: str) -> Said[int] | None:
-    """Return a count from the flags or the file; None if it is missing, or no whole number."""
+    """Return a count from the flags or the file; None if it is missing, or not a whole number."""
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
     return replace(said, value=number) if said is not None and number is not None else None
@@ -107,8 +107,8 @@ def _no_hostfile(situation: Situation) -> Iterator[Hit]:
     launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
     if launch and machines and not (hostfile and hostfile.value):
         launcher = launch_value(launch, "deepspeed_multinode_launcher")
-        told = launcher.text if launcher else "no deepspeed_multinode_launcher"
-        yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
+        text = launcher.text if launcher else "no deepspeed_multinode_launcher"
+        yield Hit(found=f"{machines.text} with {text} and no deepspeed_hostfile", place=machines.place)
 
 
 def _several_through_deepspeed(

@@ -104,7 +104,7 @@ def place(situation: Situation) -> Placed | None:
 def _routes(situation: Situation) -> tuple[Route, ...]:
     if situation.route is not None:
         return (situation.route,)
-    if situation.is_of_flags:
+    if situation.is_from_flags:
         return (Route.ACCELERATE,)  # an optimizer set by a strategy goes through prepare()
     return tuple(Route)
 

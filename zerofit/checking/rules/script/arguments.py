@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import DEEPSPEED, changed, zero
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import DEEPSPEED, at_zero, changed
 from zerofit.checking.rules.script.hits import hit, unguarded_calls
 from zerofit.core.command import Launcher
 from zerofit.scripts.facts import Action
@@ -50,8 +50,8 @@ _TAKES = changed(
     why="parse_args() exits at an unknown argument",
     fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
     see=f"{DEEPSPEED}/launcher/launch.py",
-    bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
-    good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
+    bad=at_zero(1, _PARSES, command="deepspeed --num_gpus 2"),
+    good=at_zero(1, _TAKES, command="deepspeed --num_gpus 2"),
     evidence=fails("unrecognized arguments: --local_rank"),
 )
 def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:

@@ -27,11 +27,9 @@ def unguarded_calls(situation: Situation, *actions: Action) -> Iterator[ScriptCa
             yield call
 
 
-def hit(
-    seen: Snippet, behind: str = "", confidence: Confidence = Confidence.LIKELY, fix: str | None = None
-) -> Hit:
+def hit(seen: Snippet, behind: str = "", confidence: Confidence = Confidence.LIKELY) -> Hit:
     """Return a finding on a piece of the source."""
-    return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence, fix=fix)
+    return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence)
 
 
 def hit_under_condition(call: ScriptCall, confidence: Confidence = Confidence.LIKELY) -> Hit:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, WHOLE_WEIGHTS, changed, zero
+from zerofit.checking.rules.examples import (
+    EVALUATES,
+    INFERENCE,
+    LANGUAGE,
+    WHOLE_WEIGHTS,
+    at_zero,
+    changed,
+    zero,
+)
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
@@ -63,8 +71,8 @@ _TRAINER = "https://github.com/huggingface/transformers/issues/30205"
     why="each rank runs its own whole model; only prepare() creates a DeepSpeed engine",
     fix="run without DeepSpeed; if the model is too large for one GPU, prepare it with {zero_stage} 3",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
-    bad=Example(deepspeed=zero(2), script=_UNPREPARED),
-    good=Example(deepspeed=zero(3), script=INFERENCE),
+    bad=at_zero(2, _UNPREPARED),
+    good=at_zero(3, INFERENCE),
     evidence=ignored(("zero_stage", None)),
 )
 @at_stages(*_BELOW_ZERO3)
@@ -86,8 +94,8 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
     why="from_pretrained() and from_config() partition it at construction, and only an engine gathers it",
     fix="prepare it, or create it before the Accelerator or the TrainingArguments, whole on every rank",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-    bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
-    good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
+    bad=at_zero(3, _LATE_TEACHER),
+    good=at_zero(3, _EARLY_TEACHER),
     evidence=fails("'weight' must be 2-D"),
 )
 @at_stages(ZeroStage.PARAMETERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, changed, zero
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, at_zero, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -150,7 +150,7 @@ def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
     why="accelerator.backward() also runs DeepSpeed's step, so each micro-batch is a separate step",
     fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=Example(deepspeed=zero(1), script=_MANUAL),
+    bad=at_zero(1, _MANUAL),
     good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
     evidence=DIFFERS,
     is_fixed_by_launch=True,
@@ -170,8 +170,8 @@ def _accumulates_manually(situation: Situation) -> Iterator[Hit]:
     why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
     fix="write accelerator.backward(loss)",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=Example(deepspeed=zero(2), script=_BYPASSES),
-    good=Example(deepspeed=zero(2), script=SMALL),
+    bad=at_zero(2, _BYPASSES),
+    good=at_zero(2, SMALL),
     evidence=DIFFERS,
 )
 @at_stages(*EVERY_STAGE)
@@ -195,7 +195,7 @@ def _bypasses_accelerator(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed has already clipped and stepped inside backward(), with its own gradient_clipping",
     fix="set {gradient_clipping} to the script's value",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed=zero(1), script=_CLIPS),
+    bad=at_zero(1, _CLIPS),
     good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
     evidence=DIFFERS,
     is_fixed_by_launch=True,
@@ -225,10 +225,8 @@ def _clipping_is_ignored(situation: Situation) -> Iterator[Hit]:
     why="reentrant checkpointing runs a nested backward in each, and reduces the same gradient twice",
     fix="set use_reentrant to False, or join both batches into one forward pass",
     see="https://github.com/deepspeedai/DeepSpeed/issues/988",
-    bad=Example(deepspeed=zero(2), script=_TWO_FORWARDS),
-    good=Example(
-        deepspeed=zero(2), script=changed(_TWO_FORWARDS, '"use_reentrant": True', '"use_reentrant": False')
-    ),
+    bad=at_zero(2, _TWO_FORWARDS),
+    good=at_zero(2, changed(_TWO_FORWARDS, '"use_reentrant": True', '"use_reentrant": False')),
     evidence=fails("has already been reduced"),
 )
 @at_stages(ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
@@ -255,8 +253,8 @@ def _is_reentrant(call: ScriptCall) -> bool:
     why="the prefix is in the cache of keys and values, which gradient checkpointing drops",
     fix="leave gradient checkpointing off, or train other adapters, such as LoRA",
     see="https://github.com/huggingface/peft/blob/v0.21.2/src/peft/peft_model.py",
-    bad=Example(deepspeed=zero(2), script=_CHECKPOINTS_PREFIX),
-    good=Example(deepspeed=zero(2), script=_PREFIX),
+    bad=at_zero(2, _CHECKPOINTS_PREFIX),
+    good=at_zero(2, _PREFIX),
     evidence=fails("The size of tensor a"),
 )
 def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:

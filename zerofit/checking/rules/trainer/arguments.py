@@ -133,7 +133,7 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
 def _global_batch(
     trainer: TrainerSettings, ranks: int | None
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
-    """Yield the global batch that Trainer compares, where all that makes it is known."""
+    """Yield the global batch size that Trainer compares, if all of its factors are known."""
     searches = trainer.find_or_default("auto_find_batch_size")
     size, steps = (trainer.find_or_default(name) for name in ("per_device_train_batch_size", _STEPS))
     if ranks is None or size is None or steps is None or (searches is not None and searches.value):
@@ -145,7 +145,7 @@ def _global_batch(
 
 
 def _is_parsed(value: Any) -> bool:
-    """Return True if a value is a number or boolean rather than a text such as $RATE."""
+    """Return True if a value is a number or boolean rather than a string such as $RATE."""
     return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 

@@ -1,4 +1,4 @@
-"""Guards the user's files during a capture: changes are recorded, and files copied, before they happen.
+"""Guards the user's files during a capture: changes are recorded, and files copied, beforehand.
 
 Python raises audit events when a file is about to be opened, removed, renamed or created
 (https://docs.python.org/3/library/audit_events.html), also in processes forked by the script. Writes of C++
@@ -80,8 +80,6 @@ def guard(folder: Path) -> None:
 
 
 class _FileGuard:
-    """Handles the audit events."""
-
     def __init__(self, folder: Path, *, roots: list[str], caches: list[str]) -> None:
         self._folder = folder
         self.roots = [os.path.realpath(path) for path in roots]

@@ -245,9 +245,8 @@ class _NoOp:
 
 def _stand_in_for_objects(torch: Any) -> None:
     """Make streams, events, contexts, generators and random states of a GPU constructible."""
-    for name in ("Event", "Stream", "ExternalStream", "StreamContext", "device", "device_of"):
-        setattr(torch.cuda, name, _NoOp)
-    for name in ("stream", "current_stream", "default_stream"):
+    streams = ("Stream", "ExternalStream", "StreamContext", "stream", "current_stream", "default_stream")
+    for name in (*streams, "Event", "device", "device_of"):
         setattr(torch.cuda, name, _NoOp)
     for name in ("mark", "range_push", "range_pop", "range"):
         setattr(torch.cuda.nvtx, name, _NoOp)

@@ -42,7 +42,7 @@ _HARMLESS_OF_GIT = {
     *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
     *("rev-parse", "show", "status", "symbolic-ref", "version"),
 }
-_HARMLESS_FIRST = {
+_HARMLESS_ARGUMENTS = {
     "numactl": {"--hardware", "-H", "--show"},
     "pacman": {"-Q"},
     "rpm": {"-q"},
@@ -156,8 +156,8 @@ def is_harmless(words: list[str]) -> bool:
         return _is_harmless_python(words)
     if name == "env":  # with further arguments, it runs another program
         return len(words) == 1
-    if name in _HARMLESS_FIRST:
-        return len(words) > 1 and words[1] in _HARMLESS_FIRST[name]
+    if name in _HARMLESS_ARGUMENTS:
+        return len(words) > 1 and words[1] in _HARMLESS_ARGUMENTS[name]
     return name in _HARMLESS.split() or _writes_files(words) or words[1:] == ["--version"]
 
 

@@ -153,7 +153,6 @@ def _as_arguments(batch: Any) -> Arguments:
 
 
 def _loader(seen: Observations, accelerator: Any, trainer: Any) -> Any:
-    """Return the DataLoader of the training loop."""
     active = accelerator.gradient_state.active_dataloader
     if active is not None and hasattr(active, "dataset"):
         return active

@@ -101,7 +101,7 @@ def _generates_to_train(trainer_class: Any) -> bool:
 
 
 def _stop_at_first_forward(handler_class: Any, seen: Observations) -> None:
-    """Where training begins, remove all callbacks but the script's own, and wait for the first forward pass.
+    """When training begins, remove all callbacks but the script's own, and wait for the first forward pass.
 
     If that fails without weights, the capture ends with the first batch of the DataLoader.
     """
