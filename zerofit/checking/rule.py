@@ -99,7 +99,7 @@ class Rule:
     is_fixed_by_launch: bool = False
     """True if `zerofit launch` fixes it inside the run; the rule is then skipped there."""
     find: Predicate = lambda situation: ()
-    """Yields each violation; raises Lacking if a fact is unknown."""
+    """Yields each violation; raises UnknownFact if a fact is unknown."""
 
     def __call__(self, find: Predicate) -> Rule:
         """Return the rule with its predicate, as a decorator."""

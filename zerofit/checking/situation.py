@@ -1,4 +1,4 @@
-"""Situation: the input of all rules; and Lacking, by which a rule reports an unknown fact."""
+"""Situation: the input of all rules; and UnknownFact, by which a rule reports an unknown fact."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TrainerSettings:
     """Each given field; for a command line, also arguments that other classes may use."""
     unread: frozenset[str] = frozenset()
     """Fields that the script sets to values only known at run time."""
-    shows_all: bool = False
+    is_complete: bool = False
     """True if all arguments and keywords are known, so that missing fields have their defaults."""
     surplus: tuple[Said[str], ...] = ()
     """Unknown keywords of TrainingArguments(...); the values are the names."""
@@ -64,7 +64,7 @@ class TrainerSettings:
         """Return a field, given or by default; None if unknown."""
         if name in self.said:
             return self.said[name]
-        if name in self.unread or not self.shows_all or name not in DEFAULTS:
+        if name in self.unread or not self.is_complete or name not in DEFAULTS:
             return None
         value = DEFAULTS[name]
         return Said(value=value, text=f"no {name}, so it is {value}", confidence=Confidence.LIKELY)
@@ -73,7 +73,7 @@ class TrainerSettings:
 T = TypeVar("T")
 
 
-class Lacking(Exception):  # noqa: N818 - not an error: the rule's answer is unknown
+class UnknownFact(Exception):  # noqa: N818 - not an error: the rule's answer is unknown
     """Raised by a predicate that needs an unknown fact; the rule's answer is then "unknown".
 
     Args:
@@ -89,10 +89,10 @@ def known(value: T | None, fact: str) -> T:
     """Return a fact.
 
     Raises:
-        Lacking: it is unknown.
+        UnknownFact: it is unknown.
     """
     if value is None:
-        raise Lacking(fact)
+        raise UnknownFact(fact)
     return value
 
 
@@ -207,7 +207,7 @@ def stage_of(situation: Situation) -> Said[ZeroStage]:
     """Return the ZeRO stage.
 
     Raises:
-        Lacking: it is unknown.
+        UnknownFact: it is unknown.
     """
     return known(situation.settings.zero_stage, "the ZeRO stage")
 
@@ -216,7 +216,7 @@ def is_read_by_others(situation: Situation) -> bool:
     """Return True if accelerate or Trainer read the DeepSpeed file, False if only DeepSpeed does.
 
     Raises:
-        Lacking: the route is unknown.
+        UnknownFact: the route is unknown.
     """
     return known(situation.route, "the library that reads it") is not Route.NATIVE
 

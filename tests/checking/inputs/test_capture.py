@@ -143,7 +143,7 @@ def test_fields_of_training_arguments_that_only_running_shows() -> None:
         "bf16": True,
     }
     assert {said.confidence for said in trainer.said.values()} == {Confidence.CERTAIN}
-    assert (trainer.unread, trainer.shows_all) == (frozenset(), True)
+    assert (trainer.unread, trainer.is_complete) == (frozenset(), True)
     assert (
         trainer.said["per_device_train_batch_size"].text == "TrainingArguments.per_device_train_batch_size=16"
     )

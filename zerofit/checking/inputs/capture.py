@@ -42,7 +42,7 @@ def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = 
     if capture.route is Route.TRAINER:
         known = trainer or TrainerSettings()
         said = {**known.said, **dict(_fields(known, capture))}
-        trainer = replace(known, said=said, unread=frozenset(), shows_all=True)
+        trainer = replace(known, said=said, unread=frozenset(), is_complete=True)
     settings = replace(situation.settings, optimizer=_optimizer(situation, capture))
     settings = replace(settings, precision=_precision(replace(situation, trainer=trainer), settings, capture))
     return replace(

@@ -115,6 +115,6 @@ def _of_trainer(trainer: TrainerSettings) -> Said[str | None] | None:
     if said is not None:
         optimizer = TRAINER_OPTIMIZERS.get(said.value) if isinstance(said.value, str) else None
         return replace(said, value=optimizer) if optimizer else None
-    if "optim" in trainer.unread or not trainer.shows_all:
+    if "optim" in trainer.unread or not trainer.is_complete:
         return None
     return Said(value=_TRAINER_DEFAULT, text="no optim", confidence=Confidence.LIKELY)

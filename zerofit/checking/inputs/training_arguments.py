@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.targets import Targets
     from zerofit.configs.schema import Key, Section
-    from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
+    from zerofit.scripts.facts import ScriptFacts
 
 # The conversion of transformers/hf_argparser.py, string_to_bool.
 _TRUE = ("yes", "true", "t", "y", "1")
@@ -27,12 +27,7 @@ _ARGUMENT = re.compile(r"[a-z_]\w*")
 
 
 def read_training_arguments(
-    *,
-    fields: Section,
-    arguments: Sequence[str] = (),
-    keywords: Sequence[Keyword] = (),
-    made: Sequence[ScriptCall] = (),
-    parses_all: bool = False,
+    *, fields: Section, arguments: Sequence[str] = (), script: ScriptFacts | None = None
 ) -> TrainerSettings:
     """Return the known TrainingArguments of a run.
 
@@ -42,20 +37,21 @@ def read_training_arguments(
     Args:
         fields: the fields of TrainingArguments, as in Schemas.training_arguments.
         arguments: the script's own arguments.
-        keywords: literal keywords of TrainingArguments(...) in the script's source.
-        made: the calls of TrainingArguments(...) in the script's source.
-        parses_all: True if the script's parser alone makes TrainingArguments, of its arguments.
+        script: the facts of its source; None if unknown.
     """
+    keywords = script.training_arguments if script else ()
+    made = script.find(Action.MAKE_ARGUMENTS) if script else ()
     if not keywords and not made:
-        shows_all = parses_all and any(word.startswith("--") for word in arguments)
-        return TrainerSettings(said=dict(_of_arguments(arguments, fields)), shows_all=shows_all)
+        parses_all = script is not None and script.parses_plain_arguments
+        is_complete = parses_all and any(word.startswith("--") for word in arguments)
+        return TrainerSettings(said=dict(_of_arguments(arguments, fields)), is_complete=is_complete)
     said = {keyword.name: keyword.said for keyword in keywords}
     given = frozenset(name for call in made for name in call.given)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in PLAIN_ARGUMENTS
     return TrainerSettings(
         said={name: field for name, field in said.items() if fields.find(name) is not None},
         unread=given - set(said) - {"**"},
-        shows_all=is_plain and "**" not in given,
+        is_complete=is_plain and "**" not in given,
         surplus=tuple(
             dataclasses.replace(field, value=name)
             for name, field in said.items()
@@ -146,7 +142,5 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
     return read_training_arguments(
         fields=targets.schemas.training_arguments.root,
         arguments=targets.arguments,
-        keywords=script.training_arguments if script else (),
-        made=script.find(Action.MAKE_ARGUMENTS) if script else (),
-        parses_all=script is not None and script.parses_plain_arguments,
+        script=script,
     )

@@ -98,7 +98,7 @@ def _gpu_before_ampere(situation: Situation) -> str | None:
     """Return a GPU without bf16 and tf32 in words; None if there is none, or the ranks run on the CPU.
 
     Raises:
-        Lacking: the GPUs are unknown.
+        UnknownFact: the GPUs are unknown.
     """
     if situation.topology is not None and situation.topology.on_cpu:
         return None

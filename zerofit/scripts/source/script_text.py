@@ -79,12 +79,9 @@ class ScriptText:
         words = re.sub(r"([(\[{]) ", r"\1", re.sub(r",? ([)\]}])", r"\1", re.sub(r"\s+", " ", words)))
         return words if len(words) <= MAX_TEXT else f"{words[: MAX_TEXT - 3]}..."
 
-    def column(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
-        """Return the column of a node, from 1, in characters."""
-        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
-        return len(line.encode("utf-8", "replace")[: node.col_offset].decode("utf-8", "replace")) + 1
-
     def snippet(self, node: ast.expr | ast.stmt | ast.keyword) -> Snippet:
         """Return a node's source and position."""
-        place = Place(file=self.name, line=node.lineno, column=self.column(node))
+        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
+        before = line.encode("utf-8", "replace")[: node.col_offset].decode("utf-8", "replace")
+        place = Place(file=self.name, line=node.lineno, column=len(before) + 1)
         return Snippet(text=self.quote(node), place=place)

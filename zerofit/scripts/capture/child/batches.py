@@ -128,10 +128,10 @@ def captured_lengths(
     lengths = whole or seen
     if most is not None:
         lengths = [min(length, most) for length in lengths]
-    return summary(lengths, is_whole=bool(whole))
+    return length_summary(lengths, is_whole=bool(whole))
 
 
-def summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
+def length_summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
     """Return the distribution; percentiles are by nearest rank."""
     histogram = LengthHistogram.of_lengths(int(length) for length in lengths)
     return CapturedLengths(

@@ -182,7 +182,7 @@ def _note_shown_gpus(seen: Observations) -> None:
         seen.note(f"the script asks for the GPUs of its node, and was shown {seen.told_gpus}")
 
 
-def told(seen: Observations) -> str:
+def shown_gpus(seen: Observations) -> str:
     """Return the GPUs shown to the script; empty if it did not ask."""
     if (seen.folder / ASKED).exists():
         _note_shown_gpus(seen)

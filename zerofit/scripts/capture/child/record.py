@@ -36,7 +36,7 @@ from zerofit.scripts.capture.child.training_record import (
     captured_loader,
     captured_optimizers,
     captured_schedulers,
-    plain,
+    json_value,
 )
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         evaluates=calls.evaluates or getattr(trainer, "eval_dataset", None) is not None,
         generates=calls.generates or bool(arguments.get("predict_with_generate")),
         saves=calls.saves or seen.saves or str(arguments.get("save_strategy", "no")) != "no",
-        told_gpus=gpu_stand_in.told(seen),
+        told_gpus=gpu_stand_in.shown_gpus(seen),
         notes=tuple(seen.notes),
         wall_time_s=time.monotonic() - seen.started,
         peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -240,11 +240,11 @@ def _padding(model: Any) -> int | None:
 
 
 def _arguments(trainer: Any) -> dict[str, Any]:
-    """Return the fields of TrainingArguments with plain values, as the script set them."""
+    """Return the fields of TrainingArguments that are JSON values, as the script set them."""
     if trainer is None:
         return {}
     said = {**trainer.args.to_dict(), **getattr(trainer.args, "_zerofit_said", {})}
-    values = {name: value if isinstance(value, dict) else plain(value) for name, value in said.items()}
+    values = {name: value if isinstance(value, dict) else json_value(value) for name, value in said.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
