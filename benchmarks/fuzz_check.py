@@ -30,10 +30,10 @@ from mutations import HJSON, JSON, YAML, mutate
 from zerofit import __version__
 from zerofit.checking.check_run import verdict_of
 from zerofit.checking.fix_files import find_fixes
-from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
 from zerofit.checking.read_targets import read_targets
 from zerofit.checking.report import Report
 from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
 from zerofit.cli.output.findings_json import findings_json
 from zerofit.cli.output.sarif import sarif
 from zerofit.configs.schemas.catalog import load_schemas

@@ -59,7 +59,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
         @contextmanager
         def captured(target: tuple[str, ...], **_: Any) -> Iterator[Any]:
             assert capture is not None, f"{target} was captured"
-            yield SimpleNamespace(capture=capture, is_kept=False)
+            yield SimpleNamespace(capture=capture, is_cached=False)
 
         monkeypatch.setattr(launching, "probe_machine", lambda **_: machine)
         monkeypatch.setattr(prepare, "captured", captured)

@@ -50,10 +50,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
     """Return a function that runs a verb in this process, with a capture in place of running the script."""
 
-    def in_process(module: Any, *words: str, capture: Capture = LOOP, is_kept: bool = False) -> int:
+    def in_process(module: Any, *words: str, capture: Capture = LOOP, is_cached: bool = False) -> int:
         @contextmanager
         def captured(target: tuple[str, ...], **_: Any) -> Iterator[Any]:
-            yield SimpleNamespace(capture=replace(capture, target=target), is_kept=is_kept)
+            yield SimpleNamespace(capture=replace(capture, target=target), is_cached=is_cached)
 
         monkeypatch.setattr(_CAPTURES.get(module, module), "captured", captured)
         verb = module.__name__.rpartition(".")[2]
@@ -191,7 +191,7 @@ def test_where_nothing_fits_nothing_is_said_of_changes(run: _Run, capsys: pytest
 
 
 def test_a_capture_of_before_is_told_as_such(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(plan_module, "--fast", *_GPUS, "train.py", is_kept=True) == 0
+    assert run(plan_module, "--fast", *_GPUS, "train.py", is_cached=True) == 0
     assert "\n  captured earlier    took 11.5 s, 600.0 MiB of host memory\n" in capsys.readouterr().out
 
 

@@ -65,7 +65,7 @@ def test_line(capture: Capture, line: str) -> None:
 
 def test_a_capture_of_before_says_so() -> None:
     line = "  captured earlier    took 11.5 s, 600.0 MiB of host memory"
-    assert capture_lines(LOOP, is_kept=True)[-1] == line
+    assert capture_lines(LOOP, is_cached=True)[-1] == line
 
 
 def test_what_is_not_known_has_no_line() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerofit.checking.engine import Finding, Unknown, Verdict
+from zerofit.checking.engine import Finding, UndecidedRule, Verdict
 from zerofit.checking.rule import Severity
 from zerofit.checking.targets import TargetFile
 from zerofit.configs.document import FileKind, RemoveKey, RenameKey, SetValue
@@ -87,8 +87,8 @@ VERDICT = Verdict(
         ),
     ),
     unknown=(
-        Unknown(rule="offload-needs-adam", fact="the optimizer, which the script creates"),
-        Unknown(rule="bf16-needs-ampere", fact="the GPUs that will run it"),
-        Unknown(rule="muon-needs-matrices", fact="the optimizer, which the script creates"),
+        UndecidedRule(rule="offload-needs-adam", fact="the optimizer, which the script creates"),
+        UndecidedRule(rule="bf16-needs-ampere", fact="the GPUs that will run it"),
+        UndecidedRule(rule="muon-needs-matrices", fact="the optimizer, which the script creates"),
     ),
 )

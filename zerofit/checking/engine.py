@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Severity
-from zerofit.checking.situation import Lacking, known
+from zerofit.checking.situation import UnknownFact, known
 from zerofit.core.command import Launcher
 from zerofit.core.errors import UserError, format_message
 from zerofit.core.setting import Confidence
@@ -63,7 +63,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+class UndecidedRule:
     """A rule that could not be decided."""
 
     rule: str
@@ -78,7 +78,7 @@ class Verdict:
 
     findings: tuple[Finding, ...] = ()
     """Sorted by file and line, then severity, then rule; findings without a file come first."""
-    unknown: tuple[Unknown, ...] = ()
+    unknown: tuple[UndecidedRule, ...] = ()
     """In the order of the rules."""
 
     def of(self, severity: Severity) -> tuple[Finding, ...]:
@@ -92,17 +92,17 @@ _ORDER = {severity: number for number, severity in enumerate(Severity)}
 def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
     """Return the results of all rules for a situation."""
     findings: list[Finding] = []
-    unknown: list[Unknown] = []
+    unknown: list[UndecidedRule] = []
     for rule in rules:
-        if rule.is_put_right_by_launch and situation.launcher is Launcher.ZEROFIT:
+        if rule.is_fixed_by_launch and situation.launcher is Launcher.ZEROFIT:
             continue
         try:
             for hit in rule.find(situation):
                 # Imported late: parsing specifiers takes longer than all rules together.
                 if all(_is_satisfied(specifier, situation.versions) for specifier in rule.holds_for):
                     findings.append(_finding(rule, hit, situation))
-        except Lacking as lacking:
-            unknown.append(Unknown(rule=rule.id, fact=lacking.fact))
+        except UnknownFact as lacking:
+            unknown.append(UndecidedRule(rule=rule.id, fact=lacking.fact))
     return Verdict(findings=sort_findings(findings), unknown=tuple(unknown))
 
 

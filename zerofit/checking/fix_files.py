@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.checking.targets import is_mendable
+from zerofit.checking.targets import is_fixable
 from zerofit.configs.text.edits import Uneditable, apply_edits
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
@@ -49,10 +49,10 @@ def find_fixes(look: Callable[[Mapping[str, str]], Report]) -> tuple[Fix, ...]:
     fixes: dict[str, Fix] = {}
     for _ in range(_MAX_ROUNDS):
         report = look({path: fix.after for path, fix in fixes.items()})
-        mended = _mend(report)
-        if not mended:
+        fixed = _apply_findings(report)
+        if not fixed:
             break
-        for path, fix in mended.items():
+        for path, fix in fixed.items():
             before = fixes[path].before if path in fixes else fix.before
             fixes[path] = Fix(name=fix.name, before=before, after=fix.after)
     return tuple(fix for fix in fixes.values() if fix.before != fix.after)
@@ -79,18 +79,18 @@ def write_fixes(fixes: Sequence[Fix]) -> tuple[str, ...]:
     return tuple(_write(fix) for fix in fixes)
 
 
-def _mend(report: Report) -> dict[str, Fix]:
+def _apply_findings(report: Report) -> dict[str, Fix]:
     """Return the files changed by the findings' edits, by their real paths."""
-    asked: dict[str, list[Edit]] = {}
+    requested: dict[str, list[Edit]] = {}
     for finding in report.findings:
-        if is_mendable(finding, report.targets.files):
+        if is_fixable(finding, report.targets.files):
             for edit in finding.edits:
-                asked.setdefault(edit.document, []).append(edit)
+                requested.setdefault(edit.document, []).append(edit)
     fixes = {}
     for file in report.targets.files:
-        if file.document is None or not os.path.isfile(file.name) or file.name not in asked:
+        if file.document is None or not os.path.isfile(file.name) or file.name not in requested:
             continue
-        after = _edited(file.document, asked[file.name])
+        after = _edited(file.document, requested[file.name])
         if after != file.document.text:
             fixes[os.path.realpath(file.name)] = Fix(name=file.name, before=file.document.text, after=after)
     return fixes

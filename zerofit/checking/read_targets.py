@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
-from zerofit.checking.inputs.file_kinds import format_of, kind_of
+from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
-from zerofit.configs.text.read import decode, read_document
+from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.checkpoints import read_shards
 from zerofit.core.command import Launcher
@@ -251,9 +251,9 @@ class _Reading:
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:
-    """Return a named file that exists beside the file that names it.
+    """Return the named file, looked up beside the file that names it if the current folder has none.
 
-    The libraries look in the folder in which the command runs; without a command, that may be this one.
+    The libraries look in the folder in which the command runs; without a command, it may be that one.
     """
     path = os.path.join(os.path.dirname(file), said.value)
     return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
@@ -322,7 +322,7 @@ def check_target(name: str) -> bytes:
         return read_bytes(name)
     folder, base = os.path.split(name)
     stem, suffix = os.path.splitext(base)
-    # By stems, since equal extensions make names similar; a dangling link is no suggestion.
+    # By stems, since equal extensions make names similar; dangling links are not suggested.
     stems = {
         os.path.splitext(file)[0]: file
         for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else [])

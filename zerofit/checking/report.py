@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES, DEEPSPEED_RULES
-from zerofit.checking.targets import is_mendable
+from zerofit.checking.targets import is_fixable
 from zerofit.configs.document import say
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _PLURAL = {
     Severity.WARNING: ("warning", "warnings"),
     Severity.ADVICE: ("piece of advice", "pieces of advice"),
 }
-_MOST_RULES = 3
-_MOST_NAMES = 5
+_MAX_RULES = 3
+_MAX_NAMES = 5
 """More names would make the last line hard to read."""
 
 
@@ -103,13 +103,13 @@ def unknown_lines(verdict: Verdict) -> tuple[str, ...]:
     rules: dict[str, dict[str, None]] = {}
     for unknown in verdict.unknown:
         rules.setdefault(unknown.fact, {})[unknown.rule] = None
-    return tuple(f"not checked, because unknown: {fact} ({_some(list(ids))})" for fact, ids in rules.items())
+    return tuple(f"not checked, because unknown: {fact} ({_few(list(ids))})" for fact, ids in rules.items())
 
 
-def _some(ids: list[str]) -> str:
+def _few(ids: list[str]) -> str:
     """Return a few rule ids and the number of others; --json lists all."""
-    more = len(ids) - _MOST_RULES
-    return ", ".join(ids) if more <= 1 else f"{', '.join(ids[:_MOST_RULES])} and {more} more"
+    more = len(ids) - _MAX_RULES
+    return ", ".join(ids) if more <= 1 else f"{', '.join(ids[:_MAX_RULES])} and {more} more"
 
 
 def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int) -> str:
@@ -119,7 +119,7 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
         counts = ", ".join(
             f"{number} {_PLURAL[severity][number > 1]}" for severity, number in found.items() if number
         )
-        num_fixable = sum(is_mendable(finding, files) for finding in verdict.findings)
+        num_fixable = sum(is_fixable(finding, files) for finding in verdict.findings)
         return f"{names}: {counts}" + (f"; --fix fixes {num_fixable} of them" if num_fixable else "")
     num_unknown = len({unknown.rule for unknown in verdict.unknown})
     holding = f"{num_rules - num_unknown} rules passed"
@@ -127,8 +127,8 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
 
 
 def _describe_files(files: Sequence[TargetFile]) -> str:
-    """Return the files' names, each with what names it if not the user; only the number if there are many."""
-    if len(files) > _MOST_NAMES:
+    """Return the files' names, with what names a file that is not a target; many are only counted."""
+    if len(files) > _MAX_NAMES:
         return f"{len(files)} files"
     named = ((file.name, file.named_by) for file in files)
     names = [f"{name} (named by {by.place or by.text})" if by else name for name, by in named]

@@ -96,10 +96,10 @@ class Rule:
     """The result of running the bad example."""
     holds_for: tuple[str, ...] = ()
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
-    is_put_right_by_launch: bool = False
+    is_fixed_by_launch: bool = False
     """True if `zerofit launch` fixes it inside the run; the rule is then skipped there."""
     find: Predicate = lambda situation: ()
-    """Yields each violation; raises Lacking if a fact is unknown."""
+    """Yields each violation; raises UnknownFact if a fact is unknown."""
 
     def __call__(self, find: Predicate) -> Rule:
         """Return the rule with its predicate, as a decorator."""

@@ -1,4 +1,4 @@
-"""Situation: the input of all rules; and Lacking, by which a rule reports an unknown fact."""
+"""Situation: the input of all rules; and UnknownFact, by which a rule reports an unknown fact."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TrainerSettings:
     """Each given field; for a command line, also arguments that other classes may use."""
     unread: frozenset[str] = frozenset()
     """Fields that the script sets to values only known at run time."""
-    shows_all: bool = False
+    is_complete: bool = False
     """True if all arguments and keywords are known, so that missing fields have their defaults."""
     surplus: tuple[Said[str], ...] = ()
     """Unknown keywords of TrainingArguments(...); the values are the names."""
@@ -64,7 +64,7 @@ class TrainerSettings:
         """Return a field, given or by default; None if unknown."""
         if name in self.said:
             return self.said[name]
-        if name in self.unread or not self.shows_all or name not in DEFAULTS:
+        if name in self.unread or not self.is_complete or name not in DEFAULTS:
             return None
         value = DEFAULTS[name]
         return Said(value=value, text=f"no {name}, so it is {value}", confidence=Confidence.LIKELY)
@@ -73,7 +73,7 @@ class TrainerSettings:
 T = TypeVar("T")
 
 
-class Lacking(Exception):  # noqa: N818 - no error: it says that a question stays open
+class UnknownFact(Exception):  # noqa: N818 - not an error: the rule's answer is unknown
     """Raised by a predicate that needs an unknown fact; the rule's answer is then "unknown".
 
     Args:
@@ -89,10 +89,10 @@ def known(value: T | None, fact: str) -> T:
     """Return a fact.
 
     Raises:
-        Lacking: it is unknown.
+        UnknownFact: it is unknown.
     """
     if value is None:
-        raise Lacking(fact)
+        raise UnknownFact(fact)
     return value
 
 
@@ -163,25 +163,25 @@ class Situation:
         return self.trainer or TrainerSettings()
 
     @property
-    def is_of_flags(self) -> bool:
-        """True if the run is defined by zerofit's own flags alone, without files."""
+    def is_from_flags(self) -> bool:
+        """True if only zerofit's own flags define the run, and no files."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
 
 
 def setting_text(strategy: Strategy, name: str, *, is_typed: bool) -> str:
-    """Return the name of a strategy's field in a finding: the flag that was typed, or else words."""
+    """Return how a finding names a strategy's field: by the flag that the user typed, else in words."""
     value = getattr(strategy, name)
     if value is None or value == "none":
         return f"no {FLAGS[name]}"
     if not is_typed:
-        return _IN_WORDS[name].format(value.value if isinstance(value, IntEnum) else value)
+        return _SETTING_WORDS[name].format(value.value if isinstance(value, IntEnum) else value)
     if name == "lora":
         return FLAGS[name]
     shown = value.replace("_", "-") if name == "attention" else value
     return f"{FLAGS[name]} {shown.value if isinstance(shown, IntEnum) else shown}"
 
 
-_IN_WORDS = {
+_SETTING_WORDS = {
     "engine": "the {} engine",
     "zero_stage": "ZeRO stage {}",
     "optimizer": "{}",
@@ -197,7 +197,7 @@ _IN_WORDS = {
 
 
 def text_of(situation: Situation, name: str) -> str:
-    """Return the name of a field of the situation's strategy in a finding."""
+    """Return how a finding names a field of the situation's strategy."""
     strategy = known(situation.strategy, "zerofit's strategy")
     is_typed = situation.typed is None or name in situation.typed
     return setting_text(strategy, name, is_typed=is_typed)
@@ -207,7 +207,7 @@ def stage_of(situation: Situation) -> Said[ZeroStage]:
     """Return the ZeRO stage.
 
     Raises:
-        Lacking: it is unknown.
+        UnknownFact: it is unknown.
     """
     return known(situation.settings.zero_stage, "the ZeRO stage")
 
@@ -216,7 +216,7 @@ def is_read_by_others(situation: Situation) -> bool:
     """Return True if accelerate or Trainer read the DeepSpeed file, False if only DeepSpeed does.
 
     Raises:
-        Lacking: the route is unknown.
+        UnknownFact: the route is unknown.
     """
     return known(situation.route, "the library that reads it") is not Route.NATIVE
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.configs.document import BrokenFile, FileKind
+from zerofit.configs.document import BrokenFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zerofit.checking.engine import Finding
-    from zerofit.configs.document import Document
+    from zerofit.configs.document import Document, FileKind
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Route
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFile:
-    """One file that was read, or should have been."""
+    """A file that was read, or could not be read."""
 
     name: str
     """As written by the user, or by the layer that names it; "standard input" for -."""
@@ -42,7 +42,7 @@ class TargetFile:
         return self.named_by is None or self.named_by.place is None
 
 
-def is_mendable(finding: Finding, files: Iterable[TargetFile]) -> bool:
+def is_fixable(finding: Finding, files: Iterable[TargetFile]) -> bool:
     """Return True if a finding has edits, all in files named on the command line.
 
     Files named by other files may be shared, so --fix does not change them.
@@ -80,16 +80,6 @@ class Targets:
     """The capture of the script, if requested."""
 
     @property
-    def deepspeed(self) -> tuple[Document, ...]:
-        """The parsed DeepSpeed configurations."""
-        return self._documents(FileKind.DEEPSPEED)
-
-    @property
-    def accelerate(self) -> tuple[Document, ...]:
-        """The parsed accelerate configurations."""
-        return self._documents(FileKind.ACCELERATE)
-
-    @property
     def scripts(self) -> tuple[tuple[str, str], ...]:
         """Name and source of each script that could be read."""
         return tuple((file.name, file.source) for file in self.files if file.source is not None)
@@ -102,6 +92,3 @@ class Targets:
             for file in self.files
             if file.broken
         )
-
-    def _documents(self, kind: FileKind) -> tuple[Document, ...]:
-        return tuple(file.document for file in self.files if file.document and file.kind is kind)

@@ -177,7 +177,7 @@ def _capture(targets: Targets, *, limit_s: float) -> Capture:
     target = (*scripts[0], *targets.arguments)
     without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
-        click.echo(for_terminal("\n".join(capture_lines(run.capture, is_kept=run.is_kept))), err=True)
+        click.echo(for_terminal("\n".join(capture_lines(run.capture, is_cached=run.is_cached))), err=True)
         return run.capture
 
 

@@ -213,11 +213,11 @@ def params_section(entries: Entries, section: Section) -> Section | None:
 _BOOL_TEXTS = {"true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"}
 _INTEGER_TEXT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 
-_WORDS = {
+_KIND_NAMES = {
     ValueKind.BOOL: "true or false",
     ValueKind.INTEGER: "a whole number",
     ValueKind.NUMBER: "a number",
-    ValueKind.STRING: "a text",
+    ValueKind.STRING: "a string",
     ValueKind.NULL: "null",
     ValueKind.LIST: "a list",
     ValueKind.SECTION: "a mapping",
@@ -234,9 +234,9 @@ def expected(key: Key) -> str:
         ("less than", key.below),
         ("of at most", key.at_most),
     )
-    told = " and ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
-    kinds = _or([_WORDS[kind] for kind in key.kinds if kind is not ValueKind.NULL])
-    return f"{kinds} {told}".strip()
+    bounds = " and ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
+    kinds = _or([_KIND_NAMES[kind] for kind in key.kinds if kind is not ValueKind.NULL])
+    return f"{kinds} {bounds}".strip()
 
 
 def is_right_type(key: Key, value: Any) -> bool:
@@ -252,7 +252,8 @@ def is_in_range(key: Key, value: Any) -> bool:
         return _as_choice(value, ignores_case=key.ignores_case) in {
             _as_choice(choice, ignores_case=key.ignores_case) for choice in key.choices
         }
-    number = _number(value) if _takes_numbers(key) else None
+    takes_numbers = ValueKind.INTEGER in key.kinds or ValueKind.NUMBER in key.kinds
+    number = _number(value) if takes_numbers else None
     if number is None:
         return True
     return (
@@ -261,10 +262,6 @@ def is_in_range(key: Key, value: Any) -> bool:
         and (key.below is None or number < key.below)
         and (key.at_most is None or number <= key.at_most)
     )
-
-
-def _takes_numbers(key: Key) -> bool:
-    return ValueKind.INTEGER in key.kinds or ValueKind.NUMBER in key.kinds
 
 
 def _is(kind: ValueKind, value: Any, *, converts: bool) -> bool:

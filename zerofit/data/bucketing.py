@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Samples = NDArray[numpy.int32]
     """Indices of samples."""
 
-MOST_ROUNDS_TOGETHER = 50
+ROUNDS_SORTED_TOGETHER = 50
 """Rounds that are shuffled together and then sorted by length, at most a quarter of an epoch. As in
 transformers' LengthGroupedSampler (transformers/trainer_pt_utils.py, get_length_grouped_indices)."""
-_LEAST_PARTS = 4
-_MOST_TOKENS = numpy.iinfo(numpy.int32).max
+_MIN_PARTS = 4
+_MAX_TOKENS = numpy.iinfo(numpy.int32).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def as_lengths(lengths: Any) -> Lengths:
     except ValueError:  # lists of different lengths
         found = numpy.empty(0)
     is_counts = found.ndim == 1 and len(found) and found.dtype.kind in "iuf"
-    if not is_counts or not numpy.array_equal(found, found.clip(0, _MOST_TOKENS).round()):
+    if not is_counts or not numpy.array_equal(found, found.clip(0, _MAX_TOKENS).round()):
         raise UserError(
             "lengths-not-counts",
             "lengths must be one number of tokens per sample",
@@ -123,7 +123,7 @@ def rounds_of_samples(
 
 
 def rounds_of_tokens(
-    lengths: Lengths, *, max_tokens: int, num_ranks: int, most_samples: int | None = None
+    lengths: Lengths, *, max_tokens: int, num_ranks: int, max_samples: int | None = None
 ) -> Rounds:
     """Return rounds of batches with a maximum of tokens: samples times the longest length, padding included.
 
@@ -143,7 +143,7 @@ def rounds_of_tokens(
     sizes, start = [], 0
     while start < len(widths):
         per_rank = int(max_tokens // max(1, widths[start]))
-        sizes.append(min(per_rank, most_samples or per_rank) * num_ranks)
+        sizes.append(min(per_rank, max_samples or per_rank) * num_ranks)
         start += sizes[-1]
     sizes[-1] -= start - len(widths)
     missing = num_ranks - sizes[-1]
@@ -177,18 +177,18 @@ def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoc
     rng = numpy.random.default_rng((seed, epoch))
     shuffled = rng.permutation(numpy.arange(len(lengths), dtype=numpy.int32))
     if rounds.batch_size is None:
-        samples = shuffled[_from_the_longest(widths_of(lengths)[shuffled])]
+        samples = shuffled[_longest_first(widths_of(lengths)[shuffled])]
     else:
         if epoch == 0:
-            _take_the_longest_in(shuffled, lengths, rounds)
+            _move_longest_into_full_round(shuffled, lengths, rounds)
         samples = _grouped(shuffled, lengths, rounds)
     total = int(rounds.sizes.sum())
     if total > len(samples):
         samples = numpy.concatenate((samples, numpy.resize(shuffled, total - len(samples))))
-    return _dealt(samples, rounds, _places(samples, lengths, rounds, rng, is_first=epoch == 0))
+    return _distributed(samples, rounds, _places(samples, lengths, rounds, rng, is_first=epoch == 0))
 
 
-def _take_the_longest_in(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> None:
+def _move_longest_into_full_round(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> None:
     """Move the longest sample, in place, so that it is in a full round."""
     place = int(lengths[shuffled].argmax())
     if place >= rounds.num_grouped > 0:
@@ -198,19 +198,19 @@ def _take_the_longest_in(shuffled: Samples, lengths: Lengths, rounds: Rounds) ->
 def _grouped(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> Samples:
     """Return the samples sorted by descending length within each part of the epoch, remaining ones last."""
     size = (rounds.batch_size or 1) * rounds.num_ranks
-    num_together = max(1, min(rounds.num_grouped // size // _LEAST_PARTS, MOST_ROUNDS_TOGETHER))
+    num_together = max(1, min(rounds.num_grouped // size // _MIN_PARTS, ROUNDS_SORTED_TOGETHER))
     together = size * num_together
     num_even = rounds.num_grouped // together * together
     parts = shuffled[:num_even].reshape(-1, together)
-    parts = numpy.take_along_axis(parts, _from_the_longest(lengths[parts]), axis=1)
+    parts = numpy.take_along_axis(parts, _longest_first(lengths[parts]), axis=1)
     rest = [shuffled[num_even : rounds.num_grouped]]
     num_used = min(int(rounds.sizes.sum()), len(shuffled))
     rest.append(shuffled[rounds.num_grouped : num_used])
-    sorted_rest = [part[_from_the_longest(lengths[part])] for part in rest]
+    sorted_rest = [part[_longest_first(lengths[part])] for part in rest]
     return numpy.concatenate((parts.reshape(-1), *sorted_rest))
 
 
-def _from_the_longest(lengths: Lengths) -> NDArray[numpy.int64]:
+def _longest_first(lengths: Lengths) -> NDArray[numpy.int64]:
     """Return a stable sort by descending length along the last axis."""
     longest = int(lengths.max(initial=0))
     # 16-bit integers are radix-sorted, which takes a tenth of the time.
@@ -237,7 +237,7 @@ def _places(
     return places
 
 
-def _dealt(samples: Samples, rounds: Rounds, places: NDArray[numpy.int64]) -> Epoch:
+def _distributed(samples: Samples, rounds: Rounds, places: NDArray[numpy.int64]) -> Epoch:
     """Return the epoch with samples distributed over the ranks in alternating direction, rounds in order."""
     num_ranks, num_rounds = rounds.num_ranks, len(rounds.sizes)
     within = numpy.arange(len(samples)) - numpy.repeat(_starts(rounds.sizes)[:-1], rounds.sizes)
@@ -255,15 +255,15 @@ def _starts(sizes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     return numpy.concatenate((numpy.zeros(1, dtype=numpy.int64), numpy.cumsum(sizes)))
 
 
-_MOST_SIMULATED = 2**19
+_MAX_SIMULATED = 2**19
 """Samples simulated. ASSUMPTION: half a million give three digits in half a second."""
 
 
 def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int = 0) -> SimulatedBuckets:
     """Return one simulated epoch of length bucketing on one rank; the histogram must not be empty."""
-    pool = batch_size * MOST_ROUNDS_TOGETHER
-    most = pool * max(_LEAST_PARTS, _MOST_SIMULATED // pool)
-    lengths = as_lengths(_drawn(histogram, min(histogram.num_samples, most), seed))
+    pool = batch_size * ROUNDS_SORTED_TOGETHER
+    most = pool * max(_MIN_PARTS, _MAX_SIMULATED // pool)
+    lengths = as_lengths(_sampled_lengths(histogram, min(histogram.num_samples, most), seed))
     rounds = rounds_of_samples(len(lengths), batch_size=batch_size, num_ranks=1)
     epoch = epoch_of(lengths, rounds, seed=seed, epoch=0)
     longest = numpy.maximum.reduceat(lengths[epoch.order], epoch.starts[:-1])
@@ -272,7 +272,7 @@ def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int 
     return SimulatedBuckets(padded=LengthHistogram.of(counts), seed=seed)
 
 
-def _drawn(histogram: LengthHistogram, size: int, seed: int) -> Any:
+def _sampled_lengths(histogram: LengthHistogram, size: int, seed: int) -> Any:
     """Return one length from each of `size` equal parts of the sorted samples; at most all samples."""
     lengths, samples = (numpy.asarray(column) for column in zip(*histogram.counts, strict=True))
     if size == histogram.num_samples:

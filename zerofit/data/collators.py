@@ -17,14 +17,21 @@ if TYPE_CHECKING:
 
     Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
-_PLAIN = {
+_UNCHANGED = {
     "sequence-classification": "DataCollatorWithPadding",
     "token-classification": "DataCollatorForTokenClassification",
     "multiple-choice": "DataCollatorForMultipleChoice",
 }
 """transformers' collators used unchanged."""
-_IN_ONE_ROW = ("flat-causal-lm", "packed-causal-lm")
-COLLATOR_TASKS = (*_PLAIN, "seq2seq", "masked-lm", "whole-word-masked-lm", "causal-lm", *_IN_ONE_ROW)
+_PACKED_TASKS = ("flat-causal-lm", "packed-causal-lm")
+COLLATOR_TASKS = (
+    *_UNCHANGED,
+    "seq2seq",
+    "masked-lm",
+    "whole-word-masked-lm",
+    "causal-lm",
+    *_PACKED_TASKS,
+)
 """Training objectives. Rows must come from `add_word_ids` for whole-word-masked-lm, and from `pack_documents`
 for packed-causal-lm; flat-causal-lm concatenates a batch's documents into one row."""
 
@@ -82,7 +89,7 @@ def collator_for(
             if task == "flat-causal-lm":
                 collator = FlatDocuments(flattens=transformers.DataCollatorWithFlattening())
         case _:
-            collator = getattr(transformers, _PLAIN[task])(tokenizer, **multiple)
+            collator = getattr(transformers, _UNCHANGED[task])(tokenizer, **multiple)
     return collator  # type: ignore[no-any-return]
 
 
@@ -142,7 +149,7 @@ def _check(task: str, model: Any) -> None:
             why="each task has its own collator, which makes the labels",
             fix=f"take {near}" if near else f"use one of {', '.join(COLLATOR_TASKS)}",
         )
-    if task in _IN_ONE_ROW and model is None:
+    if task in _PACKED_TASKS and model is None:
         raise UserError(
             "packing-needs-model",
             "documents share rows, and there is no model to test",

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 IDS = "input_ids"
 MASK = "attention_mask"
 """transformers' names of a sample's tokens and of its attention mask."""
-_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
+_PAIR_COLUMNS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
 """Text columns of GLUE's tasks with two texts. https://huggingface.co/datasets/nyu-mll/glue"""
-_NAMES = ("text", "content", "sentence", "document", "article", "review", "body")
+_TEXT_COLUMNS = ("text", "content", "sentence", "document", "article", "review", "body")
 """Common names of a text column. ASSUMPTION."""
 _NUMBER = re.compile(r"\s*[-+]?[\d.,]+(e[-+]?\d+)?\s*", re.IGNORECASE)
-_CHATS = ("messages", "conversations", "conversation", "chat")
+_CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat")
 """Common names of a chat column. ASSUMPTION."""
 _OWN_COLUMN = "write the model's input text into a column of its own"
 _CHAT_FIX = f"{_OWN_COLUMN}: tokenizer.apply_chat_template(messages, tokenize=False)"
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 class ColumnKind(Enum):
@@ -66,10 +66,10 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
         return _ids(found, IDS)
     texts = [name for name, kind in found.items() if kind is ColumnKind.TEXT]
     words = [name for name, kind in found.items() if kind is ColumnKind.WORDS]
-    if pair := next((pair for pair in _PAIRS if set(pair) <= set(texts)), None):
+    if pair := next((pair for pair in _PAIR_COLUMNS if set(pair) <= set(texts)), None):
         return CountedColumns(names=pair)
     can_be_text = (ColumnKind.TEXT, ColumnKind.NUMBERS)
-    if known := next((name for name in _NAMES if found.get(name) in can_be_text), None):
+    if known := next((name for name in _TEXT_COLUMNS if found.get(name) in can_be_text), None):
         return CountedColumns(names=(known,))
     candidates = texts or words
     if not candidates and len(found) == 1 and ColumnKind.NOTHING in found.values():
@@ -80,18 +80,18 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
         raise UserError(
             "text-column-unclear",
             "several columns hold text",
-            found=f"{file}: {', '.join((texts + words)[:_MOST_SHOWN])}",
+            found=f"{file}: {', '.join((texts + words)[:_MAX_SHOWN])}",
             why="the lengths depend on which of them the model gets",
             fix=f"name it: --text {candidates[0]}; two, separated by a comma, are tokenized as a pair",
         )
-    shown = [f"{name} ({kind.value})" for name, kind in list(found.items())[:_MOST_SHOWN]]
+    shown = [f"{name} ({kind.value})" for name, kind in list(found.items())[:_MAX_SHOWN]]
     raise UserError(
         "text-column-missing",
         "no column holds text",
         found=f"{file}: {', '.join(shown)}",
         why=f"only lengths of text, lists of words, or {IDS}",
         fix=_CHAT_FIX
-        if any(name in _CHATS for name in found)
+        if any(name in _CHAT_COLUMNS for name in found)
         else "name another file, or with --text a column whose first rows are empty",
     )
 
@@ -104,7 +104,7 @@ def _named(found: Mapping[str, ColumnKind], named: tuple[str, ...], file: str) -
                 "column-unknown",
                 "the dataset has no such column",
                 found=f"--text {','.join(named)} with {file}",
-                why=f"its columns are {', '.join(list(found)[:_MOST_SHOWN])}",
+                why=f"its columns are {', '.join(list(found)[:_MAX_SHOWN])}",
                 fix=f"did you mean --text {near}?" if near else "name one of them",
             )
         is_half_ids = found[name] is ColumnKind.IDS and len(named) > 1
@@ -114,7 +114,7 @@ def _named(found: Mapping[str, ColumnKind], named: tuple[str, ...], file: str) -
                 "the column holds no text",
                 found=f"--text {name} with {file}",
                 why=f"it holds {found[name].value}; only lengths of text, lists of words, or ids",
-                fix=_CHAT_FIX if name in _CHATS else f"--text {name}" if is_half_ids else _OWN_COLUMN,
+                fix=_CHAT_FIX if name in _CHAT_COLUMNS else f"--text {name}" if is_half_ids else _OWN_COLUMN,
             )
     if found[named[0]] is ColumnKind.IDS:
         return _ids(found, named[0])

@@ -13,8 +13,8 @@ from zerofit.data.reading import ENDINGS, TEXT_ENDINGS, DataFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SPLITS = "dataset_dict.json"
-_STATE = "state.json"
+_SPLITS_FILE = "dataset_dict.json"
+_STATE_FILE = "state.json"
 """Files that save_to_disk writes beside a DatasetDict's splits, and beside a dataset's arrow files."""
 
 
@@ -96,13 +96,13 @@ def _stem(path: Path) -> str:
 
 def _split_folder(folder: Path, split: str | None) -> tuple[Path, str]:
     """Return the folder of one split, and an assumption if one was made."""
-    if not (folder / _SPLITS).is_file():
+    if not (folder / _SPLITS_FILE).is_file():
         return folder, ""
-    names = [str(name) for name in _json(folder / _SPLITS).get("splits", [])]
+    names = [str(name) for name in _json(folder / _SPLITS_FILE).get("splits", [])]
     # A split is a subfolder of the dataset's; a name with a separator could lead out of it.
     names = [name for name in names if Path(name).name == name and (folder / name).is_dir()]
     if not names:
-        raise _no_dataset(f"{folder / _SPLITS}, but no folder of a split named there")
+        raise _no_dataset(f"{folder / _SPLITS_FILE}, but no folder of a split named there")
     if split is not None and split not in names:
         near = nearest(split, names)
         raise UserError(
@@ -127,11 +127,11 @@ def _split_folder(folder: Path, split: str | None) -> tuple[Path, str]:
 
 
 def _saved_files(folder: Path) -> list[DataFile]:
-    state = folder / _STATE
+    state = folder / _STATE_FILE
     if not state.is_file():
         held = sorted({path.suffix for path in folder.iterdir() if path.suffix in ENDINGS})
         fix = f"name the files in it: '{folder / f'*{held[0]}'}'" if held else "name files of a dataset"
-        raise _no_dataset(f"{folder}: no {_STATE}", fix)
+        raise _no_dataset(f"{folder}: no {_STATE_FILE}", fix)
     entries = _json(state).get("_data_files", [])
     return [DataFile(path=folder / Path(entry["filename"]).name, kind=".arrow") for entry in entries]
 
@@ -150,7 +150,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _no_dataset(found: str, fix: str = "store the dataset again with save_to_disk") -> UserError:
     return UserError(
         "data-no-dataset",
-        "the folder is no dataset",
+        "the folder is not a dataset",
         found=found,
         why="only folders written by save_to_disk of datasets can be read",
         fix=fix,

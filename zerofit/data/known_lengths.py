@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from zerofit.data.bucketing import as_lengths
+from zerofit.data.columns import IDS, MASK
 
 if TYPE_CHECKING:
     from zerofit.data.bucketing import Lengths
 
-_TOKENS, _MASK = "input_ids", "attention_mask"
-_COUNTED = "length"
+_LENGTH_COLUMN = "length"
 """The column in which tokenizers and Trainer store lengths (transformers/training_args.py,
 length_column_name)."""
 _ROWS_AT_ONCE = 100_000
@@ -25,8 +25,7 @@ def sample_lengths(dataset: Any, *, by_mask: bool = False) -> Lengths | None:
 
     Supported are tables of `datasets` with a column input_ids or length, lists of dicts or encodings,
     datasets with an attribute `lengths`, and subsets and concatenations of these. Columns with other content
-    are
-    ignored: text under input_ids, lists of choices, lengths that are no integers.
+    are ignored: text under input_ids, lists of choices, lengths that are not integers.
 
     Args:
         dataset: a map-style dataset.
@@ -59,10 +58,10 @@ def sample_lengths(dataset: Any, *, by_mask: bool = False) -> Lengths | None:
 
 def _of_rows(rows: list[Any], *, by_mask: bool) -> list[int] | None:
     """Return the lengths of rows, dicts or tokenizer outputs; None if they are not tokens."""
-    ids: list[Any] = [row.get(_TOKENS) if isinstance(row, Mapping) else None for row in rows]
+    ids: list[Any] = [row.get(IDS) if isinstance(row, Mapping) else None for row in rows]
     if not all(map(_are_tokens, ids)):
         return None
-    masks = [row.get(_MASK) if by_mask else None for row in rows]
+    masks = [row.get(MASK) if by_mask else None for row in rows]
     return [len(one) if mask is None else int(sum(mask)) for one, mask in zip(ids, masks, strict=True)]
 
 
@@ -79,13 +78,13 @@ def _of_table(dataset: Any, names: list[str], *, by_mask: bool) -> Any:
     """Return the lengths of a table of `datasets` without creating Python objects for its lists."""
     from pyarrow import types  # type: ignore[import-untyped]
 
-    if _TOKENS not in names:
-        if _COUNTED not in names:
+    if IDS not in names:
+        if _LENGTH_COLUMN not in names:
             return None
-        column = dataset.with_format("arrow", columns=[_COUNTED])[:].column(_COUNTED)
+        column = dataset.with_format("arrow", columns=[_LENGTH_COLUMN])[:].column(_LENGTH_COLUMN)
         return numpy.asarray(column) if types.is_integer(column.type) and not column.null_count else None
-    counts_mask = by_mask and _MASK in names
-    name = _MASK if counts_mask else _TOKENS
+    counts_mask = by_mask and MASK in names
+    name = MASK if counts_mask else IDS
     rows = dataset.with_format("arrow", columns=[name])
     parts = []
     for start in range(0, len(dataset), _ROWS_AT_ONCE):

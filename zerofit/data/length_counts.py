@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     LengthCounter = Callable[[Sequence[Sample]], Iterable[int]]
     """Counts what each sample has."""
 
-_MOST_CHARACTERS = 2**20
+_MAX_CHARACTERS = 2**20
 """Maximum characters of text tokenized at once. ASSUMPTION: their tokens take some tens of MB."""
 
 
@@ -72,7 +72,7 @@ def measure_files(
         on_progress: called with the number of samples counted, the bytes read, and the bytes of all files.
 
     Raises:
-        UserError: a file, a column or the tokenizer does not exist or can't be read, or there is no sample.
+        UserError: a file, a column or the tokenizer does not exist or can't be read, or there are no samples.
     """
     files, notes = data_files(sources, split=split)
     subject = ", ".join(sources) if len(sources) < 4 else f"{len(files)} files, {sources[0]} first"
@@ -204,7 +204,7 @@ def _pieces(
             sample = _sample(row, counts)
             samples.append(sample)
             num_characters += sum(map(len, sample))
-            if num_characters > _MOST_CHARACTERS:
+            if num_characters > _MAX_CHARACTERS:
                 yield samples, bytes_read
                 samples, num_characters = [], 0
         if samples:
@@ -228,7 +228,7 @@ def _is_words(value: Any) -> bool:
 
 
 def _lengths_of_ids(columns: Sequence[Any], counts: _LengthCounts) -> list[int]:
-    """Return the length of each tokenized sample; 0 if it is no list of ids.
+    """Return the length of each tokenized sample; 0 if it is not a list of ids.
 
     Args:
         columns: the ids, and their mask if there is one, which is then counted.
@@ -262,7 +262,6 @@ def _is_ids(value: Any) -> bool:
 
 
 def _odd_rows(counts: _LengthCounts, columns: CountedColumns) -> tuple[str, ...]:
-    """Return one sentence for each kind of unusual rows."""
     empty, value = ("no tokens", "no list of ids") if columns.is_tokenized else ("empty text", "no text")
     names = columns.names[:1] if columns.is_tokenized else columns.names
     sentences = (

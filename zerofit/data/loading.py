@@ -21,11 +21,11 @@ _TRAINER_NAMES = {
 _HIDDEN_SHARE = 0.02
 """ASSUMPTION: if batches take below 2 % of a step, a worker, which costs a copy and a process, doesn't
 pay."""
-_MARGIN = 1.5
+_WORKER_MARGIN = 1.5
 """ASSUMPTION: workers for 1.5 times the mean, as batches differ in length."""
-_MOST_UNMEASURED = 4
+_MAX_UNMEASURED_WORKERS = 4
 """ASSUMPTION: enough if nothing was measured; each further worker takes as much memory as its dataset."""
-_MOST = 16
+_MAX_WORKERS = 16
 """ASSUMPTION: if more would be needed, samples should be preprocessed once instead."""
 _PREFETCH_FACTOR = 2
 """Batches prefetched per worker: torch's default (torch/utils/data/dataloader.py)."""
@@ -132,10 +132,10 @@ def _workers_that_keep_up(batch_s: float, step_s: float, cores_per_rank: int) ->
     if batch_s <= _HIDDEN_SHARE * step_s:
         return 0, times
     spare = cores_per_rank - 1
-    wanted = math.ceil(round(_MARGIN * batch_s / step_s, 6))
-    if wanted > min(spare, _MOST):
-        left = f"{spare} cores are left" if spare <= _MOST else f"more than {_MOST} don't pay"
-        return min(spare, _MOST), f"{times}: {wanted} workers would keep up, and {left}"
+    wanted = math.ceil(round(_WORKER_MARGIN * batch_s / step_s, 6))
+    if wanted > min(spare, _MAX_WORKERS):
+        left = f"{spare} cores are left" if spare <= _MAX_WORKERS else f"more than {_MAX_WORKERS} don't pay"
+        return min(spare, _MAX_WORKERS), f"{times}: {wanted} workers would keep up, and {left}"
     return wanted, f"{times}, and batches differ"
 
 
@@ -143,7 +143,7 @@ def _unmeasured_workers(cores_per_rank: int, *, on_gpu: bool, decodes: bool) -> 
     if cores_per_rank < 2:
         return 0, _ONE_CORE
     if decodes:
-        chosen = min(cores_per_rank - 1, _MOST_UNMEASURED)
+        chosen = min(cores_per_rank - 1, _MAX_UNMEASURED_WORKERS)
         cores = f"{chosen} of {cores_per_rank} cores per rank"
         return chosen, f"reading samples takes work; not measured, so {cores}"
     if not on_gpu:

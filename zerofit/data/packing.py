@@ -25,8 +25,8 @@ without a KV cache: transformers 5.23, tests/data/test_packing.py."""
 MIXED = frozenset(("bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"))
 """Model families whose packed documents attend to each other: they create their own attention mask, don't
 pass positions to the common one, or use none (the same test)."""
-_SAME = 1e-4
-_SAME_IN_HALF = 5e-2
+_LOGIT_TOLERANCE = 1e-4
+_HALF_LOGIT_TOLERANCE = 5e-2
 """ASSUMPTION: relative difference of logits due to rounding; attention across documents changes the logits of
 trained models by some tenths."""
 
@@ -164,17 +164,17 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
             notes.append("the model's cache is switched off: with it, packed documents attend to each other")
     family = model.config.model_type
     if family in MIXED:
-        raise _mixes(model, "measured for its family")
+        raise _mixing_error(model, "measured for its family")
     if family in APART and attention_of(model.config) in ("eager", "sdpa"):
         return tuple(notes)
     if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
         return (*notes, f"packing with {family} is untested: its weights are not available for a test")
-    if not _same_as_alone(model):
-        raise _mixes(model, "tested with two documents of a few tokens")
+    if not _has_same_logits_alone(model):
+        raise _mixing_error(model, "tested with two documents of a few tokens")
     return tuple(notes)
 
 
-def _same_as_alone(model: Any) -> bool:
+def _has_same_logits_alone(model: Any) -> bool:
     """Return True if a document's logits after another document equal those it has alone."""
     import torch
 
@@ -190,11 +190,11 @@ def _same_as_alone(model: Any) -> bool:
             alone = model(input_ids=ids[None, 6:]).logits[0]
     finally:
         model.train(was_training)
-    allowed = _SAME if alone.dtype is torch.float32 else _SAME_IN_HALF
+    allowed = _LOGIT_TOLERANCE if alone.dtype is torch.float32 else _HALF_LOGIT_TOLERANCE
     return bool((packed - alone.float()).abs().max() <= allowed * alone.float().abs().max())
 
 
-def _mixes(model: Any, how: str) -> UserError:
+def _mixing_error(model: Any, how: str) -> UserError:
     return UserError(
         "packing-mixes-documents",
         f"packed documents attend to each other in {type(model).__name__}",

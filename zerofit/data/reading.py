@@ -34,11 +34,11 @@ _BATCH_BYTES = 8 * 2**20
 _ARROW_MAGIC = b"ARROW1"
 """First bytes of Arrow's file format; its stream format differs.
 https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format"""
-_SHOWN = 60
+_MAX_LINE_SHOWN = 60
 """Maximum characters shown of an invalid line."""
 _JSON_WHY = "a JSON dataset has one object per line, or one list of objects"
 _JSON_FIX = "fix that line, or store the dataset again"
-_DAMAGE = (OSError, EOFError, ValueError, RecursionError, NotImplementedError, zlib.error)
+_READ_ERRORS = (OSError, EOFError, ValueError, RecursionError, NotImplementedError, zlib.error)
 """Exceptions of gzip, json, pandas and pyarrow; most of their own are ValueErrors."""
 
 
@@ -134,7 +134,6 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _text_rows(file: DataFile, stream: Any) -> Iterator[dict[str, Any]]:
-    """Yield each row's values by column."""
     if file.kind in (".csv", ".tsv"):
         yield from _table_rows(stream, "\t" if file.kind == ".tsv" else ",")
         return
@@ -147,7 +146,7 @@ def _text_rows(file: DataFile, stream: Any) -> Iterator[dict[str, Any]]:
     if file.kind == ".json" and first.lstrip().startswith("["):
         for number, row in enumerate(parse_json(first + lines.read()), 1):
             if not isinstance(row, dict):
-                raise ValueError(f"entry {number} of the list is not an object: {row!r:.{_SHOWN}}")
+                raise ValueError(f"entry {number} of the list is not an object: {row!r:.{_MAX_LINE_SHOWN}}")
             yield row
         return
     lines.seek(0)
@@ -165,7 +164,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             problem = error.msg[:1].lower() + error.msg[1:]
         if problem:
             shown = line.strip()
-            shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
+            shown = shown if len(shown) <= _MAX_LINE_SHOWN else f"{shown[:_MAX_LINE_SHOWN]} ..."
             raise _broken(path, f"line {number}: {problem}: {shown}", why=_JSON_WHY, fix=_JSON_FIX)
         yield row
 
@@ -223,7 +222,7 @@ def _readable(path: Path) -> Iterator[None]:
     """Convert a library's error on an unreadable file into a UserError."""
     try:
         yield
-    except _DAMAGE as error:
+    except _READ_ERRORS as error:
         why, fix = "it is damaged, truncated, or not of the format that its name says", "store it again"
         if isinstance(error, UnicodeDecodeError):
             why = "text files must be UTF-8; this one is binary or in another encoding"

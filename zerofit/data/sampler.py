@@ -68,7 +68,7 @@ class LengthGroupedBatches:
         self._lengths = as_lengths(lengths)
         if max_tokens is not None:
             self._rounds = rounds_of_tokens(
-                self._lengths, max_tokens=max_tokens, num_ranks=num_ranks, most_samples=batch_size
+                self._lengths, max_tokens=max_tokens, num_ranks=num_ranks, max_samples=batch_size
             )
         else:
             self._rounds = rounds_of_samples(
@@ -144,9 +144,8 @@ class LengthGroupedBatches:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which starts at its beginning.
 
-        After load_state_dict(), the rest of the loaded epoch still comes first, and no earlier epoch
-        after
-        it: accelerate's DataLoader counts from 0 in each process, and calls this before each iteration.
+        After load_state_dict(), the rest of the loaded epoch still comes first, and earlier epochs are
+        ignored: accelerate's DataLoader counts from 0 in each process, and calls this before each iteration.
         """
         if self._is_resuming or (self._was_loaded and epoch < self._epoch):
             return
@@ -182,20 +181,22 @@ class LengthGroupedBatches:
         Raises:
             UserError: it is of other data, other batches, or another number of ranks.
         """
-        ours = {**self.state_dict(), **{name: state[name] for name in ("seed", "epoch", "position")}}
-        told = [
+        own = {**self.state_dict(), **{name: state[name] for name in ("seed", "epoch", "position")}}
+        differing = [
             f"{name} {state.get(name)} in the state, {value} here"
-            for name, value in ours.items()
+            for name, value in own.items()
             if state.get(name) != value
         ]
         position, per_step = state["position"], self._rounds.num_ranks if self._rank is None else 1
         if position > len(self) or (position % per_step and position < len(self)):
-            told.append(f"position {position} in the state, {len(self)} batches here, {per_step} in a step")
-        if told:
+            differing.append(
+                f"position {position} in the state, {len(self)} batches here, {per_step} in a step"
+            )
+        if differing:
             raise UserError(
                 "batches-differ",
                 "the state is from other batches",
-                found="; ".join(told),
+                found="; ".join(differing),
                 why="batches must be equal for each sample to occur once per epoch",
                 fix="resume with the same data, batch size and number of ranks, or start a new epoch",
             )
@@ -220,7 +221,7 @@ class LongestFirst:
         _check_sizes(batch_size, max_tokens)
         found = as_lengths(lengths)
         if max_tokens is not None:
-            rounds = rounds_of_tokens(found, max_tokens=max_tokens, num_ranks=1, most_samples=batch_size)
+            rounds = rounds_of_tokens(found, max_tokens=max_tokens, num_ranks=1, max_samples=batch_size)
             order = numpy.argsort(-widths_of(found), kind="stable")
         else:
             rounds = rounds_of_samples(len(found), batch_size=batch_size or 1, num_ranks=1)
@@ -266,7 +267,6 @@ class LongestFirst:
 
 
 def _check_sizes(batch_size: int | None, max_tokens: int | None) -> None:
-    """Check that the batch size is given, and positive."""
     if batch_size is None and max_tokens is None:
         raise _undefined("neither batch_size nor max_tokens", fix="give one of them")
     for name, size in (("batch_size", batch_size), ("max_tokens", max_tokens)):

@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 
 _FAST = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
-_SLOW = (_CONFIG, "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_SLOW_FILES = (
+    _CONFIG,
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 """Files by which transformers recognizes a tokenizer."""
-_NO_LIMIT = 10**6
+_UNLIMITED = 10**6
 """transformers writes 10^30 if a tokenizer has no maximum. ASSUMPTION: no model takes a million tokens and
 has a tokenizer that says so."""
 
@@ -100,7 +107,7 @@ def broken_tokenizer(place: Path, error: Exception) -> UserError:
 def tokenizer_folder(name: str) -> Path | None:
     """Return the folder of a local or cached tokenizer; None if there is none."""
     folder = Path(name) if Path(name).is_dir() else _cached(name)
-    has_files = folder is not None and any((folder / file).is_file() for file in (_FAST, *_SLOW))
+    has_files = folder is not None and any((folder / file).is_file() for file in (_FAST, *_SLOW_FILES))
     return folder if has_files else None
 
 
@@ -137,4 +144,4 @@ def _max_length(config: Path) -> int | None:
         most: Any = parse_json(config.read_text(encoding="utf-8"))["model_max_length"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return int(most) if isinstance(most, int | float) and 0 < most < _NO_LIMIT else None
+    return int(most) if isinstance(most, int | float) and 0 < most < _UNLIMITED else None

@@ -189,7 +189,7 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
     without = "set --micro-batch-size, which needs no capture"
     with _captured(launch, launch.machine, observer, instead=without) as run:
         capture = run.capture
-        observer.detail("\n".join(capture_lines(capture, is_kept=run.is_kept)))
+        observer.detail("\n".join(capture_lines(capture, is_cached=run.is_cached)))
     problem = problem_from_capture(  # refuses settings that can't be applied to the script
         capture,
         launch.model,

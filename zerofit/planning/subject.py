@@ -185,8 +185,8 @@ class CapturedRun(Subject):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A summary of the capture, which tells if it is from the cache."""
-        return capture_lines(self.capture, is_kept=self.script.is_kept)
+        """A summary of the capture, which says if it is from the cache."""
+        return capture_lines(self.capture, is_cached=self.script.is_cached)
 
     def problem(
         self, *, request: Request, machine: Machine, versions: Versions, topology: Topology

@@ -1,4 +1,4 @@
-"""A summary of a capture, as a few lines and as a small JSON value."""
+"""A summary of a capture, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture
 
 
-def capture_lines(capture: Capture, *, is_kept: bool = False) -> tuple[str, ...]:
-    """Return the model in one line, further facts in one line each, and the notes.
+def capture_lines(capture: Capture, *, is_cached: bool = False) -> tuple[str, ...]:
+    """Return a line on the model, a line for each further fact, and the notes.
 
     Args:
         capture: the capture.
-        is_kept: whether it is from the cache.
+        is_cached: whether it is from the cache.
     """
-    rows = [("", *pair) for pair in (*_pairs(capture), *_taken(capture, is_kept=is_kept))]
-    return (_head(capture), *table_lines(rows), *(f"  note: {note}" for note in capture.notes))
+    rows = [("", *pair) for pair in (*_facts(capture), *_costs(capture, is_cached=is_cached))]
+    return (_headline(capture), *table_lines(rows), *(f"  note: {note}" for note in capture.notes))
 
 
 def capture_summary(capture: Capture) -> dict[str, Any]:
@@ -76,14 +76,14 @@ def _num_trainable(capture: Capture) -> int:
     return sum(module.num_trainable_parameters for module in capture.model.modules)
 
 
-def _head(capture: Capture) -> str:
+def _headline(capture: Capture) -> str:
     model = capture.model
     name = class_name(model.class_path)
     of = f" of {model.name}" if model.name and model.name != name else ""
     return f"{script_words(capture.target)} trains {name}{of}, {parameters(model.facts)} parameters"
 
 
-def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
+def _facts(capture: Capture) -> Iterator[tuple[str, str]]:
     yield "loop", _loop(capture)
     yield "weights", _weights(capture)
     yield "optimizer", _optimizer(capture)
@@ -98,14 +98,13 @@ def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
         yield "engine", f"{capture.engine}, replaced by the plan's"
 
 
-def _taken(capture: Capture, *, is_kept: bool) -> Iterator[tuple[str, str]]:
-    """Yield the costs of the capture."""
+def _costs(capture: Capture, *, is_cached: bool) -> Iterator[tuple[str, str]]:
     if not capture.wall_time_s:
         return
     took = f"{capture.wall_time_s:.1f} s"
     if capture.peak_host_bytes:
         took += f", {format_bytes(capture.peak_host_bytes)} of host memory"
-    yield ("captured earlier", f"took {took}") if is_kept else ("captured in", took)
+    yield ("captured earlier", f"took {took}") if is_cached else ("captured in", took)
 
 
 def _loop(capture: Capture) -> str:

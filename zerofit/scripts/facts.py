@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zerofit.core.setting import Confidence, Place
+from zerofit.core.setting import Confidence, Place, Said
 
 if TYPE_CHECKING:
     from zerofit.core.command import Route
@@ -16,7 +16,7 @@ Plain: TypeAlias = str | int | float | bool | tuple["Plain", ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Snippet:
     """A piece of source code."""
 
     text: str
@@ -30,12 +30,16 @@ class Keyword:
 
     name: str
     value: Plain
-    line: int
-    column: int
     text: str
     """As written: "gradient_accumulation_steps=4"."""
+    place: Place
     confidence: Confidence = Confidence.LIKELY
     """CERTAIN if the script was run, and the value was confirmed."""
+
+    @property
+    def said(self) -> Said[Any]:
+        """The value as a setting of the run."""
+        return Said(value=self.value, text=self.text, place=self.place, confidence=self.confidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +47,23 @@ class UsedOptimizer:
     """An optimizer created by the script."""
 
     id: str
-    """Its id in compat/optimizer_table.py, or "other:" and its dotted name."""
-    line: int
-    column: int
+    """Its id in checking/rules/optimizer/table.py, or "other:" and its dotted name."""
     text: str
+    place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model created by the script."""
 
-    made: Sighting
+    made: Snippet
     source: ModelConstructor
     keywords: tuple[Keyword, ...]
     is_trained: bool
     """True if it is passed to prepare(), a Trainer or deepspeed.initialize()."""
     is_in_zero_init: bool
     """True if it is created inside `deepspeed.zero.Init()`."""
-    before: Sighting | None
+    before: Snippet | None
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), if it comes after the model."""
     is_before_all: bool
     """True if nothing that reads the DeepSpeed configuration was created before the model."""
@@ -71,10 +74,10 @@ class ScriptCall:
     """A call that rules check. Calls in a function count where the function is called."""
 
     action: Action
-    seen: Sighting
+    seen: Snippet
     state: ModelState | None = None
     """The state of the model; None if unknown, or without a model."""
-    one_rank: Sighting | None = None
+    one_rank: Snippet | None = None
     """The condition under which only some ranks get here, such as `accelerator.is_main_process`."""
     is_otherwise: bool = False
     """True if they get here when that condition is false, as after `if not main: return`."""
@@ -84,7 +87,7 @@ class ScriptCall:
     """True inside `GatheredParameters()`."""
     is_in_inference_mode: bool = False
     """True inside `torch.inference_mode()`."""
-    share: Sighting | None = None
+    share: Snippet | None = None
     """The expressions that decide how often each rank gets here, if ranks may differ: the loop's
     `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
     trains_before: bool = False
@@ -96,7 +99,7 @@ class ScriptCall:
     """EVALUATE: True if every training run of the script also makes it, whatever its conditions."""
     is_conditional: bool = False
     """True if it is under a condition, so some runs of the script may skip it."""
-    every_few_steps: Sighting | None = None
+    every_few_steps: Snippet | None = None
     """The modulo condition inside its loop, such as `step % 4 == 0`."""
     loop: int | None = None
     """The line of the innermost loop."""
@@ -117,7 +120,7 @@ class ScriptCall:
     new_tokens: Confidence | None = None
     """GATHER: how certain it is that the argument is generated tokens, unpadded, of a different length on
     each rank; None if it is not."""
-    forwards: tuple[Sighting, ...] = ()
+    forwards: tuple[Snippet, ...] = ()
     """BACKWARD: forward passes of one engine, with gradients, since the last backward in the loop."""
 
     def keyword(self, name: str) -> Keyword | None:

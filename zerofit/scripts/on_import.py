@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call ``act`` with the module ``name``: now if it is already imported, else right after its import."""
+def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call a function with a module: now if it is already imported, else right after its import."""
     module = sys.modules.get(name)
     if module is not None:
-        act(module)
+        callback(module)
     else:
-        sys.meta_path.insert(0, _Finder(name, act))
+        sys.meta_path.insert(0, _Finder(name, callback))
 
 
 def around(holder: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -38,9 +38,9 @@ def around(holder: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         self._name = name
-        self._act = act
+        self._callback = callback
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -49,13 +49,13 @@ class _Finder(MetaPathFinder):
             return None
         spec = self._next(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ActingLoader(spec.loader, self._act)
+            spec.loader = _CallingLoader(spec.loader, self._callback)
         return spec
 
     def _next(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """Return what the following finders find: another act may wait for the same module."""
+        """Return what the following finders find: another callback may wait for the same module."""
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -63,19 +63,19 @@ class _Finder(MetaPathFinder):
         return None
 
 
-class _ActingLoader(Loader):
-    """A module's own loader, followed by one act."""
+class _CallingLoader(Loader):
+    """A module's own loader, which then calls a function with the module."""
 
-    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, callback: Callable[[ModuleType], None]) -> None:
         self._loader = loader
-        self._act = act
+        self._callback = callback
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self._act(module)
+        self._callback(module)
 
     def __getattr__(self, name: str) -> object:
         # inspect and linecache ask the loader for the source.

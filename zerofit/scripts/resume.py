@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
+from zerofit.scripts.source.names import called_name
 from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def resume_way(capture: Capture | None, *, target: tuple[str, ...] | None = None
         if name in options:
             option, is_switch = options[name]
             return ResumeWay(option=option, is_switch=is_switch)
-    calls = {_called(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    calls = {called_name(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return ResumeWay(loads_by_itself=bool(calls & {"load_state", "get_last_checkpoint"}))
 
 
@@ -85,7 +86,7 @@ def _options(tree: ast.AST) -> Iterator[tuple[str, tuple[str, bool]]]:
     fields of classes, as for HfArgumentParser and others.
     """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) in ("add_argument", "option", "Option"):
+        if isinstance(node, ast.Call) and called_name(node) in ("add_argument", "option", "Option"):
             keywords = {one.arg: one.value for one in node.keywords}
             action = keywords.get("action")
             is_switch = "is_flag" in keywords or (
@@ -100,8 +101,3 @@ def _options(tree: ast.AST) -> Iterator[tuple[str, tuple[str, bool]]]:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     is_switch = isinstance(field.annotation, ast.Name) and field.annotation.id == "bool"
                     yield field.target.id, (f"--{field.target.id}", is_switch)
-
-
-def _called(node: ast.Call) -> str:
-    function = node.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -14,21 +14,15 @@ from zerofit.core.errors import UserError, nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LAUNCHERS = {
-    "accelerate": "accelerate launch",
-    "torchrun": "torchrun",
-    "deepspeed": "deepspeed",
-    "python": "python",
-    "python3": "python3",
-}
-"""First words of command lines that zerofit.launching.other_launchers parses, and how each begins."""
+_LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
+"""First words of command lines that zerofit.launching.other_launchers parses."""
 
 
 def check_script(script: str, *, module: bool) -> None:
     """Check that the script or module can be launched.
 
     Raises:
-        UserError: it does not exist, and the message names the most similar file; or it is no Python script.
+        UserError: it does not exist (the message names the most similar file), or is not a Python script.
     """
     if module:
         _check_module(script)
@@ -44,7 +38,7 @@ def check_script(script: str, *, module: bool) -> None:
             found=f"{script} ...",
             why="this verb takes the script itself, and zerofit's own flags before it",
             fix="name the script that the launcher starts; `zerofit launch` and `zerofit plan` take the "
-            f"whole line: zerofit plan {_LAUNCHERS[script]} ...",
+            f"whole line: zerofit plan {script}{' launch' * (script == 'accelerate')} ...",
         )
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []

@@ -111,7 +111,7 @@ def test_the_keywords_of_accelerator_are_as_they_came_out() -> None:
     assert before.script is not None
     assert before.script.accelerator_keywords == ()
     assert after.script is not None
-    assert [(one.text, one.line) for one in after.script.accelerator_keywords] == [
+    assert [(one.text, one.place.line) for one in after.script.accelerator_keywords] == [
         ("gradient_accumulation_steps=2", 3),
         ("mixed_precision='bf16'", 3),
     ]
@@ -143,7 +143,7 @@ def test_fields_of_training_arguments_that_only_running_shows() -> None:
         "bf16": True,
     }
     assert {said.confidence for said in trainer.said.values()} == {Confidence.CERTAIN}
-    assert (trainer.unread, trainer.shows_all) == (frozenset(), True)
+    assert (trainer.unread, trainer.is_complete) == (frozenset(), True)
     assert (
         trainer.said["per_device_train_batch_size"].text == "TrainingArguments.per_device_train_batch_size=16"
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.checking.inputs.file_kinds import format_of, kind_of
+from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.configs.document import FileKind, Format
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.configs.text.read import read_document
+from zerofit.configs.text.read import format_of, read_document
 
 _SCHEMAS = load_schemas()
 _ARGUMENTS = "arguments of Trainer, or a training recipe"

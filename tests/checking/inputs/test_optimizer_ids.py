@@ -8,7 +8,6 @@ from zerofit.checking.inputs.optimizer import (
     TRAINER_OPTIMIZERS,
     optimizer_of_class,
     optimizer_of_deepspeed,
-    optimizer_of_trainer,
 )
 from zerofit.checking.rules.optimizer.table import OPTIMIZERS
 from zerofit.configs.schemas.catalog import load_schemas
@@ -36,7 +35,7 @@ def test_ids_are_in_the_table_or_marked_as_others() -> None:
     ],
 )
 def test_optimizer_of_trainer(name: str, expected: str | None) -> None:
-    assert optimizer_of_trainer(name) == expected
+    assert TRAINER_OPTIMIZERS.get(name) == expected
 
 
 @pytest.mark.parametrize(

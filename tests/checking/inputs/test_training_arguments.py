@@ -9,11 +9,17 @@ import pytest
 
 from zerofit.checking.inputs.training_arguments import read_training_arguments
 from zerofit.configs.schemas.catalog import load_schema
+from zerofit.core.command import Route
 from zerofit.core.setting import Confidence, Place, Said
-from zerofit.scripts.facts import Action, Keyword, ScriptCall, Sighting
+from zerofit.scripts.facts import Action, Keyword, ScriptCall, ScriptFacts, Snippet
 from zerofit.scripts.source.read_script import read_script
 
 _FIELDS = load_schema("training_arguments").root
+
+
+def _script(**facts: Any) -> ScriptFacts:
+    return ScriptFacts(name="train.py", route=Route.TRAINER, **facts)
+
 
 _ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ("--bf16", {"bf16": True}),
@@ -36,13 +42,16 @@ _ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
 def test_arguments(arguments: str, expected: dict[str, Any]) -> None:
     settings = read_training_arguments(fields=_FIELDS, arguments=shlex.split(arguments))
     assert {name: said.value for name, said in settings.said.items()} == expected
-    assert not settings.shows_all
+    assert not settings.is_complete
 
 
-@pytest.mark.parametrize(("arguments", "shows_all"), [("--seed 1", True), ("train.json", False), ("", False)])
-def test_defaults_are_known_where_all_comes_from_the_command_line(arguments: str, shows_all: bool) -> None:
-    settings = read_training_arguments(fields=_FIELDS, arguments=arguments.split(), parses_all=True)
-    assert settings.shows_all is shows_all
+@pytest.mark.parametrize(
+    ("arguments", "is_complete"), [("--seed 1", True), ("train.json", False), ("", False)]
+)
+def test_defaults_are_known_where_all_comes_from_the_command_line(arguments: str, is_complete: bool) -> None:
+    script = _script(parses_plain_arguments=True)
+    settings = read_training_arguments(fields=_FIELDS, arguments=arguments.split(), script=script)
+    assert settings.is_complete is is_complete
 
 
 _PLAIN = "from transformers import HfArgumentParser, TrainingArguments\n"
@@ -70,23 +79,27 @@ def test_a_parser_of_other_classes_has_other_defaults(source: str, is_plain: boo
 
 
 def _call(text: str, *given: str) -> ScriptCall:
-    seen = Sighting(text=text, place=Place(file="train.py", line=3))
+    seen = Snippet(text=text, place=Place(file="train.py", line=3))
     return ScriptCall(action=Action.MAKE_ARGUMENTS, seen=seen, given=frozenset(given))
 
 
-_BF16 = Keyword(name="bf16", value=True, line=3, column=5, text="bf16=True")
-_OLD = Keyword(name="evaluation_strategy", value="no", line=4, column=5, text='evaluation_strategy="no"')
+_BF16 = Keyword(name="bf16", value=True, text="bf16=True", place=Place(file="train.py", line=3, column=5))
+_OLD = Keyword(
+    name="evaluation_strategy",
+    value="no",
+    text='evaluation_strategy="no"',
+    place=Place(file="train.py", line=4, column=5),
+)
 
 
 def test_keywords_of_the_source_are_likely() -> None:
     settings = read_training_arguments(
         fields=_FIELDS,
         arguments=["--bf16", "false"],  # the script's own
-        keywords=[_BF16, _OLD],
-        script="train.py",
-        made=[
-            _call("transformers.TrainingArguments(bf16=True, seed=s)", "bf16", "evaluation_strategy", "seed")
-        ],
+        script=_script(
+            training_arguments=(_BF16, _OLD),
+            calls=(_call("transformers.TrainingArguments(seed=s)", "bf16", "evaluation_strategy", "seed"),),
+        ),
     )
     assert settings.said == {
         "bf16": Said(
@@ -108,6 +121,7 @@ def test_keywords_of_the_source_are_likely() -> None:
     [_call("TrainingArguments(bf16=True, **more)", "bf16", "**"), _call("SFTConfig(bf16=True)", "bf16")],
 )
 def test_defaults_are_not_known_where_more_may_come(call: ScriptCall) -> None:
-    settings = read_training_arguments(fields=_FIELDS, keywords=[_BF16], script="train.py", made=[call])
+    script = _script(training_arguments=(_BF16,), calls=(call,))
+    settings = read_training_arguments(fields=_FIELDS, script=script)
     assert settings.find_or_default("gradient_accumulation_steps") is None
     assert settings.surplus == ()

@@ -37,7 +37,7 @@ def test_page_of_every_layer(golden: Callable[[str, str], None]) -> None:
     rule = replace(
         _PARAM_OFFLOAD,
         holds_for=("deepspeed<0.19", "accelerate>=1.15"),
-        is_put_right_by_launch=True,
+        is_fixed_by_launch=True,
         bad=example,
         good=Example(
             strategy=Strategy(

@@ -11,7 +11,7 @@ from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Hit, Rule, Severity
 from zerofit.checking.rules import ALL_RULES
-from zerofit.checking.situation import Lacking, Situation, known
+from zerofit.checking.situation import Situation, UnknownFact, known
 from zerofit.core.command import Launcher
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
@@ -70,7 +70,7 @@ def test_a_rule_that_lacks_a_fact_is_unknown_and_keeps_what_it_found_before() ->
 
 
 def test_what_a_predicate_lacks_is_what_its_error_says() -> None:
-    with pytest.raises(Lacking, match=r"^the GPUs$") as lacking:
+    with pytest.raises(UnknownFact, match=r"^the GPUs$") as lacking:
         known(None, "the GPUs")
     assert lacking.value.fact == "the GPUs"
     assert known(0, "the GPUs") == 0
@@ -91,7 +91,7 @@ def test_a_rule_holds_for_its_versions(specifier: str, num_findings: int, num_un
 
 
 def test_what_launch_puts_right_is_not_said_there() -> None:
-    rule = _finds(Hit(found="a"), is_put_right_by_launch=True)
+    rule = _finds(Hit(found="a"), is_fixed_by_launch=True)
     launched = {
         launcher: len(check(replace(_SITUATION, launcher=launcher), rules=[rule]).findings)
         for launcher in (Launcher.ZEROFIT, Launcher.ACCELERATE, None)

@@ -85,12 +85,12 @@ def test_a_given_format_wins_over_the_name() -> None:
 def test_repeated_keys_are_found_in_lists_too_and_merges_repeat_nothing() -> None:
     text = '{"a": 1, "b": [{"c": 1, "c": 2}], "a": 3}'
     document = read_document(text, name="ds_config.json")
-    assert [(path, entry.plain, entry.key_span.start) for path, entry, _ in repeated_keys(document)] == [
+    assert [(path, entry.plain, entry.key_span.start) for path, entry, _ in repeated_keys(document.root)] == [
         (("b", "c"), 2, 24),
         (("a",), 3, 34),
     ]
     merged = read_document("a: &a {x: 1}\nb: {<<: *a, x: 2}\n", name="a.yaml")
-    assert list(repeated_keys(merged)) == []
+    assert list(repeated_keys(merged.root)) == []
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])

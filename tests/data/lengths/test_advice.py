@@ -8,7 +8,7 @@ import pytest
 
 from zerofit.data.bucketing import simulated_buckets
 from zerofit.data.lengths import LengthHistogram
-from zerofit.data.lengths.advice import Way
+from zerofit.data.lengths.advice import Batching
 from zerofit.data.lengths.padding import Cost
 from zerofit.data.lengths.report import BatchSetup, LengthReport, LengthUnit, MeasuredLengths, length_report
 
@@ -77,21 +77,21 @@ def test_maximum_length(counts: dict[int, int], said: dict[str, int], expected: 
 @pytest.mark.parametrize(
     ("counts", "said", "expected"),
     [
-        ({64: 1000}, {}, Way.FIXED),
-        (_RAGGED, {}, Way.BUCKETED),
-        (_RAGGED, {"batch_size": 1}, Way.DYNAMIC),
-        ({16: 10_000, 24: 900}, {"batch_size": 2}, Way.DYNAMIC),
-        (_HALVES, {"is_causal": True}, Way.BUCKETED),
+        ({64: 1000}, {}, Batching.FIXED),
+        (_RAGGED, {}, Batching.BUCKETED),
+        (_RAGGED, {"batch_size": 1}, Batching.DYNAMIC),
+        ({16: 10_000, 24: 900}, {"batch_size": 2}, Batching.DYNAMIC),
+        (_HALVES, {"is_causal": True}, Batching.BUCKETED),
         # So few samples that nothing is sorted: buckets hold unlike ones, and packed they fill their rows.
-        ({10: 4, 100: 4, 200: 4, 400: 4}, {"is_causal": True}, Way.PACKED),
-        ({10: 4, 100: 4, 200: 4, 400: 4}, {"is_causal": False}, Way.DYNAMIC),
-        ({0: 3}, {}, Way.DYNAMIC),
+        ({10: 4, 100: 4, 200: 4, 400: 4}, {"is_causal": True}, Batching.PACKED),
+        ({10: 4, 100: 4, 200: 4, 400: 4}, {"is_causal": False}, Batching.DYNAMIC),
+        ({0: 3}, {}, Batching.DYNAMIC),
     ],
 )
-def test_padding(counts: dict[int, int], said: dict[str, int], expected: Way) -> None:
+def test_padding(counts: dict[int, int], said: dict[str, int], expected: Batching) -> None:
     report = _report(counts, **said)  # type: ignore[arg-type]
     assert report.choice.way is expected
-    assert (Way.PACKED in {row.way for row in report.padding}) is bool(said.get("is_causal"))
+    assert (Batching.PACKED in {row.way for row in report.padding}) is bool(said.get("is_causal"))
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,16 @@ def test_the_rows_of_a_report_hold_together() -> None:
     report = _report(_RAGGED, max_length=128, is_causal=True)
     histogram = report.measured.histogram
     padding = {row.way: row for row in report.padding}
-    assert padding[Way.FIXED].cost.tokens == histogram.num_samples * 128
-    assert padding[Way.PACKED].cost == Cost(
+    assert padding[Batching.FIXED].cost.tokens == histogram.num_samples * 128
+    assert padding[Batching.PACKED].cost == Cost(
         tokens=report.packed_rows * 128, attention=report.packed_rows * 128**2
     )
-    assert padding[Way.FIXED].waste == pytest.approx(1 - histogram.cut_to(128).num_tokens / (20_000 * 128))
-    assert padding[Way.PACKED].waste == pytest.approx(1 - histogram.num_tokens / (report.packed_rows * 128))
+    assert padding[Batching.FIXED].waste == pytest.approx(
+        1 - histogram.cut_to(128).num_tokens / (20_000 * 128)
+    )
+    assert padding[Batching.PACKED].waste == pytest.approx(
+        1 - histogram.num_tokens / (report.packed_rows * 128)
+    )
     assert all(row.cost_at_multiple.tokens >= row.cost.tokens for row in report.padding)
     names = {row.max_length: row.names for row in report.cuts}
     assert names == {

@@ -13,7 +13,7 @@ import hjson
 import yaml
 
 from harness.reference import ASKED, DEFAULT_CLIPPING, NUM_RANKS
-from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
+from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.configs.write.command import Rendezvous, accelerate_launch_arguments, launch_environment
 from zerofit.core.command import Route
 from zerofit.core.facts import Machine

@@ -39,7 +39,7 @@ def test_a_link_that_leads_elsewhere_makes_a_capture_anew(workplace, what: str) 
 
 
 def test_a_capture_that_reads_more_files_than_are_noted_is_not_kept(workplace, monkeypatch) -> None:
-    monkeypatch.setattr("zerofit.scripts.capture.cache.MOST_READ", 2)
+    monkeypatch.setattr("zerofit.scripts.capture.cache.MAX_FILES_READ", 2)
     workplace.write_counted("import training\nfor n in range(3): open(f'{n}.txt').read()\ntraining.begin()")
     for number in range(3):
         workplace.write("x", name=f"{number}.txt")

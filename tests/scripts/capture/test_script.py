@@ -135,10 +135,10 @@ def test_a_capture_of_before_stays_where_the_script_runs_again_for_its_model(wor
     workplace.write_counted(_DRAWN)
     with workplace.capture(observer=Console()) as script:
         first = script.capture
-        assert not script.is_kept
+        assert not script.is_cached
     assert capsys.readouterr().err == "zerofit: capturing what train.py trains, up to its first step ...\n"
     with workplace.capture(observer=Console()) as script:
-        assert (script.capture, script.is_kept) == (first, True)
+        assert (script.capture, script.is_cached) == (first, True)
         assert capsys.readouterr().err == ""
         script.trace(_REQUEST)
         assert script.capture == first

@@ -66,7 +66,8 @@ def test_optimizers(source: str, ids: list[str]) -> None:
 
 def test_an_optimizer_says_where_it_is_made() -> None:
     (optimizer,) = _facts("import torch\n\nname = 'ä'; o = torch.optim.SGD(p)").optimizers
-    assert (optimizer.line, optimizer.column, optimizer.text) == (3, 17, "torch.optim.SGD")
+    place = optimizer.place
+    assert (place.line, place.column, optimizer.text) == (3, 17, "torch.optim.SGD")
 
 
 def test_literal_keywords_of_the_accelerator_and_the_arguments() -> None:
@@ -82,7 +83,7 @@ def test_literal_keywords_of_the_accelerator_and_the_arguments() -> None:
         ("mixed_precision", "bf16", 'mixed_precision="bf16"'),
         ("gradient_accumulation_steps", 4, "gradient_accumulation_steps=STEPS"),
     ]
-    assert [(item.name, item.value, item.line) for item in found.training_arguments] == [
+    assert [(item.name, item.value, item.place.line) for item in found.training_arguments] == [
         ("max_grad_norm", -1.0, 7),
         ("gradient_checkpointing_kwargs.use_reentrant", False, 7),
         ("bf16", True, 7),

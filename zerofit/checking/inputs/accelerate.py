@@ -31,7 +31,7 @@ IN_DEEPSPEED_FILE = {
 """Where the DeepSpeed file has each of accelerate's settings (accelerate/utils/dataclasses.py)."""
 DYNAMO_BACKEND = (("dynamo_config", "dynamo_backend"), ("dynamo_config", "backend"), ("dynamo_backend",))
 """Paths of torch.compile's backend in accelerate's file."""
-_WHOLE = re.compile(r"[0-9]{1,18}")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 _OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
 """Flags with which `accelerate launch` ignores the file's distributed_type."""
 
@@ -68,7 +68,7 @@ def is_literal(value: str | None) -> bool:
 
 def whole_number(value: Any) -> int | None:
     """Return a number of the file, or a flag's text, as an integer; None if it is none."""
-    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+    if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value.strip()):
         return int(value)
     is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
     return value if is_count else None
@@ -87,7 +87,7 @@ def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
 def launch_of_deepspeed(situation: Situation) -> tuple[LaunchLayers, Said[bool]] | None:
     """Return an `accelerate launch` with DeepSpeed, and the setting that enables it; None if not known."""
     launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
+    deepspeed = uses_deepspeed(launch) if launch else None
     return (launch, deepspeed) if launch and deepspeed and deepspeed.value else None
 
 
@@ -99,7 +99,7 @@ def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
     return said
 
 
-def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
+def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     """Return True if `accelerate launch` uses DeepSpeed, and the setting that decides it; None if unknown.
 
     Without a file the launcher reads the one that `accelerate config` wrote into the user's home; this one is
@@ -123,7 +123,7 @@ def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
 
 _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
-_NO_FOLDER = "none"
+_LOST_FOLDER = "none"
 """`accelerate launch` passes no folder on, and the plugin then uses this word as one."""
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
@@ -143,16 +143,13 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
         return None
     launch = LaunchLayers(file=file, command=command)
     settings = RunSettings(names=_names(launch), precision=_precision(launch))
-    uses_deepspeed = whether_deepspeed(launch)
-    if uses_deepspeed is None:
+    use = uses_deepspeed(launch)
+    if use is None:
         return settings
-    engine = Said(
-        value=Engine.DEEPSPEED if uses_deepspeed.value else Engine.NATIVE,
-        text=uses_deepspeed.text,
-        place=uses_deepspeed.place,
-    )
+    value = Engine.DEEPSPEED if use.value else Engine.NATIVE
+    engine = Said(value=value, text=use.text, place=use.place)
     settings = replace(settings, engine=engine)
-    if not uses_deepspeed.value:
+    if not use.value:
         nothing = Said(value=OffloadDevice.NONE, text=engine.text)
         stage = Said(value=ZeroStage.NOTHING, text=engine.text, place=engine.place)
         return replace(settings, zero_stage=stage, optimizer_offload=nothing, param_offload=nothing)
@@ -213,7 +210,7 @@ def _offload(launch: LaunchLayers, key: str) -> Said[OffloadDevice] | None:
 
 def _folder(launch: LaunchLayers, key: str) -> Said[str | None]:
     said = launch_value(launch, key) or Said(value=None, text=f"no {key}")
-    return replace(said, value=_NO_FOLDER)
+    return replace(said, value=_LOST_FOLDER)
 
 
 def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Precision
     from zerofit.scripts.facts import ScriptFacts
 
-_OF_THE_LAUNCH = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "use_cpu", "no_cuda"})
+_LAUNCH_FIELDS = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "use_cpu", "no_cuda"})
 """Fields of TrainingArguments that differ between a capture, one process without a GPU, and the run."""
 
 
@@ -40,7 +40,9 @@ def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = 
         calls = tuple(replace(call, is_model_left_alone=False) for call in script.calls)
         script = replace(script, calls=calls)
     if capture.route is Route.TRAINER:
-        trainer = _trainer(trainer or TrainerSettings(), capture)
+        known = trainer or TrainerSettings()
+        said = {**known.said, **dict(_fields(known, capture))}
+        trainer = replace(known, said=said, unread=frozenset(), is_complete=True)
     settings = replace(situation.settings, optimizer=_optimizer(situation, capture))
     settings = replace(settings, precision=_precision(replace(situation, trainer=trainer), settings, capture))
     return replace(
@@ -64,15 +66,10 @@ def _optimizer(situation: Situation, capture: Capture) -> Said[str | None] | Non
     return Said(value=value, text=f"the script's {made.class_path.rpartition('.')[2]}")
 
 
-def _trainer(known: TrainerSettings, capture: Capture) -> TrainerSettings:
-    said = {**known.said, **dict(_fields(known, capture))}
-    return replace(known, said=said, unread=frozenset(), shows_all=True)
-
-
 def _fields(known: TrainerSettings, capture: Capture) -> Iterator[tuple[str, Said[Any]]]:
     for name, value in capture.trainer_arguments.items():
         before = known.said.get(name)
-        if name in _OF_THE_LAUNCH:
+        if name in _LAUNCH_FIELDS:
             continue
         if before is not None and before.value == value:
             yield name, replace(before, confidence=Confidence.CERTAIN)
@@ -89,7 +86,7 @@ def _precision(
         said = _captured_precision(capture)
         launch = said if said.value is not None else settings.precision
         return precision_of(situation.deepspeed, launch=launch, trainer=trainer)
-    if settings.precision is None or (capture.precision is not None and not situation.is_of_flags):
+    if settings.precision is None or (capture.precision is not None and not situation.is_from_flags):
         return _captured_precision(capture)
     return settings.precision
 
@@ -103,7 +100,6 @@ def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
     made = script.find(Action.MAKE_ACCELERATOR)
     if capture.route is not Route.ACCELERATE or not made:
         return replace(script, route=capture.route)
-    place = made[0].seen.place
     values: dict[str, Plain] = {
         "gradient_accumulation_steps": capture.gradient_accumulation_steps,
         "mixed_precision": capture.mixed_precision,
@@ -121,9 +117,8 @@ def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
         Keyword(
             name=name,
             value=value,
-            line=place.line,
-            column=place.column,
             text=f"{name}={value!r}",
+            place=made[0].seen.place,
             confidence=certain,
         )
         for name, value in values.items()

@@ -47,7 +47,6 @@ class LauncherFlags:
 
 
 def _flags(*, switches: str, valued: str, short: Mapping[str, str], **more: bool) -> LauncherFlags:
-    """Return a launcher's flags from space-separated names."""
     return LauncherFlags(
         switches=frozenset(switches.split()), valued=frozenset(valued.split()), short=short, **more
     )
@@ -118,7 +117,13 @@ _WRAPPERS = ("nohup", "time", "exec")
 """Commands that run the rest of the line unchanged."""
 _RUNNERS = ("srun", "uv", "poetry", "pipenv", "conda", "numactl", "nsys")
 """Commands that have their own flags before the command to run."""
-PROGRAMS = ("accelerate", "accelerate-launch", "zerofit", "torchrun", "deepspeed", "deepspeed.pt")
+_LAUNCHERS = {
+    "accelerate-launch": Launcher.ACCELERATE,
+    "torchrun": Launcher.TORCHRUN,
+    "deepspeed": Launcher.DEEPSPEED,
+    "deepspeed.pt": Launcher.DEEPSPEED,
+}
+PROGRAMS = ("accelerate", "zerofit", *_LAUNCHERS)
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _MODULES = {
@@ -152,12 +157,8 @@ def _from_launcher(rest: list[str], launch_flags: Section) -> LaunchCommand | No
     if program in ("accelerate", "zerofit"):
         launcher = Launcher.ACCELERATE if program == "accelerate" else Launcher.ZEROFIT
         return _launch(launcher, rest[2:], launch_flags) if rest[1:2] == ["launch"] else None
-    if program == "accelerate-launch":
-        return _launch(Launcher.ACCELERATE, rest[1:], launch_flags)
-    if program == "torchrun":
-        return _launch(Launcher.TORCHRUN, rest[1:], launch_flags)
-    if program in ("deepspeed", "deepspeed.pt"):
-        return _launch(Launcher.DEEPSPEED, rest[1:], launch_flags)
+    if program in _LAUNCHERS:
+        return _launch(_LAUNCHERS[program], rest[1:], launch_flags)
     return _python(rest[1:], launch_flags) if _PYTHON.match(program) else None
 
 

@@ -22,24 +22,6 @@ _RECIPE_KEYS = """
     model_name_or_path num_epochs sequence_len stage template
 """
 """Keys of LLaMA-Factory's, Axolotl's and TRL's recipes, beside those of TrainingArguments."""
-_FORMATS = {
-    "json": Format.JSON,
-    "jsonc": Format.JSON,
-    "json5": Format.HJSON,
-    "hjson": Format.HJSON,
-    "yaml": Format.YAML,
-    "yml": Format.YAML,
-}
-
-
-def format_of(name: str, text: str) -> Format | None:
-    """Return a configuration's syntax, by its extension or first characters; None for other files."""
-    is_json = text.lstrip("\ufeff \t\r\n").startswith("{")
-    for suffix in reversed(name.rpartition("/")[2].split(".")[1:]):  # ds_config.json.template is JSON
-        if suffix.lower() in _FORMATS:
-            # DeepSpeed reads JSON whatever the name, and some users name it .yaml.
-            return Format.JSON if is_json else _FORMATS[suffix.lower()]
-    return Format.JSON if is_json else None
 
 
 def kind_of(document: Document, schemas: Schemas) -> FileKind | str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.configs.document import FileKind
 from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable
-from zerofit.core.setting import Confidence, Place, Said
+from zerofit.core.setting import Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
     """Yield the DeepSpeed configurations that literals in a script's source name."""
     if "deepspeed" not in source.lower():
         return
-    from zerofit.scripts.source.read_script import (
-        read_script,  # only if it may name one, since parsing takes time
-    )
+    from zerofit.scripts.source.read_script import read_script  # imported only if needed, since it takes time
 
     try:
         script = read_script(source, name=name)
@@ -103,8 +101,7 @@ def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
         keywords += [one for call in script.find(action) for one in call.keywords if one.name == taken]
     for keyword in keywords:
         if isinstance(keyword.value, str):
-            place = Place(file=name, line=keyword.line, column=keyword.column)
-            yield Said(value=keyword.value, text=keyword.text, place=place, confidence=Confidence.LIKELY)
+            yield keyword.said
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:

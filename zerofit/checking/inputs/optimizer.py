@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.setting import Confidence, Place, Said
+from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
@@ -65,14 +65,9 @@ _OWN_TYPES = {
     for name in ("Adam", "AdamW", "Adagrad", "Lion", "Lamb", "Muon", "MuAdam", "MuAdamW", "MuSGD")
 }
 _LIBRARIES = {"torch.optim": "torch", "bitsandbytes": "bitsandbytes", "deepspeed.ops": "deepspeed"}
-"""Packages in which every class with such a name is an optimizer."""
+"""Packages whose classes are optimizers, and the library that their ids begin with."""
 _SINGLE = {"Adafactor": "transformers", "DummyOptim": "accelerate"}
 """Optimizers of packages with many other classes."""
-
-
-def optimizer_of_trainer(optim: str) -> str | None:
-    """Return the id for a value of TrainingArguments.optim; None if transformers has no such name."""
-    return TRAINER_OPTIMIZERS.get(optim)
 
 
 def optimizer_of_deepspeed(optimizer_type: str) -> str:
@@ -109,8 +104,7 @@ def optimizer_of(
         )
     if script is not None and len(script.optimizers) == 1:
         (used,) = script.optimizers
-        place = Place(file=script.name, line=used.line, column=used.column)
-        return Said(value=used.id, text=used.text, place=place, confidence=Confidence.LIKELY)
+        return Said(value=used.id, text=used.text, place=used.place, confidence=Confidence.LIKELY)
     if trainer is not None and not (script and script.optimizers):
         return _of_trainer(trainer)
     return None
@@ -119,8 +113,8 @@ def optimizer_of(
 def _of_trainer(trainer: TrainerSettings) -> Said[str | None] | None:
     said = trainer.find("optim")
     if said is not None:
-        optimizer = optimizer_of_trainer(said.value) if isinstance(said.value, str) else None
+        optimizer = TRAINER_OPTIMIZERS.get(said.value) if isinstance(said.value, str) else None
         return replace(said, value=optimizer) if optimizer else None
-    if "optim" in trainer.unread or not trainer.shows_all:
+    if "optim" in trainer.unread or not trainer.is_complete:
         return None
     return Said(value=_TRAINER_DEFAULT, text="no optim", confidence=Confidence.LIKELY)

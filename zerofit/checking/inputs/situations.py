@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.engine import DEEPSPEED_NAMES
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.situation import RunSettings, Situation
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import TargetFile, Targets
-    from zerofit.configs.document import BrokenFile, Document
+    from zerofit.configs.document import Document
     from zerofit.scripts.facts import ScriptFacts
 
 _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
@@ -104,7 +103,8 @@ def _runs(
     accelerate = [file for file in files if file.kind is FileKind.ACCELERATE]
     for script in scripts or (None,):
         met = set()
-        own = [file for file in deepspeed if not _is_of_another(file, script, scripts)]
+        others = [other.name for other in scripts if other is not script]
+        own = [file for file in deepspeed if not any(_is_named_in(file, name) for name in others)]
         for launch in accelerate:
             partners = _partners(launch, own, script, targets)
             met |= {partner.name for partner in partners}
@@ -115,11 +115,6 @@ def _runs(
             yield file.document, None, script
         if not accelerate and not alone:
             yield None, None, script
-
-
-def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[ScriptFacts, ...]) -> bool:
-    """Return True if another script than this names a DeepSpeed file."""
-    return any(_is_named_in(file, other.name) for other in scripts if other is not script)
 
 
 def _partners(
@@ -134,7 +129,7 @@ def _partners(
     if any(said.place and said.place.file == launch.name for said in targets.missing):
         return []
     own = [file for file in deepspeed if _is_named_in(file, launch.name)]
-    return own or [file for file in deepspeed if file.named_by is None or file.named_by.place is None]
+    return own or [file for file in deepspeed if file.is_on_command_line]
 
 
 def _is_named_in(file: TargetFile, name: str) -> bool:
@@ -182,7 +177,6 @@ def _situation(
 def settings_of_deepspeed(document: Document) -> RunSettings:
     """Return the settings of a DeepSpeed configuration alone; values of a wrong type are unknown."""
     return RunSettings(
-        names=dict(DEEPSPEED_NAMES),
         engine=Said(value=Engine.DEEPSPEED, text=document.name),
         zero_stage=_stage(document),
         optimizer_offload=_offload(document, "offload_optimizer"),
@@ -194,10 +188,8 @@ def settings_of_deepspeed(document: Document) -> RunSettings:
 
 
 def _said(document: Document, value: Any, *path: str) -> Said[Any]:
-    entry = document.at(*path)
-    return Said(
-        value=value, text=say(document, *path), place=document.place(entry.key_span) if entry else None
-    )
+    said = document.said(*path) or Said(value=None, text=say(document, *path))
+    return replace(said, value=value)
 
 
 def _stage(document: Document) -> Said[ZeroStage] | None:

@@ -113,25 +113,22 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         machine: the node that runs it.
         targets: the script and its arguments; for a module instead of a script its facts are unknown.
     """
+    scripts, _ = read_scripts(targets)  # Python itself reports a script that it can't parse
+    script = scripts[0] if scripts else None
+    route = script.route if script else None
+    trainer = trainer_of(script, route, targets)
     situation = situation_of_strategy(
         plan.strategy,
         topology=plan.topology,
         machine=machine,
         versions=plan.versions,
+        own_optimizer=optimizer_of(None, trainer, script),
         typed=plan.typed_fields,
+        script=script,
     )
-    scripts, _ = read_scripts(targets)  # if it is no Python, Python itself will report it
-    script = _as_launched(scripts[0]) if scripts else None
-    route = script.route if script else None
-    trainer = trainer_of(script, route, targets)
-    settings = situation.settings
-    if settings.optimizer is None:
-        settings = replace(settings, optimizer=optimizer_of(None, trainer, script))
     return replace(
         situation,
-        settings=settings,
         route=route,
-        script=script,
         trainer=trainer,
         checkpoint=targets.checkpoint,
         schemas=targets.schemas,

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Route
-from zerofit.core.setting import Confidence, Place, Said
+from zerofit.core.setting import Said
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.names import PLAIN_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import Targets
     from zerofit.configs.schema import Key, Section
-    from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
+    from zerofit.scripts.facts import ScriptFacts
 
 # The conversion of transformers/hf_argparser.py, string_to_bool.
 _TRUE = ("yes", "true", "t", "y", "1")
@@ -28,13 +27,7 @@ _ARGUMENT = re.compile(r"[a-z_]\w*")
 
 
 def read_training_arguments(
-    *,
-    fields: Section,
-    arguments: Sequence[str] = (),
-    keywords: Sequence[Keyword] = (),
-    script: str = "",
-    made: Sequence[ScriptCall] = (),
-    parses_all: bool = False,
+    *, fields: Section, arguments: Sequence[str] = (), script: ScriptFacts | None = None
 ) -> TrainerSettings:
     """Return the known TrainingArguments of a run.
 
@@ -44,21 +37,21 @@ def read_training_arguments(
     Args:
         fields: the fields of TrainingArguments, as in Schemas.training_arguments.
         arguments: the script's own arguments.
-        keywords: literal keywords of TrainingArguments(...) in the script's source.
-        script: the script's name.
-        made: the calls of TrainingArguments(...) in the script's source.
-        parses_all: True if the script's parser alone makes TrainingArguments, of its arguments.
+        script: the facts of its source; None if unknown.
     """
+    keywords = script.training_arguments if script else ()
+    made = script.find(Action.MAKE_ARGUMENTS) if script else ()
     if not keywords and not made:
-        shows_all = parses_all and any(word.startswith("--") for word in arguments)
-        return TrainerSettings(said=dict(_of_arguments(arguments, fields)), shows_all=shows_all)
-    said = {keyword.name: _of_keyword(keyword, script) for keyword in keywords}
+        parses_all = script is not None and script.parses_plain_arguments
+        is_complete = parses_all and any(word.startswith("--") for word in arguments)
+        return TrainerSettings(said=dict(_of_arguments(arguments, fields)), is_complete=is_complete)
+    said = {keyword.name: keyword.said for keyword in keywords}
     given = frozenset(name for call in made for name in call.given)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in PLAIN_ARGUMENTS
     return TrainerSettings(
         said={name: field for name, field in said.items() if fields.find(name) is not None},
         unread=given - set(said) - {"**"},
-        shows_all=is_plain and "**" not in given,
+        is_complete=is_plain and "**" not in given,
         surplus=tuple(
             dataclasses.replace(field, value=name)
             for name, field in said.items()
@@ -70,15 +63,6 @@ def read_training_arguments(
 def _class_of(text: str) -> str:
     """Return "TrainingArguments" of "transformers.TrainingArguments(output_dir=...)"."""
     return text.partition("(")[0].rpartition(".")[2]
-
-
-def _of_keyword(keyword: Keyword, script: str) -> Said[Any]:
-    return Said(
-        value=keyword.value,
-        text=keyword.text,
-        place=Place(file=script, line=keyword.line, column=keyword.column),
-        confidence=Confidence.LIKELY,
-    )
 
 
 def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[str, Said[Any]]]:
@@ -152,14 +136,11 @@ def _boolean(value: str | None) -> Any:
 
 
 def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets) -> TrainerSettings | None:
-    """Return the known TrainingArguments; None if there is no Trainer, or nothing is known of its fields."""
+    """Return the known TrainingArguments; None without a Trainer, or if its fields are unknown."""
     if route is not Route.TRAINER or targets.schemas is None:
         return None
     return read_training_arguments(
         fields=targets.schemas.training_arguments.root,
         arguments=targets.arguments,
-        keywords=script.training_arguments if script else (),
-        script=script.name if script else "",
-        made=script.find(Action.MAKE_ARGUMENTS) if script else (),
-        parses_all=script is not None and script.parses_plain_arguments,
+        script=script,
     )

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from zerofit.checking.engine import spell
-from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.checking.rule import Effect
+from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.core.command import Route
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Lora, Strategy
@@ -52,7 +52,7 @@ def rule_page(rule: Rule, *, level: int = 1) -> str:
     ]
     if rule.holds_for:
         lines.append(f"- holds for: {', '.join(f'`{versions}`' for versions in rule.holds_for)}")
-    if rule.is_put_right_by_launch:
+    if rule.is_fixed_by_launch:
         lines.append("- `zerofit launch` fixes it inside the run")
     for title, example in (("Violates the rule:", rule.bad), ("Keeps it:", rule.good)):
         lines += ["", title, "", *_example_lines(example)]
@@ -83,12 +83,11 @@ def _seen(evidence: Reproduction) -> str:
 
 
 def _example_lines(example: Example) -> Iterator[str]:
-    """Yield an example as files and a command."""
     blocks = [_block(name, _LANGUAGES[name], text) for name, text in example_files(example).items()]
     if command := _command(example):
         blocks.append(("```sh", *command.splitlines(), "```"))
-    if around := _around(example):
-        blocks.append((f"with {', '.join(around)}",))
+    if circumstances := _circumstances(example):
+        blocks.append((f"with {', '.join(circumstances)}",))
     for number, block in enumerate(blocks):
         yield from ("",) * bool(number)
         yield from block
@@ -118,8 +117,8 @@ def _strategy_flags(strategy: Strategy) -> str:
     return " ".join(words)
 
 
-def _around(example: Example) -> list[str]:
-    """Return the parts of an example outside its files and command."""
+def _circumstances(example: Example) -> list[str]:
+    """Return the circumstances of an example beside its files and command."""
     words = []
     if example.route is not None:
         words.append(f"a script that calls {_CALLS[example.route]}")

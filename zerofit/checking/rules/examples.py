@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from zerofit.checking.inputs.example import DEEPSPEED_FILE
 from zerofit.checking.rule import Example
 from zerofit.core.command import Route
+from zerofit.core.plan import Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+DEEPSPEED_FILE = "ds_config.json"
+ACCELERATE_FILE = "accelerate.yaml"
+SCRIPT_FILE = "train.py"
+"""Names of an example's files."""
 ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed"
 DEEPSPEED_DOCS = "https://www.deepspeed.ai/docs/config-json/"
 """Base URL of the rules' sources."""
+TWO_RANKS = Topology(world_size=2)
+ON_CPU = Topology(world_size=2, on_cpu=True)
+NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
+"""An offload section of DeepSpeed's file."""
+WHOLE_WEIGHTS = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+"""Settings of ZeRO-3 that partition even small weights, and gather them for saving."""
+
+
+def example_files(example: Example) -> dict[str, str]:
+    """Return the text of each file of an example, by name."""
+    files = {}
+    if example.deepspeed is not None:
+        files[DEEPSPEED_FILE] = _json(example.deepspeed)
+    if example.accelerate is not None:
+        files[ACCELERATE_FILE] = _yaml(example.accelerate)
+    if example.script is not None:
+        files[SCRIPT_FILE] = example.script
+    return files
+
+
+def _json(content: Mapping[str, Any] | str) -> str:
+    return content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+
+
+def _yaml(content: Mapping[str, Any] | str) -> str:
+    if isinstance(content, str):
+        return content
+    import yaml
+
+    return str(yaml.safe_dump(dict(content), sort_keys=False))
 
 
 def config(stage: int | str, **zero: Any) -> dict[str, Any]:
@@ -42,6 +75,11 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
 def native(deepspeed: Mapping[str, Any] | str) -> Example:
     """Return an example with a file that only DeepSpeed reads."""
     return Example(deepspeed=deepspeed, route=Route.NATIVE)
+
+
+def at_zero(stage: int, script: str, **more: Any) -> Example:
+    """Return an example of a script under DeepSpeed at a ZeRO stage."""
+    return Example(deepspeed=zero(stage), script=script, **more)
 
 
 def by_accelerate(deepspeed: Mapping[str, Any] | str, **more: Any) -> Example:
@@ -79,7 +117,7 @@ def changed(script: str, old: str, new: str) -> str:
         ValueError: the piece does not occur exactly once.
     """
     if script.count(old) != 1:
-        raise ValueError(f"{old!r} stands {script.count(old)} times in the example")
+        raise ValueError(f"{old!r} occurs {script.count(old)} times in the example")
     return script.replace(old, new)
 
 

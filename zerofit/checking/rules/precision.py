@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, NAMING_LAUNCH, by_accelerate, config
+from zerofit.checking.rules.examples import (
+    ACCELERATE,
+    LAUNCH,
+    NAMING_LAUNCH,
+    ON_CPU,
+    TWO_RANKS,
+    by_accelerate,
+    config,
+)
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
-from zerofit.core.setting import Place, Said
+from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
 from zerofit.core.units import GIB
 
@@ -32,7 +40,7 @@ def _machine(name: str, capability: tuple[int, int]) -> Machine:
     )
 
 
-_OLD = _machine("Tesla V100-SXM2-32GB", (7, 0))
+_V100 = _machine("Tesla V100-SXM2-32GB", (7, 0))
 _FP16 = {**config(2), "fp16": {"enabled": True}}
 _BF16 = {**config(2), "bf16": {"enabled": True}}
 _OTHER = {"bf16": "fp16", "fp16": "bf16"}
@@ -49,7 +57,6 @@ def _flag_and_file(**sections: Any) -> Example:
 
 
 _NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
-_AMPERE = (8, 0)
 
 
 def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
@@ -63,12 +70,11 @@ def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
     return find
 
 
-_TWO, _ON_CPU = Topology(world_size=2), Topology(world_size=2, on_cpu=True)
 _NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
 
 
 def _sharded(stage: ZeroStage) -> Example:
-    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=_TWO)
+    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=TWO_RANKS)
 
 
 @Rule(
@@ -78,24 +84,29 @@ def _sharded(stage: ZeroStage) -> Example:
     why="GPUs before Ampere have no bf16 arithmetic: it is refused, or emulated slowly",
     fix="set {precision} to fp16 or no",
     see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
-    bad=Example(deepspeed=_BF16, machine=_OLD),
-    good=Example(deepspeed=_FP16, machine=_OLD),
+    bad=Example(deepspeed=_BF16, machine=_V100),
+    good=Example(deepspeed=_FP16, machine=_V100),
     evidence=fails(not_reproduced="needs a GPU older than Ampere"),
 )
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
     precision = known(situation.settings.precision, "the number format")
-    if precision.value is not Precision.BF16:
-        return
+    if precision.value is Precision.BF16 and (gpu := _gpu_before_ampere(situation)):
+        yield Hit(found=f"{precision.text} on {gpu}", place=precision.place)
+
+
+def _gpu_before_ampere(situation: Situation) -> str | None:
+    """Return a GPU without bf16 and tf32 in words; None if there is none, or the ranks run on the CPU.
+
+    Raises:
+        UnknownFact: the GPUs are unknown.
+    """
     if situation.topology is not None and situation.topology.on_cpu:
-        return
-    gpus = known(situation.machine, "the GPUs that will run it").gpus
-    old = [gpu for gpu in gpus if gpu.compute_capability and not gpu.has_bf16]
-    if old:
-        major, minor = old[0].compute_capability or (0, 0)
-        yield Hit(
-            found=f"{precision.text} on {old[0].name} (compute capability {major}.{minor})",
-            place=precision.place,
-        )
+        return None
+    for gpu in known(situation.machine, "the GPUs that will run it").gpus:
+        if gpu.compute_capability and not gpu.has_bf16:
+            major, minor = gpu.compute_capability
+            return f"{gpu.name} (compute capability {major}.{minor})"
+    return None
 
 
 @Rule(
@@ -129,26 +140,21 @@ def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("parameter_dtype", "float32")),
 )
 def _turned_off(situation: Situation) -> Iterator[Hit]:
-    asked, file = _asked(situation), situation.deepspeed
-    if asked is None or file is None or asked.value not in _OTHER:
+    requested, file = _requested_precision(situation), situation.deepspeed
+    if requested is None or file is None or requested.value not in _OTHER:
         return
-    if file.value(asked.value, "enabled") is False and not _is_on(situation, _OTHER[asked.value]):
-        yield _clash(situation, asked, asked.value)
+    if file.value(requested.value, "enabled") is False and not _is_on(situation, _OTHER[requested.value]):
+        yield _contradiction(situation, requested, requested.value)
 
 
-def _asked(situation: Situation) -> Said[str] | None:
+def _requested_precision(situation: Situation) -> Said[str] | None:
     """Return the half precision requested by a flag or Accelerator(...); the script takes precedence."""
     if situation.route is not Route.ACCELERATE:
         return None
     script = situation.script
     for keyword in script.accelerator_keywords if script else ():
-        if script is not None and keyword.name == "mixed_precision" and isinstance(keyword.value, str):
-            return Said(
-                value=keyword.value,
-                text=f"Accelerator({keyword.text})",
-                place=Place(file=script.name, line=keyword.line, column=keyword.column),
-                confidence=keyword.confidence,
-            )
+        if keyword.name == "mixed_precision" and isinstance(keyword.value, str):
+            return replace(keyword.said, text=f"Accelerator({keyword.text})")
     launch = launch_of(situation)
     flag = launch.command.find("mixed_precision") if launch and launch.command else None
     return Said(value=flag.value, text=flag.text) if flag is not None and flag.value else None
@@ -158,14 +164,14 @@ def _is_on(situation: Situation, name: str) -> bool:
     return situation.deepspeed is not None and situation.deepspeed.value(name, "enabled") is True
 
 
-def _clash(situation: Situation, asked: Said[str], section: str) -> Hit:
+def _contradiction(situation: Situation, requested: Said[str], section: str) -> Hit:
     file = situation.deepspeed
     entry = file.at(section, "enabled") if file else None
-    told = say(file, section, "enabled") if file else ""
+    text = say(file, section, "enabled") if file else ""
     return Hit(
-        found=f"{asked.text} with {told}",
-        place=file.place(entry.key_span) if file and entry else asked.place,
-        confidence=asked.confidence,
+        found=f"{requested.text} with {text}",
+        place=file.place(entry.key_span) if file and entry else requested.place,
+        confidence=requested.confidence,
     )
 
 
@@ -181,9 +187,9 @@ def _clash(situation: Situation, asked: Said[str], section: str) -> Hit:
     evidence=fails("`--mixed_precision` arg cannot be set to `bf16`"),
 )
 def _opposite(situation: Situation) -> Iterator[Hit]:
-    asked = _asked(situation)
-    if asked is not None and asked.value in _OTHER and _is_on(situation, _OTHER[asked.value]):
-        yield _clash(situation, asked, _OTHER[asked.value])
+    requested = _requested_precision(situation)
+    if requested is not None and requested.value in _OTHER and _is_on(situation, _OTHER[requested.value]):
+        yield _contradiction(situation, requested, _OTHER[requested.value])
 
 
 @Rule(
@@ -193,8 +199,8 @@ def _opposite(situation: Situation) -> Iterator[Hit]:
     why="updates are smaller than the resolution of 4 bits, so adapters are trained instead",
     fix="add --lora, or leave out --quantize",
     see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
-    bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
-    good=Example(strategy=_NF4, topology=_TWO),
+    bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=TWO_RANKS),
+    good=Example(strategy=_NF4, topology=TWO_RANKS),
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )
 def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
@@ -231,8 +237,8 @@ _LIGER_NEEDS_GPU = Rule(
     fix="leave out --liger, or run on a GPU",
     see="https://github.com/linkedin/Liger-Kernel",
     find=_on_cpu("liger"),
-    bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
-    good=Example(strategy=Strategy(), topology=_ON_CPU),
+    bad=Example(strategy=Strategy(liger=True), topology=ON_CPU),
+    good=Example(strategy=Strategy(), topology=ON_CPU),
     evidence=fails("error[liger-"),
 )
 
@@ -245,8 +251,8 @@ _TF32_ON_CPU = Rule(
     fix="leave out --tf32",
     see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     find=_on_cpu("tf32"),
-    bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
-    good=Example(strategy=Strategy(), topology=_ON_CPU),
+    bad=Example(strategy=Strategy(tf32=True), topology=ON_CPU),
+    good=Example(strategy=Strategy(), topology=ON_CPU),
     evidence=ignored(not_reproduced="the harness's observations have no format of products"),
 )
 
@@ -264,15 +270,8 @@ _TF32_ON_CPU = Rule(
 )
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
-    if strategy is None or not strategy.tf32:
-        return
-    if situation.topology is not None and situation.topology.on_cpu:
-        return
-    gpus = known(situation.machine, "the GPUs that will run it").gpus
-    old = [gpu for gpu in gpus if gpu.compute_capability and gpu.compute_capability < _AMPERE]
-    if old:
-        major, minor = old[0].compute_capability or (0, 0)
-        yield Hit(found=f"--tf32 on {old[0].name} (compute capability {major}.{minor})")
+    if strategy is not None and strategy.tf32 and (gpu := _gpu_before_ampere(situation)):
+        yield Hit(found=f"--tf32 on {gpu}")
 
 
 RULES = declared(vars())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
 """The files, named as the fields of Schemas."""
-_OF_SECTION = ("on_unknown", "drops_auto", "keys", "params_of")
+_SECTION_FIELDS = ("on_unknown", "drops_auto", "keys", "params_of")
 
 
 @cache
@@ -73,11 +73,11 @@ def _section(plain: dict[str, Any]) -> Section:
 
 
 def _key(name: str, plain: dict[str, Any]) -> Key:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in plain.items()
-        if field not in _OF_SECTION
+        if field not in _SECTION_FIELDS
     }
-    if "kinds" in told:
-        told["kinds"] = tuple(map(ValueKind, told["kinds"]))
-    return Key(name=name, section=_section(plain) if "keys" in plain else None, **told)
+    if "kinds" in fields:
+        fields["kinds"] = tuple(map(ValueKind, fields["kinds"]))
+    return Key(name=name, section=_section(plain) if "keys" in plain else None, **fields)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from zerofit.configs.document import Edit
 
-_KINDS = (SetValue, RemoveKey, RenameKey)
+_EDIT_ORDER = (SetValue, RemoveKey, RenameKey)
 """The order of edits: values first, since removals shift positions; renames last, so that all paths are those
 of the original."""
 
 
-class Uneditable(Exception):  # noqa: N818 - it is about the file, no failure of ours
+class Uneditable(Exception):  # noqa: N818 - it is about the file, not our error
     """An edit that is impossible without touching the rest of the file; its text says why."""
 
 
@@ -51,7 +51,7 @@ def apply_edits(document: Document, edits: Iterable[Edit]) -> str:
     distinct = _distinct(edits)
     if distinct and document.format is Format.YAML and shares_nodes(document.text):
         raise Uneditable("with its YAML anchors, aliases or merges one change would affect several places")
-    for edit in sorted(distinct, key=lambda edit: (_KINDS.index(type(edit)), -len(edit.path))):
+    for edit in sorted(distinct, key=lambda edit: (_EDIT_ORDER.index(type(edit)), -len(edit.path))):
         document = _apply(document, edit)
     return document.text
 
@@ -63,14 +63,14 @@ def _distinct(edits: Iterable[Edit]) -> list[Edit]:
         Uneditable: two of them contradict each other.
     """
     # 1 and True are equal and have the same hash, so the value's type is part of the key.
-    asked: dict[tuple[type, tuple[str, ...]], Edit] = {}
+    requested: dict[tuple[type, tuple[str, ...]], Edit] = {}
     for edit in {(type(edit), edit.path, repr(edit)): edit for edit in edits}.values():
-        if (type(edit), edit.path) in asked:
+        if (type(edit), edit.path) in requested:
             raise Uneditable(f"two different changes of {'.'.join(edit.path)} are requested")
-        asked[type(edit), edit.path] = edit
-    removed = {path for kind, path in asked if kind is RemoveKey}
+        requested[type(edit), edit.path] = edit
+    removed = {path for kind, path in requested if kind is RemoveKey}
     kept = []
-    for (kind, path), edit in asked.items():
+    for (kind, path), edit in requested.items():
         is_below = any(path[:end] in removed for end in range(len(path)))
         if kind is not RemoveKey and (is_below or path in removed):
             raise Uneditable(f"{'.'.join(path)} is to be both changed and removed")
@@ -144,16 +144,15 @@ def _rename(document: Document, parent: Entries, key: str, new: str) -> str:
     if not entries:
         raise Uneditable(f"there is no key {key} to rename")
     if len(entries) > 1:
-        raise Uneditable(f"the key {key} stands twice")
+        raise Uneditable(f"the key {key} is repeated")
     if parent.find(new) is not None:
-        raise Uneditable(f"{key} can't become {new}, which is there already")
+        raise Uneditable(f"{key} can't become {new}, which already exists")
     text, span = document.text, entries[0].key_span
     spelt = _spell_key(new, document.format, was=text[span.start : span.end])
     return text[: span.start] + spelt + text[span.end :]
 
 
 def _add(document: Document, mapping: Entries, key: str, value: Any) -> str:
-    """Return the text with an entry appended to a mapping."""
     text, language = document.text, document.format
     last = mapping.entries[-1] if mapping.entries else None
     spelt = _spell(value, language)
@@ -166,7 +165,7 @@ def _add(document: Document, mapping: Entries, key: str, value: Any) -> str:
     if _has_lines(text, mapping, language):
         start = _line_start(text, last.key_span.start)
         before = text[start : last.key_span.start]
-        rest = _REST[language].match(text, end)
+        rest = _LINE_REST[language].match(text, end)
         if rest and not (before.strip() and language is Format.HJSON):
             indent = before if not before.strip() else " " * len(before)
             return f"{text[: rest.end()]}{_line_end_of(text)}{indent}{member}{text[rest.end() :]}"
@@ -214,7 +213,7 @@ def _without_line(document: Document, mapping: Entries, number: int, above: KeyV
             return f"{text[: above.key_span.end]}: {{}}{text[end:]}"
         return f"{text[:start]}{{}}{text[end:]}"
     start = _line_start(text, entry.key_span.start)
-    rest = _REST[language].match(text, _end_of(entry))
+    rest = _LINE_REST[language].match(text, _end_of(entry))
     if rest and not text[start : entry.key_span.start].strip():
         line_end = _LINE_END.match(text, rest.end())
         if line_end and line_end.group():
@@ -246,7 +245,7 @@ def _without_member(text: str, mapping: Entries, number: int) -> str:
     return text[:start] + text[end:]
 
 
-_REST = {
+_LINE_REST = {
     Format.YAML: re.compile(r"[ \t]*(?:#[^\r\n]*)?(?=[\r\n]|\Z)"),
     Format.HJSON: re.compile(r"[ \t]*,?[ \t]*(?:(?:#|//)[^\r\n]*|/\*[^\r\n]*?\*/[ \t]*)?(?=[\r\n]|\Z)"),
 }
@@ -269,7 +268,6 @@ def _line_start(text: str, at: int) -> int:
 
 
 def _line_end_of(text: str) -> str:
-    """Return the newline style of a text."""
     if "\r\n" in text:
         return "\r\n"
     return "\n" if "\n" in text or "\r" not in text else "\r"
@@ -283,7 +281,7 @@ _PLAIN_HJSON_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 def _spell(value: Any, language: Format, *, was: str = "") -> str:
     """Return a scalar as text for a file; a YAML string keeps the quotes of the text that it replaces."""
     if not isinstance(value, (str, int, float, type(None))):
-        raise Uneditable(f"a {type(value).__name__} is no single value")
+        raise Uneditable(f"a {type(value).__name__} is not a single value")
     if language is not Format.YAML:
         return json.dumps(value, ensure_ascii=not str(value).isprintable())
     import yaml

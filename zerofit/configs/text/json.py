@@ -12,13 +12,13 @@ from typing import NoReturn
 
 from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
-    HALF_CHARACTER,
+    LONE_SURROGATE,
     MAX_DEPTH,
     MAX_DIGITS,
     TOO_DEEP,
     TOO_MANY_DIGITS,
     cut,
-    has_half_character,
+    has_lone_surrogate,
     name_of,
     not_a_mapping,
     unreadable,
@@ -109,7 +109,7 @@ def tree_of_json(text: str) -> Entries:
     """Return the mapping in a JSON text for which `why_not_json` returned None.
 
     Raises:
-        Unreadable: the text is no mapping, or exceeds a limit.
+        Unreadable: the text is not a mapping, or exceeds a limit.
     """
     return _Scanner(text, is_json=True).document()
 
@@ -118,7 +118,7 @@ def tree_of_hjson(text: str) -> Entries:
     """Return the mapping in an HJSON text.
 
     Raises:
-        Unreadable: the text is no HJSON, or no mapping.
+        Unreadable: the text is not HJSON, or not a mapping.
     """
     return _Scanner(text, is_json=False).document()
 
@@ -255,8 +255,8 @@ class _Scanner:
             string, end = scanstring(self.text, at + 1, True)
         else:
             string, end = self._hjson_string(at)
-        if has_half_character(string):
-            self.refuse(at, *HALF_CHARACTER)
+        if has_lone_surrogate(string):
+            self.refuse(at, *LONE_SURROGATE)
         return string, end
 
     def _hjson_string(self, at: int) -> tuple[str, int]:

@@ -7,11 +7,28 @@ from typing import Any
 
 from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
 from zerofit.configs.text.json import tree_of_hjson, tree_of_json, why_not_json
-from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
+from zerofit.configs.text.unreadable import MAX_BYTES, refuse_other_files, too_long
 from zerofit.configs.text.yaml import tree_of_yaml
 from zerofit.core.errors import Unreadable
 
-_FORMATS = {".json": Format.JSON, ".hjson": Format.HJSON, ".yaml": Format.YAML, ".yml": Format.YAML}
+_FORMATS = {
+    "json": Format.JSON,
+    "jsonc": Format.JSON,
+    "json5": Format.HJSON,
+    "hjson": Format.HJSON,
+    "yaml": Format.YAML,
+    "yml": Format.YAML,
+}
+
+
+def format_of(name: str, text: str) -> Format | None:
+    """Return a configuration's syntax, by its extension or first characters; None for other files."""
+    is_json = text.lstrip("\ufeff \t\r\n").startswith("{")
+    for suffix in reversed(name.rpartition("/")[2].split(".")[1:]):  # ds_config.json.template is JSON
+        if suffix.lower() in _FORMATS:
+            # DeepSpeed reads JSON whatever the name, and some users name it .yaml.
+            return Format.JSON if is_json else _FORMATS[suffix.lower()]
+    return Format.JSON if is_json else None
 
 
 def decode(data: bytes) -> str:
@@ -41,14 +58,14 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
     Args:
         text: the whole file, with line ends unchanged.
         name: the file, as the user named it.
-        format: its syntax; None: judged by the file name's extension, JSON by default. Valid HJSON that is
-            not JSON is returned as HJSON, which DeepSpeed reads and accelerate does not.
+        format: its syntax; None: that of its extension, JSON by default. Valid HJSON that is not JSON is
+            returned as HJSON, which DeepSpeed reads and accelerate does not.
 
     Raises:
         Unreadable: the text can't be a configuration.
     """
-    refuse_what_is_no_configuration(text)
-    wanted = format or _format_of(name)
+    refuse_other_files(text)
+    wanted = format or _FORMATS.get(name.rpartition(".")[2].lower() if "." in name else "", Format.JSON)
     if wanted is Format.YAML:
         return Document(name=name, format=wanted, text=text, root=tree_of_yaml(text))
     problem = why_not_json(text) if wanted is Format.JSON else None
@@ -63,18 +80,16 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
         raise
 
 
-def repeated_keys(document: Document) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
-    """Yield each entry with a repeated key: its path, the entry, and all values of the key.
+def repeated_keys(
+    node: Node, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
+    """Yield each entry below a node with a repeated key: its path, the entry, and all values of the key.
 
     Python's json and yaml use the last one; DeepSpeed refuses the file.
     """
-    yield from _repeated(document.root, ())
-
-
-def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
     if isinstance(node, Items):
         for item in node.nodes:
-            yield from _repeated(item, path)
+            yield from repeated_keys(item, path)
     elif isinstance(node, Entries):
         values: dict[str, list[Any]] = {}
         for entry in node.entries:
@@ -84,9 +99,4 @@ def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             if entry.key in seen:
                 yield (*path, entry.key), entry, values[entry.key]
             seen.add(entry.key)
-            yield from _repeated(entry.node, (*path, entry.key))
-
-
-def _format_of(name: str) -> Format:
-    ending = name[name.rfind(".") :].lower() if "." in name else ""
-    return _FORMATS.get(ending, Format.JSON)
+            yield from repeated_keys(entry.node, (*path, entry.key))

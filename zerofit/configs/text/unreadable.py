@@ -26,7 +26,7 @@ TOO_MANY_DIGITS = (
     "no setting is that large or precise",
     "write a number of at most 20 digits",
 )
-HALF_CHARACTER = (
+LONE_SURROGATE = (
     "a string contains a lone surrogate",
     "escapes from \\ud800 to \\udfff stand for a character only in pairs",
     "write the character itself",
@@ -52,14 +52,14 @@ def cut(words: str) -> str:
     return words if len(words) <= 40 else f"{words[:37]}..."
 
 
-def refuse_what_is_no_configuration(text: str) -> None:
+def refuse_other_files(text: str) -> None:
     """Raise Unreadable if a text is too long, binary or empty."""
     if len(text) > MAX_BYTES:
         raise too_long(len(text), "characters")
-    if rubbish := _NOT_TEXT.search(text):
-        problem = f"the file contains the character {name_of(rubbish.group())}"
+    if control := _NOT_TEXT.search(text):
+        problem = f"the file contains the character {name_of(control.group())}"
         why = "such a character is not text: the file is binary, or damaged"
-        raise unreadable(text, rubbish.start(), problem, why, "give a text file in UTF-8")
+        raise unreadable(text, control.start(), problem, why, "give a text file in UTF-8")
     if not text.strip("\ufeff \t\r\n"):
         why = "a configuration is a mapping of keys to values"
         raise Unreadable("the file is empty", why, "write the configuration, or leave the file out")
@@ -74,7 +74,7 @@ def too_long(length: int, unit: str) -> Unreadable:
     )
 
 
-def has_half_character(string: str) -> bool:
+def has_lone_surrogate(string: str) -> bool:
     """Return True if a string contains a lone surrogate, which UTF-8 can't encode."""
     return any("\ud800" <= character <= "\udfff" for character in string)
 

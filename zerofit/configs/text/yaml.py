@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
-    HALF_CHARACTER,
+    LONE_SURROGATE,
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_NODES,
     TOO_DEEP,
     TOO_MANY_DIGITS,
     cut,
-    has_half_character,
+    has_lone_surrogate,
     not_a_mapping,
     unreadable,
 )
@@ -29,7 +29,7 @@ def tree_of_yaml(text: str) -> Entries:
     """Return the mapping in a YAML text.
 
     Raises:
-        Unreadable: the text is no YAML, no mapping, or has content that no configuration has.
+        Unreadable: the text is not YAML or not a mapping, or no configuration has such content.
     """
     import yaml
 
@@ -85,7 +85,7 @@ class _Tree:
             raise unreadable(self.text, at, *TOO_DEEP)
         is_list = isinstance(node, yaml.SequenceNode)
         if node.tag != f"{_TAG}{'seq' if is_list else 'map'}":
-            raise self._strange(node.tag, at)
+            raise self._unsupported_tag(node.tag, at)
         if not is_list:
             return self._entries(node, depth)
         nodes = tuple(self.node(item, depth + 1) for item in node.value)
@@ -96,11 +96,11 @@ class _Tree:
 
     def _scalar(self, node: Any, at: int) -> Scalar:
         if node.tag not in _SCALARS:
-            raise self._strange(node.tag, at)
+            raise self._unsupported_tag(node.tag, at)
         if node.tag in (f"{_TAG}int", f"{_TAG}float") and len(node.value) > MAX_DIGITS:
             raise unreadable(self.text, at, *TOO_MANY_DIGITS)
-        if has_half_character(node.value):
-            raise unreadable(self.text, at, *HALF_CHARACTER)
+        if has_lone_surrogate(node.value):
+            raise unreadable(self.text, at, *LONE_SURROGATE)
         try:
             value = self.loader.construct_object(node)
         except (ValueError, KeyError, IndexError, OverflowError):  # yaml/constructor.py accepts them
@@ -113,7 +113,7 @@ class _Tree:
             end = at + len(self.text[at:end].rstrip())
         return Scalar(value=value, span=Span(at, end))
 
-    def _strange(self, tag: str, at: int) -> Unreadable:
+    def _unsupported_tag(self, tag: str, at: int) -> Unreadable:
         problem = f"a value of YAML's type {cut(tag.removeprefix(_TAG))} is used for a setting"
         why = "a setting is a string, a number, true, false, null, a list or a mapping"
         return unreadable(self.text, at, problem, why, "put it in quotes, or remove the tag")
@@ -147,9 +147,9 @@ class _Tree:
 def _syntax(text: str, error: Any) -> Unreadable:
     """Return the error for an exception of yaml's scanner, parser or composer, reworded if unclear."""
     mark = error.problem_mark or error.context_mark
-    for words, (problem, why, fix) in _SYNTAX.items():
+    for words, (problem, why, fix) in _SYNTAX_PROBLEMS.items():
         if words in (error.problem or ""):
-            is_open = problem == _OPEN[0]
+            is_open = problem == _UNCLOSED[0]
             at = (error.context_mark or mark).index if is_open else mark.index
             return unreadable(text, at, problem, why, fix)
     return unreadable(
@@ -161,8 +161,8 @@ def _syntax(text: str, error: Any) -> Unreadable:
     )
 
 
-_OPEN = ("a string or a bracket is not closed", "quotes and brackets come in pairs", "close it")
-_SYNTAX = {
+_UNCLOSED = ("a string or a bracket is not closed", "quotes and brackets come in pairs", "close it")
+_SYNTAX_PROBLEMS = {
     "found character '\\t'": (
         "there is a tab where YAML expects spaces",
         "YAML is indented with spaces only",
@@ -178,7 +178,7 @@ _SYNTAX = {
         "keys of one mapping start in the same column",
         "indent it like the lines beside it",
     ),
-    "found unexpected end of stream": _OPEN,
-    "but got '<stream end>'": _OPEN,
+    "found unexpected end of stream": _UNCLOSED,
+    "but got '<stream end>'": _UNCLOSED,
 }
 """Messages of yaml that don't say what to do, by a part of their text."""

@@ -62,7 +62,7 @@ class LengthHistogram:
         return 0
 
     def samples_above(self, length: int) -> int:
-        """Return the number of samples longer than this."""
+        """Return the number of samples longer than a length."""
         return sum(samples for own, samples in self.counts if own > length)
 
     def tokens_above(self, length: int) -> int:
@@ -78,7 +78,7 @@ class LengthHistogram:
         return self._mapped((-(-length // multiple) * multiple, samples) for length, samples in self.counts)
 
     def split_at(self, length: int) -> Self:
-        """Return the histogram after splitting longer samples into pieces, without loss."""
+        """Return the histogram after splitting samples longer than a length, without loss."""
         pieces = []
         for own, samples in self.counts:
             whole, rest = divmod(own, length)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from zerofit.data.lengths.advice import Choice, Way, choose_max_length, choose_multiple, choose_way
+from zerofit.data.lengths.advice import Batching, Choice, choose_batching, choose_max_length, choose_multiple
 from zerofit.data.lengths.histogram import LengthHistogram
 from zerofit.data.lengths.padding import Cost, dynamic, fixed, least_rows, packed_rows, unpadded
 
@@ -75,7 +75,7 @@ class SimulatedBuckets:
 class PaddingRow:
     """One way of batching."""
 
-    way: Way
+    way: Batching
     cost: Cost
     """For PACKED, attention of eager and sdpa, which compute whole rows and mask other documents; flash
     attention computes each document separately."""
@@ -124,7 +124,7 @@ def length_report(measured: MeasuredLengths, setup: BatchSetup, buckets: Simulat
     )
     padding = tuple(_padding_rows(histogram, setup, buckets, max_length))
     rows = {row.way: row for row in padding}
-    way, way_reason = choose_way(
+    way, way_reason = choose_batching(
         {way: row.cost.tokens for way, row in rows.items()},
         num_tokens=histogram.cut_to(max_length).num_tokens,
     )
@@ -169,9 +169,9 @@ def _padding_rows(
     up = cut.rounded_up(MULTIPLE)
     row = -(-max_length // MULTIPLE) * MULTIPLE
     costs = {
-        Way.FIXED: (fixed(cut, max_length), fixed(cut, row)),
-        Way.DYNAMIC: (dynamic(cut, size), dynamic(up, size)),
-        Way.BUCKETED: (
+        Batching.FIXED: (fixed(cut, max_length), fixed(cut, row)),
+        Batching.DYNAMIC: (dynamic(cut, size), dynamic(up, size)),
+        Batching.BUCKETED: (
             _bucketed(histogram, buckets.padded.cut_to(max_length)),
             _bucketed(histogram, buckets.padded.cut_to(max_length).rounded_up(MULTIPLE)),
         ),
@@ -179,9 +179,9 @@ def _padding_rows(
     rows = packed_rows(histogram, max_length)
     if setup.is_causal and rows:
         packed = LengthHistogram.of({max_length: rows})
-        costs[Way.PACKED] = (fixed(packed, max_length), fixed(packed, row))
+        costs[Batching.PACKED] = (fixed(packed, max_length), fixed(packed, row))
     for way, (cost, at_multiple) in costs.items():
-        tokens = (histogram if way is Way.PACKED else cut).num_tokens
+        tokens = (histogram if way is Batching.PACKED else cut).num_tokens
         waste = 1 - tokens / cost.tokens if cost.tokens else 0.0
         yield PaddingRow(way=way, cost=cost, waste=waste, cost_at_multiple=at_multiple)
 
@@ -215,7 +215,6 @@ def _cut_rows(
 def _candidates(
     histogram: LengthHistogram, setup: BatchSetup, chosen: int, chosen_name: str
 ) -> dict[int, list[str]]:
-    """Return the maximum lengths to list, each with its names."""
     found: dict[int, list[str]] = {}
 
     def add(length: int, name: str) -> None:

@@ -18,7 +18,7 @@ from zerofit.core.atomic_file import write_whole
 from zerofit.core.capture import capture_from_json, capture_to_json
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked
-from zerofit.scripts.capture.journal import MOST_READ, is_of_hub, read_entries, read_paths
+from zerofit.scripts.capture.journal import MAX_FILES_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.
 """zerofit's files that affect the content of a capture."""
 _TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
 """zerofit's files that affect the trace of a captured model."""
-_VARIABLES = (
+_PREFIXES = (
     *("DATASETS_", "DS_", "HF_", "PEFT_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_"),
     "TRL_",
 )
 """Prefixes of environment variables that affect scripts, beside those named in the script's own code."""
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 """Maximum files considered in a folder named by an argument. ASSUMPTION: more would take too long."""
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 """Maximum length of a path in code. ASSUMPTION: no script contains a longer one."""
-_MOST_CAPTURES = 200
+_MAX_CAPTURES = 200
 """Maximum number of captures; the oldest are deleted first. ASSUMPTION: a capture takes up to a MiB."""
 
 
@@ -58,15 +58,15 @@ class ScriptRun:
     gpus: tuple[GpuSpec, ...] = ()
     """GPUs of the planned node, which the script's own code sees; empty: a generic one."""
 
-    @property
-    def gpu_words(self) -> str:
-        """The GPUs as recorded in the capture: "8 x NVIDIA H100 80GB HBM3"."""
-        counts = Counter(gpu.name for gpu in self.gpus)
-        return ", ".join(f"{count} x {name}" for name, count in counts.items())
+
+def gpu_words(gpus: tuple[GpuSpec, ...]) -> str:
+    """Return GPUs as recorded in the capture: "8 x NVIDIA H100 80GB HBM3"."""
+    counts = Counter(gpu.name for gpu in gpus)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class InputStamps:
     """The inputs of a capture, recorded at its start."""
 
     stamps: dict[str, list[object] | None]
@@ -80,7 +80,7 @@ def load(
     """Return the cached capture of a run, and the digest of its inputs.
 
     Args:
-        made_folders: what is in them is no input, but was written by the run since.
+        made_folders: outputs of the run itself; changes in them don't invalidate the capture.
 
     Returns:
         None if there is none, or an input has changed.
@@ -95,23 +95,23 @@ def load(
         if document["environment"] != _environment_stamp(run.environment, stamps):
             return None
         capture = capture_from_json(document["capture"], name="cache")
-        return None if capture.told_gpus not in ("", run.gpu_words) else (capture, document["key"])
+        return None if capture.told_gpus not in ("", gpu_words(run.gpus)) else (capture, document["key"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
 
-def before_run(run: ScriptRun) -> Before:
+def stamp_inputs(run: ScriptRun) -> InputStamps:
     """Return the stamp of each file and folder that a run's arguments name, and of link targets."""
     script = [] if run.target[0] == "-m" else [run.cwd / run.target[0]]
     arguments = argument_paths(masked(run.target), run.cwd)
     named = {os.path.abspath(path) for path in (*script, *arguments)}
     named |= {os.path.realpath(path) for path in named}
     stamps = {path: _stamp(Path(path)) for path in sorted(named)}
-    return Before(stamps=stamps, started_ns=time.time_ns())
+    return InputStamps(stamps=stamps, started_ns=time.time_ns())
 
 
 def store(
-    cache_folder: Path | None, run: ScriptRun, capture: Capture, *, folder: Path, before: Before
+    cache_folder: Path | None, run: ScriptRun, capture: Capture, *, folder: Path, before: InputStamps
 ) -> str:
     """Store a capture, and return the digest of its inputs.
 
@@ -121,7 +121,7 @@ def store(
     changed = {entry.path for entry in read_entries(folder)[0]}
     read = {path for path in read_paths(folder) if path not in changed}
     own = {path for path in read - before.stamps.keys() if not is_of_hub(path)}
-    is_steady = len(read) <= MOST_READ and all(_changed_ns(path) < before.started_ns for path in own)
+    is_steady = len(read) <= MAX_FILES_READ and all(_changed_ns(path) < before.started_ns for path in own)
     named = _named_in_code(run, (*before.stamps, *read), before.started_ns)
     changed_folders = {str(folder) for path in changed for folder in Path(path).parents}
     read = (read | named) - before.stamps.keys() - changed - changed_folders
@@ -139,8 +139,8 @@ def store(
 
 def trace_file(cache_folder: Path, key: str, request: TraceRequest) -> Path:
     """Return the file for the trace of a captured model, named by the capture's key and the request."""
-    told = [key, asdict(request), _digest_of_code(_TRACING)]
-    return cache_folder / "traces" / f"{_digest(told)}.trace"
+    parts = [key, asdict(request), _digest_of_code(_TRACING)]
+    return cache_folder / "traces" / f"{_digest(parts)}.trace"
 
 
 def _file(cache_folder: Path, run: ScriptRun) -> Path:
@@ -185,7 +185,7 @@ def _folder_stamp(path: Path) -> list[object] | None:
             status = os.stat(place) if os.path.exists(place) else os.lstat(place)
             leads = os.path.realpath(place) if os.path.islink(place) else ""
             found.append((os.path.relpath(place, path), leads, status.st_size, status.st_mtime_ns))
-        if len(found) > _MOST_FILES:
+        if len(found) > _MAX_FILES:
             return None
     return ["folder", _digest(found)]
 
@@ -205,7 +205,7 @@ def _named_in_code(run: ScriptRun, code: Iterable[str], started_ns: int) -> set[
     named relative to the current one: "/tmp" says nothing about the files read.
     """
     here = os.path.realpath(run.cwd)
-    words = {word for word in _quoted(code) if len(word) < _MOST_CHARACTERS}
+    words = {word for word in _quoted(code) if len(word) < _MAX_CHARACTERS}
     words = {word for word in words if not os.path.isabs(word) or not os.path.isdir(word)}
     paths = {os.path.normpath(os.path.join(here, word)) for word in words}
     paths |= {os.path.realpath(path) for path in paths}
@@ -223,7 +223,7 @@ def _environment_stamp(environment: Mapping[str, str], code: Iterable[str]) -> s
     """
     named = _quoted(code)
     return _digest(
-        {name: value for name, value in environment.items() if name in named or name.startswith(_VARIABLES)}
+        {name: value for name, value in environment.items() if name in named or name.startswith(_PREFIXES)}
     )
 
 
@@ -260,5 +260,5 @@ def _names_in(folder: str) -> list[str]:
 def _prune(folder: Path) -> None:
     """Delete the oldest captures above the maximum number."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in files[_MOST_CAPTURES:]:
+    for path in files[_MAX_CAPTURES:]:
         path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from zerofit.core.observer import SILENT, Observer
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.machine.this_node import free_host_bytes
 from zerofit.models.trace.cache import read_trace, write_trace
-from zerofit.scripts.capture.cache import ScriptRun, before_run, load, store, trace_file
+from zerofit.scripts.capture.cache import ScriptRun, load, stamp_inputs, store, trace_file
 from zerofit.scripts.capture.child_process import Child
 from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
 _TRACE_LIMIT_S = 600.0
 """ASSUMPTION: only a few layers are traced, which takes seconds."""
-_LOADING_TIMES = 2
+_LOADING_FACTOR = 2
 """Host memory for loading, as a multiple of the weights: the checkpoint and the model. ASSUMPTION."""
 
 
@@ -49,7 +49,7 @@ def capture_script(
 ) -> CapturedScript:
     """Run a script up to where its training would begin, and return what it trains; the caller must close it.
 
-    To be called from the main thread: the script is killed when the thread that started it ends.
+    Call it from the main thread: the script is killed when the thread that started it ends.
 
     Nothing is trained and no GPU is used; nothing is saved, uploaded or sent to a tracker. After close(), no
     process of the script is left, and the user's files are restored. A cached capture is returned without
@@ -61,9 +61,9 @@ def capture_script(
         cwd: the script's working folder; absolute.
         limit_s: time limit for reaching the training.
         cache_folder: zerofit's (see cache_folder.cache_folder); None disables the cache.
-        observer: is told that the script runs, and its last line of output.
+        observer: receives the start of the script, and its last line of output.
         gpus: of the planned node; the script's own code sees them.
-        made_folders: a cached capture holds whatever is in them: outputs of the run itself.
+        made_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
         instead: alternatives to a capture, for error messages.
         command: the program that captures; its arguments are a folder and the target.
 
@@ -82,14 +82,14 @@ def capture_script(
     captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
     stored = None if cache_folder is None else load(cache_folder, captured.run, made_folders)
     if stored is not None:
-        captured.capture, captured.key, captured.is_kept = *stored, True
+        captured.capture, captured.key, captured.is_cached = *stored, True
     else:
         try:
             captured.start()
         except BaseException:
             captured.close()
             raise
-    for folder in found:  # only now: a user who gets an error is not told
+    for folder in found:  # only now: after an error they are reported next time
         keep(folder)
     return captured
 
@@ -107,7 +107,7 @@ class CapturedScript:
     capture: Capture = field(init=False)
     key: str = field(init=False)
     """Digest of the capture's inputs."""
-    is_kept: bool = False
+    is_cached: bool = False
     """True if the capture is from the cache."""
     left: tuple[str, ...] = ()
     """After close(): sentences on what captures left behind, such as folders with unrecorded files."""
@@ -157,7 +157,7 @@ class CapturedScript:
     def _announced(self) -> AbstractContextManager[Callable[[str], None]]:
         """Announce that the script runs; return a context manager whose value receives its output."""
         script = script_words(self.run.target)
-        if self.is_kept:
+        if self.is_cached:
             why = "its capture is cached, but its model is needed again"
             self.observer.say(f"{script} runs again up to its first step: {why} ...")
             return nullcontext(lambda _: None)
@@ -167,13 +167,13 @@ class CapturedScript:
     def _start(self, tell: Callable[[str], None]) -> None:
         self._stack.enter_context(stopping_by_exception())
         self._folder = CaptureFolder(self.cache_folder)
-        before = before_run(self.run)
+        before = stamp_inputs(self.run)
         free_bytes = free_host_bytes()
         until = time.monotonic() + self.limit_s
         result = self._attempt("meta", until, tell)
         if isinstance(result, Failure) and _may_need_weights(result, free_bytes):
             self._end_child()
-            self._folder.begin_anew(ended_ns=self._ended())
+            self._folder.reset(ended_ns=self._ended())
             result = self._attempt("real", until, tell)
         if isinstance(result, Failure):
             assert self._child is not None
@@ -188,11 +188,11 @@ class CapturedScript:
                 free_bytes=free_bytes,
                 instead=self.instead,
             )
-        if self.is_kept and _told(result) == _told(self.capture):
+        if self.is_cached and _reproducible(result) == _reproducible(self.capture):
             return
         key = store(self.cache_folder, self.run, result, folder=self._folder.path, before=before)
-        if self.is_kept:
-            raise _trains_another(self.capture, result)
+        if self.is_cached:
+            raise _differs_from_cached(self.capture, result)
         self.capture, self.key = result, key
 
     def close(self) -> None:
@@ -221,14 +221,14 @@ class CapturedScript:
 def _may_need_weights(failure: Failure, free_bytes: int) -> bool:
     """Return True if a script may have failed for lack of weights, and these fit in host memory."""
     needed = failure.weight_bytes
-    if needed is None or needed * _LOADING_TIMES > free_bytes:
+    if needed is None or needed * _LOADING_FACTOR > free_bytes:
         return False
     # Any error raised while weights are missing may be a consequence: a library's message need not say so.
     return failure.kind is FailureKind.NEEDS_VALUES or (failure.kind is FailureKind.RAISED and needed > 0)
 
 
-def _told(capture: Capture) -> Capture:
-    """Return the part of a capture that is equal for any two runs of the same training.
+def _reproducible(capture: Capture) -> Capture:
+    """Return the part of a capture that is reproducible, equal for any two runs of the same training.
 
     Left out are time, memory, seeds, randomly drawn samples, and strings such as folders named by time.
     """
@@ -246,8 +246,8 @@ def _told(capture: Capture) -> Capture:
     )
 
 
-def _trains_another(kept: Capture, seen: Capture) -> UserError:
-    was, now = _told(kept), _told(seen)
+def _differs_from_cached(kept: Capture, seen: Capture) -> UserError:
+    was, now = _reproducible(kept), _reproducible(seen)
     differing = [one.name for one in fields(was) if getattr(was, one.name) != getattr(now, one.name)]
     return UserError(
         "script-trains-another",

@@ -31,7 +31,7 @@ from zerofit.scripts.capture.errors import (
     last_lines,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
-from zerofit.scripts.capture.process import begins_marked, end_marked
+from zerofit.scripts.capture.process import kill_marked, marking_preexec
 from zerofit.scripts.capture.restore_files import places
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.cache import ScriptRun
     from zerofit.scripts.capture.leftovers import CaptureFolder
 
-_POLL_S = 0.02
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.02
+_CHECK_INTERVAL_S = 0.2
 """How often output and free memory are checked. ASSUMPTION: faster than readers read and memory fills."""
-_LEAST_FREE_BYTES = {"meta": GIB // 4, "real": GIB}
+_MIN_FREE_BYTES = {"meta": GIB // 4, "real": GIB}
 """Free host memory below which a capture is ended, before the OOM killer acts. ASSUMPTION: more if weights
 are loaded, which allocates fast."""
 _NUM_BATCHES = 8
@@ -54,7 +54,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class Child:
-    """A script in a process of its own, on its way to training.
+    """A script that runs in its own process up to its training.
 
     Args:
         run: the script.
@@ -72,7 +72,7 @@ class Child:
         self._run = run
         self._folder = folder.path
         self.weights = weights
-        self._least_free_bytes = _LEAST_FREE_BYTES[weights]
+        self._min_free_bytes = _MIN_FREE_BYTES[weights]
         self._oom_kills = count_oom_kills()
         its_reader, self._writer = os.pipe()
         self._reader, its_writer = os.pipe()
@@ -110,7 +110,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     pass_fds=pipes,
                     start_new_session=True,
-                    preexec_fn=begins_marked(str(folder.path)),
+                    preexec_fn=marking_preexec(str(folder.path)),
                 )
         finally:
             os.close(its_reader)
@@ -129,21 +129,21 @@ class Child:
         Args:
             tell: receives the script's last line of output, whenever there is a new one.
         """
-        look_at = 0.0
+        next_check = 0.0
         last: list[str] = []
         while (ended := self._ended()) is None:
             now = time.monotonic()
             if now >= until:
                 return Failure(kind=FailureKind.SLOW)
-            if now >= look_at:
-                look_at = now + _LOOK_S
+            if now >= next_check:
+                next_check = now + _CHECK_INTERVAL_S
                 os.utime(self._folder / SPEC)  # records how long this was alive, in case it is killed
-                if free_host_bytes() < self._least_free_bytes:
+                if free_host_bytes() < self._min_free_bytes:
                     return Failure(kind=FailureKind.MEMORY, message="zerofit ended it while memory was short")
                 if (lines := last_lines(self.output, 1)) and lines != last:
                     last = lines
                     tell(lines[0])
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
         return ended
 
     def trace(self, request: TraceRequest, *, limit_s: float) -> Trace:
@@ -184,7 +184,7 @@ class Child:
         for process in below:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        end_marked(str(self._folder), session=self._process.pid)
+        kill_marked(str(self._folder), session=self._process.pid)
         self._process.wait()
         self.ended_ns = time.time_ns()
         for number in (self._reader, self._writer):
@@ -201,8 +201,8 @@ class Child:
             text = file.read_text(encoding="utf-8")
             if name == CAPTURE:
                 return capture_from_json(text, name=name)
-            told = json.loads(text)
-            return Failure(**{**told, "kind": FailureKind(told["kind"])})
+            fields = json.loads(text)
+            return Failure(**{**fields, "kind": FailureKind(fields["kind"])})
         if code is None:
             return None
         if code >= 0:
@@ -231,7 +231,7 @@ class Child:
                 self.end()
                 raise self._untraced(FailureKind.TRACE_SLOW, limit_s)
             has_ended = self._exit_code() is not None
-            if select.select([self._reader], [], [], 0 if has_ended else _LOOK_S)[0]:
+            if select.select([self._reader], [], [], 0 if has_ended else _CHECK_INTERVAL_S)[0]:
                 part = os.read(self._reader, 1 << 16)
                 if not part:
                     return None

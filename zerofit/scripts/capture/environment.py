@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 MARK = "ZEROFIT_CAPTURE"
 """Names the capture's folder; all child processes inherit it, and are found and ended by it."""
-_LEFT_OUT = (
+_LAUNCHER_PREFIXES = (
     *("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "MV2_", "OMPI_", "PARALLELISM_CONFIG_", "PMI_"),
     "TORCHELASTIC_",
 )
 """Prefixes of the variables that launchers set for ranks. Source: accelerate/utils/launch.py;
 accelerate/state.py, which uses MPI's world size;
 torch/distributed/elastic/agent/server/local_elastic_agent.py."""
-_LEFT_OUT_NAMES = {
+_LAUNCHER_NAMES = {
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD"),
 }
@@ -40,7 +40,7 @@ _TRACKER_FOLDERS = (
     *("TRACKIO_DIR", "WANDB_DIR"),
 )
 """Where trackers write when offline."""
-_RUNS_TO_GO_ON_WITH = {
+_RESUMED_RUNS = {
     *("MLFLOW_RUN_ID", "WANDB_RUN_ID", "COMET_EXPERIMENT_KEY", "SWANLAB_RUN_ID", "TRACKIO_SPACE_ID"),
 }
 
@@ -67,7 +67,7 @@ def script_environment(
     kept = {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_LEFT_OUT) and name not in _LEFT_OUT_NAMES | _RUNS_TO_GO_ON_WITH
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES | _RESUMED_RUNS
     }
     own = [] if tools is None else [str(tools)]
     path = os.pathsep.join((*own, os.path.dirname(sys.executable), environment.get("PATH", os.defpath)))

@@ -69,7 +69,7 @@ class _Text:
     rule: str
     summary: str
     why: str
-    fix: str
+    fix: str = "{instead}"
 
 
 _PLAIN_RUN = "it ran as one process without a GPU, {loaded}"
@@ -105,13 +105,11 @@ _TEXTS = {
         rule="capture-needs-weights",
         summary="{name} reads its weights before training",
         why="zerofit runs it without loading weights; {weights}",
-        fix="{instead}",
     ),
     FailureKind.UNSUPPORTED: _Text(
         rule="capture-unsupported",
         summary="what {name} trains can't be captured",
         why="zerofit supports plain Accelerator loops and Trainers with batches from data",
-        fix="{instead}",
     ),
     FailureKind.WOULD_OVERWRITE: _Text(
         rule="capture-would-overwrite",
@@ -151,13 +149,11 @@ _TEXTS = {
         rule="capture-trace-ended",
         summary="the process with the model of {name} ended while its memory was traced",
         why="the model's own code runs there on tensors without values, which may crash it",
-        fix="{instead}",
     ),
     FailureKind.TRACE_SLOW: _Text(
         rule="capture-trace-slow",
         summary="tracing the memory of the model of {name} takes too long",
         why="the model's own code runs there on tensors without values",
-        fix="{instead}",
     ),
 }
 _USAGE = _Text(
@@ -203,7 +199,7 @@ def error_of(
         found = f"at the end it printed{quoted}" if quoted else "it printed nothing"
     elif kind is FailureKind.TRACE_SLOW:
         found = f"no answer from its process in {limit_s:g} s"
-    told = {
+    values = {
         "name": script_of(target),
         "command": f"python {shlex.join(target)}",
         "instead": instead,
@@ -216,10 +212,10 @@ def error_of(
     }
     return UserError(
         text.rule,
-        text.summary.format_map(told),
+        text.summary.format_map(values),
         found=found,
-        why=text.why.format_map(told),
-        fix=text.fix.format_map(told),
+        why=text.why.format_map(values),
+        fix=text.fix.format_map(values),
         exit_code=EXIT_USAGE if text is _USAGE or not _fails(failure) else 1,
     )
 

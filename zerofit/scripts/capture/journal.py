@@ -1,4 +1,4 @@
-"""The journal of a capture: the script's changes on disk, recorded before they happen.
+"""The journal of a capture: the script's changes on disk, recorded beforehand.
 
 The captured process writes it (child/files.py), its parent reads it. It is in the capture's own folder and
 survives the process, however that ends.
@@ -26,7 +26,7 @@ COPIES = "copies"
 """Folder with copies of changed files."""
 _JOURNAL = "files.jsonl"
 _READ = "read.jsonl"
-MOST_READ = 5000
+MAX_FILES_READ = 5000
 """Maximum number of read files recorded. ASSUMPTION: a script that reads more is reading data, file by
 file."""
 
@@ -58,7 +58,7 @@ class JournalEntry:
     mode: int = 0
 
 
-def begin_anew(folder: Path) -> None:
+def reset(folder: Path) -> None:
     """Clear the journal after it was undone."""
     for name in (_JOURNAL, _READ):
         (folder / name).unlink(missing_ok=True)

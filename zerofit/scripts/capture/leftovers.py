@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.scripts.capture.journal import begin_anew, last_written_ns
-from zerofit.scripts.capture.process import end_marked
+from zerofit.scripts.capture.journal import last_written_ns, reset
+from zerofit.scripts.capture.process import kill_marked
 from zerofit.scripts.capture.restore_files import undo
 
 if TYPE_CHECKING:
-    from zerofit.scripts.capture.restore_files import Undone
+    from zerofit.scripts.capture.restore_files import UndoResult
 
 _FOLDERS = "capturing"
 _KEPT = "kept"
@@ -28,7 +28,7 @@ _OWNER = "owner.json"
 _TEMPORARY = "temporary"
 """Name of the folder for the script's temporary files."""
 _PREFIX = "zerofit-"
-_MOST_CHARACTERS = 60
+_MAX_CHARACTERS = 60
 """Maximum path length of a temporary folder that may contain sockets: their paths may have 108 characters
 (unix(7)), of which multiprocessing uses 33 (multiprocessing/connection.py, arbitrary_address). ASSUMPTION:
 others use less."""
@@ -58,12 +58,12 @@ class CaptureFolder:
         json.dump(_machine(), self._owner)
         self._owner.flush()
         self.temporary = self.path / "t"
-        if len(str(self.temporary)) > _MOST_CHARACTERS:
+        if len(str(self.temporary)) > _MAX_CHARACTERS:
             self.temporary = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.temporary.mkdir(exist_ok=True)
         (self.path / _TEMPORARY).write_text(str(self.temporary), encoding="utf-8")
 
-    def begin_anew(self, *, ended_ns: int) -> None:
+    def reset(self, *, ended_ns: int) -> None:
         """Restore the user's files, and reset the folder; the last process ended at that time.
 
         Raises:
@@ -71,7 +71,7 @@ class CaptureFolder:
         """
         undone = _undo(self.path, ended_ns)
         if not (undone.newer or undone.left):
-            begin_anew(self.path)
+            reset(self.path)
 
     def clear(self, *, ended_ns: int) -> tuple[str, ...]:
         """Restore the user's files, remove the folder, and return sentences on what is left.
@@ -81,7 +81,7 @@ class CaptureFolder:
         """
         with self._owner:
             undone = _undo(self.path, ended_ns)
-            told = _told(self.path, undone)
+            told = _leftover_words(self.path, undone)
             if undone.newer:
                 keep(self.path)
             else:
@@ -101,27 +101,27 @@ def clear_leftovers(cache_folder: Path) -> dict[Path, tuple[str, ...]]:
     """
     told = {}
     for folder in (cache_folder / _FOLDERS).glob("*"):
-        owner = _lock_of_the_dead(folder)
+        owner = _lock_if_orphaned(folder)
         if owner is not None:
             with owner:
-                end_marked(str(folder))
+                kill_marked(str(folder))
                 undone = _undo(folder, last_written_ns(folder))
-                told[folder] = _told(folder, undone)
+                told[folder] = _leftover_words(folder, undone)
                 if not undone.newer:
                     _remove(folder)
     return told
 
 
 def keep(folder: Path) -> None:
-    """Move a folder with copies that the user was told of to where later runs don't check it."""
+    """Move a folder whose copies were reported to the user, so that later runs don't report it again."""
     kept = _kept(folder)
     if folder.exists() and kept != folder:
         kept.parent.mkdir(exist_ok=True)
         folder.rename(kept)
 
 
-def _lock_of_the_dead(folder: Path) -> IO[str] | None:
-    """Return the locked file of a capture whose owner is gone; None if it may be alive, even elsewhere.
+def _lock_if_orphaned(folder: Path) -> IO[str] | None:
+    """Return the locked file of a capture whose owner is gone; None if it may run, here or elsewhere.
 
     Both the lock and the machine are checked: some shared file systems keep locks per machine, and several
     machines may have the same name.
@@ -147,7 +147,7 @@ def _machine() -> dict[str, str]:
     return {"host": socket.gethostname(), "boot": boot}
 
 
-def _undo(folder: Path, ended_ns: int) -> Undone:
+def _undo(folder: Path, ended_ns: int) -> UndoResult:
     undone = undo(folder, ended_ns=ended_ns)
     if undone.lost:
         raise UserError(
@@ -160,7 +160,7 @@ def _undo(folder: Path, ended_ns: int) -> Undone:
     return undone
 
 
-def _told(folder: Path, undone: Undone) -> tuple[str, ...]:
+def _leftover_words(folder: Path, undone: UndoResult) -> tuple[str, ...]:
     made = [
         f"{path} was created by the capture, and is kept because it contains files" for path in undone.left
     ]

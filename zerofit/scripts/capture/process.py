@@ -18,47 +18,47 @@ from zerofit.scripts.capture.environment import MARK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ODD_LIMITS = 400_000
+_MARKING_LIMITS = 400_000
 """Bytes below the limit of POSIX message queues (819200, linux/ipc_namespace.h) used for a capture's own
 limit. ASSUMPTION: no training uses such queues."""
-_END_S = 5.0
+_KILL_LIMIT_S = 5.0
 """Time limit for killed processes to disappear; one that hangs in the kernel may stay. ASSUMPTION."""
-_POLL_S = 0.01
+_POLL_INTERVAL_S = 0.01
 
 
-def begins_marked(mark: str) -> Callable[[], None]:
-    """Return a preexec function so that a new process ends with this one, and end_marked() finds it.
+def marking_preexec(mark: str) -> Callable[[], None]:
+    """Return a preexec function by which a new process ends with this one, and kill_marked() finds it.
 
     It ends with the thread that started it, which should be the main thread (prctl(2)).
     """
-    return functools.partial(_begin, os.getpid(), _odd_limit(mark))
+    return functools.partial(_mark_this, os.getpid(), _marking_limit(mark))
 
 
-def end_marked(mark: str, *, session: int | None = None) -> None:
+def kill_marked(mark: str, *, session: int | None = None) -> None:
     """Kill every process with a mark, or in a session, and wait until they are gone.
 
     Args:
         mark: the value of MARK in their environment; processes that cleared it are found by their limit.
         session: a session whose leader is not reaped yet, and is left to the caller.
     """
-    until, limit = time.monotonic() + _END_S, _odd_limit(mark)
+    until, limit = time.monotonic() + _KILL_LIMIT_S, _marking_limit(mark)
     while found := [one for one in psutil.process_iter() if _belongs(one, mark, limit, session)]:
         for one in found:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         if time.monotonic() > until:
             return
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def _odd_limit(mark: str) -> int | None:
-    """Return a limit that only the processes of one capture have; None if the limit here is too low.
+def _marking_limit(mark: str) -> int | None:
+    """Return a resource limit that marks the processes of one capture; None if the present one is too low.
 
     A process inherits it even if it changes its environment, session and parent (prlimit(2)).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     most = 1 << 40 if hard == resource.RLIM_INFINITY else hard
-    return most - 1 - zlib.crc32(mark.encode()) % _ODD_LIMITS if most > _ODD_LIMITS else None
+    return most - 1 - zlib.crc32(mark.encode()) % _MARKING_LIMITS if most > _MARKING_LIMITS else None
 
 
 def _belongs(process: psutil.Process, mark: str, limit: int | None, session: int | None) -> bool:
@@ -74,8 +74,8 @@ def _belongs(process: psutil.Process, mark: str, limit: int | None, session: int
         return False
 
 
-def _begin(parent: int, limit: int | None) -> None:
-    """Prepare the new process: it ends with its parent, and has the limit."""
+def _mark_this(parent: int, limit: int | None) -> None:
+    """Make this new process end with its parent, and mark it by the limit."""
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_MSGQUEUE, (limit, limit))
     end_with_parent(parent)

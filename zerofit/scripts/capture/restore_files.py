@@ -32,7 +32,7 @@ _CACHES_IN_TMP = ("data-gym-cache", "ray", "tfhub_modules")
 _TMP = Path("/tmp")
 _CLOCKS_NS = 2_000_000_000
 """ASSUMPTION: maximum clock difference of a file server."""
-_MOST_CHARACTERS = 4096
+_MAX_CHARACTERS = 4096
 """Maximum path length (PATH_MAX, linux/limits.h)."""
 
 
@@ -74,15 +74,15 @@ def _arguments(target: tuple[str, ...]) -> list[tuple[str, str]]:
     last = ""
     for word in target[2 if target[0] == "-m" else 1 :]:
         flag, _, value = word.partition("=") if word.startswith("-") else (last, "", word)
-        if value and len(value) < _MOST_CHARACTERS and "\0" not in value:
+        if value and len(value) < _MAX_CHARACTERS and "\0" not in value:
             found.append((flag, value))
         last = flag if word.startswith("-") else ""
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undone:
-    """Changes that could not be undone; empty if everything is restored."""
+class UndoResult:
+    """What could not be restored; empty if everything was."""
 
     left: tuple[str, ...] = ()
     """Folders made by the capture that are kept, since they contain unrecorded files."""
@@ -92,7 +92,7 @@ class Undone:
     """Files that changed after the capture's end, and are kept: each with its copy."""
 
 
-def undo(folder: Path, *, ended_ns: int) -> Undone:
+def undo(folder: Path, *, ended_ns: int) -> UndoResult:
     """Undo the changes in a capture's journal, and return what is left; may be called repeatedly.
 
     Files get their content, times and permissions back; what the capture made is removed, a folder only if
@@ -123,7 +123,7 @@ def undo(folder: Path, *, ended_ns: int) -> Undone:
             _put_back(folder, path, by_path[path])
         except OSError as error:
             lost.append(f"{path}, its copy is {_copy(folder, by_path[path])}: {error.strerror}")
-    return Undone(
+    return UndoResult(
         left=tuple(path for path in folders if os.path.isdir(path)),
         lost=tuple(sorted(lost)),
         newer=tuple(_with_copy(folder, path, by_path[path]) for path in sorted(newer)),

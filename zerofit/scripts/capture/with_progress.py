@@ -34,9 +34,9 @@ def captured(
         target: the script or `-m module`, and its arguments.
         limit_s: time limit.
         instead: the verb's flags that avoid a capture, as the end of a sentence.
-        observer: is told that the script runs, and what it left behind.
+        observer: receives the start of the script, and what it left behind.
         gpus: of the planned node; the script's own code sees them.
-        made_folders: a cached capture holds whatever is in them: outputs of the run itself.
+        made_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
 
     Raises:
         UserError: training was not reached; the message names the flags that avoid a capture.

@@ -9,24 +9,24 @@ from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
 from zerofit.scripts.source import names, parsers
 from zerofit.scripts.source.conditions import exclude
-from zerofit.scripts.source.reading import given_to, wrapped
+from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
 from zerofit.scripts.source.values import (
     Constant,
     LocalFunction,
     Mapping,
     Method,
+    ObjectKind,
     Several,
-    Thing,
-    ThingKind,
+    TrackedObject,
     Value,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.scripts.source.reading import CallSite, Reading, SeenCall
+    from zerofit.scripts.source.reading import CallSite, Reading, RecordedCall
 
-_SEEN_ONLY = {
+_RECORDED_ONLY = {
     **dict.fromkeys(names.PLUGINS, Action.MAKE_PLUGIN),
     **dict.fromkeys(names.GENERATES, Action.GENERATE_TOGETHER),
     **dict.fromkeys(names.BARRIERS, Action.WAIT),
@@ -86,18 +86,18 @@ _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 
 def call_unknown(reading: Reading, call: CallSite) -> Value:
     """Record a call of something unknown, and return its result."""
-    hand_on(call.values)
-    function = call.node.func if isinstance(call.node, ast.Call) else None
-    is_method = isinstance(function, ast.Attribute)
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    mark_escaped(call.values)
+    node = call.node
+    name = names.called_name(node) if isinstance(node, ast.Call) else ""
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if name in names.PARSE_CALLS:
-        reading.see(Action.PARSE_ARGUMENTS, call.node)
+        reading.record(Action.PARSE_ARGUMENTS, node)
     if name == "dict" and not call.arguments:
         return Mapping(tuple(call.keywords.items()))
     if name == "add_argument":
-        parsers.see_default(reading, call)
+        parsers.record_default(reading, call)
     if name == "backward" and is_method and not call.arguments:
-        reading.see(Action.BACKWARD_OF_LOSS, call.node)
+        reading.record(Action.BACKWARD_OF_LOSS, node)
     return None
 
 
@@ -106,17 +106,17 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     owner, _, last = name.rpartition(".")
     node = call.node
     if name in names.ACCELERATORS:
-        reading.accelerator_keywords += reading.see_with_keywords(Action.MAKE_ACCELERATOR, call)
-        return Thing(kind=ThingKind.ACCELERATOR, node=node)
+        reading.accelerator_keywords += reading.record_with_keywords(Action.MAKE_ACCELERATOR, call)
+        return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
     if names.is_arguments(name):
-        reading.training_arguments += reading.see_with_keywords(Action.MAKE_ARGUMENTS, call)
-        return Thing(kind=ThingKind.ARGUMENTS, node=node)
+        reading.training_arguments += reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
+        return TrackedObject(kind=ObjectKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
         return call.arguments[0] if call.arguments else None
-    if last == "HfDeepSpeedConfig" or name in _SEEN_ONLY:
-        reading.see_with_keywords(_SEEN_ONLY.get(name, Action.MAKE_HF_CONFIG), call)
+    if last == "HfDeepSpeedConfig" or name in _RECORDED_ONLY:
+        reading.record_with_keywords(_RECORDED_ONLY.get(name, Action.MAKE_HF_CONFIG), call)
         return None
     if names.is_trainer(name):
         return make_trainer(reading, call)
@@ -128,40 +128,39 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     if names.is_model_class(name) and not names.is_auto_class(name):
         return reading.make_model(node, source=ModelConstructor.CLASS)
     if name in _PLAIN_MODELS or names.is_diffusers_model(owner if is_loaded else name):
-        hand_on(call.arguments)
+        mark_escaped(call.arguments)
         return reading.make_model(node, source=ModelConstructor.OWN_CLASS)
     if name in _ADAPTS | _SAME_WEIGHTS:
         return _reshape(reading, name, call)
     if name == "deepspeed.initialize":
         return _initialize(reading, call)
     if name in names.REDUCTIONS:
-        _see_gather(reading, call, is_of_tensors=name in names.TENSOR_GATHERS)
+        _record_gather(reading, call, is_of_tensors=name in names.TENSOR_GATHERS)
     elif name in _CLIP:
-        _see_clip(reading, call)
+        _record_clip(reading, call)
     elif name == "torch.utils.data.DataLoader":
-        return Thing(kind=ThingKind.LOADER, node=node)
+        return TrackedObject(kind=ObjectKind.LOADER, node=node)
     else:
-        hand_on(call.values)
+        mark_escaped(call.values)
         return _make_optimizer(reading, name, call)
     return None
 
 
 def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
-    """Record that a model is compiled, or adapted."""
     model = call.value("model", 0)
-    if not isinstance(model, Thing) or model.kind is not ThingKind.MODEL:
+    if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
         return None
     shape = wrapped(model, call.node, model.state)
     shape.is_adapted |= name in _ADAPTS
     if name == "torch.compile":
-        reading.see(Action.COMPILE, call.node, model)
+        reading.record(Action.COMPILE, call.node, model)
         shape.is_compiled = True
     return shape
 
 
 def _load_model(reading: Reading, how: str, call: CallSite) -> Value:
     base = call.value("model", 0)
-    if isinstance(base, Thing) and base.kind is ThingKind.MODEL:
+    if isinstance(base, TrackedObject) and base.kind is ObjectKind.MODEL:
         adapted = wrapped(base, call.node, base.state)
         adapted.is_adapted = True
         return adapted
@@ -176,49 +175,50 @@ def _make_pipeline(call: CallSite) -> Value:
 
     Of several models it is one that trains, which ZeRO-3 has partitioned.
     """
-    hand_on(call.values)
-    held = [value for value in call.values if isinstance(value, Thing) and value.kind is ThingKind.MODEL]
+    mark_escaped(call.values)
+    held = [
+        value for value in call.values if isinstance(value, TrackedObject) and value.kind is ObjectKind.MODEL
+    ]
     held.sort(key=lambda model: model.state is ModelState.PLAIN)
     return wrapped(held[0], call.node, held[0].state) if held else None
 
 
 def _initialize(reading: Reading, call: CallSite) -> Value:
     model = call.value("model", 1)
-    made = model if isinstance(model, Thing) else None
+    made = model if isinstance(model, TrackedObject) else None
     has_optimizer = len(call.arguments) > 2 or bool(given_to(call) & _GIVES_OPTIMIZER)
-    reading.see_with_keywords(Action.INITIALIZE, call, made, more={"has_optimizer": has_optimizer})
-    if made is None or made.kind is not ThingKind.MODEL:
-        made = Thing(kind=ThingKind.MODEL, node=call.node)
+    reading.record_with_keywords(Action.INITIALIZE, call, made, more={"has_optimizer": has_optimizer})
+    if made is None or made.kind is not ObjectKind.MODEL:
+        made = TrackedObject(kind=ObjectKind.MODEL, node=call.node)
     made.root.is_trained = True
     engine = wrapped(made, call.node, ModelState.ENGINE)
-    return Several((engine, Thing(kind=ThingKind.OPTIMIZER, node=call.node), None, None))
+    return Several((engine, TrackedObject(kind=ObjectKind.OPTIMIZER, node=call.node), None, None))
 
 
-def hand_on(values: Iterable[Value]) -> None:
-    """Record that these values go to code that is not analysed: they may be prepared or trained there."""
+def mark_escaped(values: Iterable[Value]) -> None:
+    """Mark values as passed to code that is not analysed: they may be prepared or trained there."""
     for value in values:
-        if isinstance(value, Thing):
-            value.root.is_handed_on = True
+        if isinstance(value, TrackedObject):
+            value.root.has_escaped = True
         elif isinstance(value, Several):
-            hand_on(value.values)
+            mark_escaped(value.values)
         elif isinstance(value, Mapping):
-            hand_on(item for _, item in value.values)
+            mark_escaped(item for _, item in value.values)
 
 
-def _make_optimizer(reading: Reading, name: str, call: CallSite) -> Thing | None:
+def _make_optimizer(reading: Reading, name: str, call: CallSite) -> TrackedObject | None:
     parameters = call.expression("params", 0)
     takes_parameters = parameters is not None and ast.unparse(parameters).endswith(".parameters()")
     id_ = names.optimizer_id(name, takes_parameters=takes_parameters)
     if id_ is None or parameters is None or not isinstance(call.node, ast.Call):
         return None
-    place = reading.text.sight(call.node).place
     reading.optimizers[(call.node.lineno, call.node.col_offset)] = UsedOptimizer(
-        id=id_, line=place.line, column=place.column, text=reading.text.quote(call.node.func)
+        id=id_, text=reading.text.quote(call.node.func), place=reading.text.snippet(call.node).place
     )
-    return Thing(kind=ThingKind.OPTIMIZER, node=call.node)
+    return TrackedObject(kind=ObjectKind.OPTIMIZER, node=call.node)
 
 
-def _see_clip(reading: Reading, call: CallSite) -> None:
+def _record_clip(reading: Reading, call: CallSite) -> None:
     """Record a clip_grad_norm_() with its maximum norm, as far as known."""
     parameters = call.value("parameters", 0)
     model = parameters.this if isinstance(parameters, Method) else None
@@ -226,17 +226,17 @@ def _see_clip(reading: Reading, call: CallSite) -> None:
     if norm is None and isinstance(shown, ast.Attribute) and shown.attr in reading.defaults:
         norm = Constant(reading.defaults[shown.attr])
     call.keywords["max_norm"] = norm
-    reading.see_with_keywords(Action.CLIP, call, model)
+    reading.record_with_keywords(Action.CLIP, call, model)
 
 
-def _see_gather(reading: Reading, call: CallSite, *, is_of_tensors: bool) -> None:
+def _record_gather(reading: Reading, call: CallSite, *, is_of_tensors: bool) -> None:
     """Record a collective, and whether it gathers generated tokens as if all ranks had the same number."""
     values = call.values
     items = [item for value in values for item in (value.values if isinstance(value, Several) else (value,))]
-    tokens = [item for item in items if isinstance(item, Thing) and item.kind is ThingKind.TOKENS]
+    tokens = [item for item in items if isinstance(item, TrackedObject) and item.kind is ObjectKind.TOKENS]
     sure = Confidence.POSSIBLE if any(_has_open_length(item.given) for item in tokens) else Confidence.LIKELY
     more = {"new_tokens": sure if tokens and is_of_tensors else None}
-    reading.see(Action.GATHER, call.node, more=more)
+    reading.record(Action.GATHER, call.node, more=more)
 
 
 def _has_open_length(given: frozenset[str]) -> bool:
@@ -244,107 +244,108 @@ def _has_open_length(given: frozenset[str]) -> bool:
     return "generation_config" in given or ("**" in given and not given & _LONGEST)
 
 
-def make_trainer(reading: Reading, call: CallSite) -> Thing:
+def make_trainer(reading: Reading, call: CallSite) -> TrackedObject:
     """Record a Trainer, whose model is then one that trains."""
     model = call.value("model", 0)
-    thing = Thing(kind=ThingKind.TRAINER, node=call.node)
-    if isinstance(model, Thing) and model.kind is ThingKind.MODEL:
+    tracked = TrackedObject(kind=ObjectKind.TRAINER, node=call.node)
+    if isinstance(model, TrackedObject) and model.kind is ObjectKind.MODEL:
         model.root.is_trained = True
-        thing.of = model
+        tracked.of = model
         if "peft_config" in call.keywords:
-            thing.of = wrapped(model, call.node, model.state)
-            thing.of.is_adapted = True
-    reading.see(Action.MAKE_TRAINER, call.node, thing.of)
-    return thing
+            tracked.of = wrapped(model, call.node, model.state)
+            tracked.of.is_adapted = True
+    reading.record(Action.MAKE_TRAINER, call.node, tracked.of)
+    return tracked
 
 
 def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
     """Record a method call, and return its result, or the script's own method that it runs."""
-    thing, name = method.this, method.name
-    if thing.kind is ThingKind.ACCELERATOR:
+    tracked, name = method.this, method.name
+    if tracked.kind is ObjectKind.ACCELERATOR:
         return _call_accelerator(reading, name, call)
-    if thing.kind is ThingKind.MODEL:
+    if tracked.kind is ObjectKind.MODEL:
         return _call_model(reading, method, call)
-    if thing.kind is ThingKind.PARSER:
-        return parsers.call_parser(reading, thing, name, call)
-    if thing.kind is ThingKind.TRAINER and name in _TRAINER_ACTIONS:
-        reading.see(_TRAINER_ACTIONS[name], call.node, thing)
-    if thing.kind is ThingKind.TOKENS and name in _SAME_TENSOR:
-        return thing
-    if thing.kind is ThingKind.OPTIMIZER and name == "step":
-        reading.see(Action.STEP, call.node)
+    if tracked.kind is ObjectKind.PARSER:
+        return parsers.call_parser(reading, tracked, name, call)
+    if tracked.kind is ObjectKind.TRAINER and name in _TRAINER_ACTIONS:
+        reading.record(_TRAINER_ACTIONS[name], call.node, tracked)
+    if tracked.kind is ObjectKind.TOKENS and name in _SAME_TENSOR:
+        return tracked
+    if tracked.kind is ObjectKind.OPTIMIZER and name == "step":
+        reading.record(Action.STEP, call.node)
     return None
 
 
 def _call_model(reading: Reading, method: Method, call: CallSite) -> Value:
-    thing, name, node = method.this, method.name, call.node
-    own = thing.cls.method(name) if thing.cls else None
-    if name in ("state_dict", "save_pretrained") and (reading.is_in_foreign_trainer or thing.is_adapted):
+    tracked, name, node = method.this, method.name, call.node
+    own = tracked.cls.method(name) if tracked.cls else None
+    if name in ("state_dict", "save_pretrained") and (reading.is_in_foreign_trainer or tracked.is_adapted):
         return None
     if name in _MODEL_ACTIONS and own is None:
-        found = reading.see_with_keywords(_MODEL_ACTIONS[name], call, thing)
+        found = reading.record_with_keywords(_MODEL_ACTIONS[name], call, tracked)
         is_one = any(keyword.name == "max_new_tokens" and keyword.value == 1 for keyword in found)
         is_ragged = name == "generate" and not is_one and not given_to(call) & _SAME_LENGTH
-        return Thing(kind=ThingKind.TOKENS, node=node, given=given_to(call)) if is_ragged else None
-    if thing.state is ModelState.ENGINE and name in _ENGINE_ACTIONS:
-        reading.see(_ENGINE_ACTIONS[name], node, thing)
-    elif thing.state is ModelState.ENGINE and name == "backward":
-        reading.see(Action.BACKWARD, node, thing, forwards=_forwards(reading))
+        return TrackedObject(kind=ObjectKind.TOKENS, node=node, given=given_to(call)) if is_ragged else None
+    if tracked.state is ModelState.ENGINE and name in _ENGINE_ACTIONS:
+        reading.record(_ENGINE_ACTIONS[name], node, tracked)
+    elif tracked.state is ModelState.ENGINE and name == "backward":
+        reading.record(Action.BACKWARD, node, tracked, forwards=_forwards(reading))
     elif name in _SAME_MODEL:
-        return thing
+        return tracked
     elif name == "parameters":
         return method  # needed for clip_grad_norm_()
-    elif own is not None and thing.cls:
-        return LocalFunction(own, thing.cls.scope, thing)
+    elif own is not None and tracked.cls:
+        return LocalFunction(own, tracked.cls.scope, tracked)
     return None
 
 
 def _call_accelerator(reading: Reading, name: str, call: CallSite) -> Value:
     first = call.value("model", 0)
-    model = first if isinstance(first, Thing) and first.kind is ThingKind.MODEL else None
+    model = first if isinstance(first, TrackedObject) and first.kind is ObjectKind.MODEL else None
     if name in _PREPARE:
         return _prepare(reading, call)
     if name == "unwrap_model":
         return wrapped(model, call.node, ModelState.IN_ENGINE) if model and model.root.is_trained else model
     if name == "backward":
-        reading.see(Action.BACKWARD, call.node, forwards=_forwards(reading))
+        reading.record(Action.BACKWARD, call.node, forwards=_forwards(reading))
     elif name == "clip_grad_norm_":
-        _see_clip(reading, call)
+        _record_clip(reading, call)
     elif name in _GATHERS:
-        _see_gather(reading, call, is_of_tensors="use_gather_object" not in call.keywords)
+        _record_gather(reading, call, is_of_tensors="use_gather_object" not in call.keywords)
     elif name in _ACCELERATOR_ACTIONS:
-        reading.see(_ACCELERATOR_ACTIONS[name], call.node, model)
+        reading.record(_ACCELERATOR_ACTIONS[name], call.node, model)
     return None
 
 
 def _prepare(reading: Reading, call: CallSite) -> Value:
-    things = [value for value in call.arguments if isinstance(value, Thing)]
-    models = [thing for thing in things if thing.kind is ThingKind.MODEL]
+    objects = [value for value in call.arguments if isinstance(value, TrackedObject)]
+    models = [tracked for tracked in objects if tracked.kind is ObjectKind.MODEL]
     is_open = any(value is None or isinstance(value, Several) for value in call.arguments)
     more = {
         "is_compiled": any(model.is_compiled for model in models),
         "num_models": len({id(model.root) for model in models}),
-        "has_optimizer": is_open or any(thing.kind is ThingKind.OPTIMIZER for thing in things),
+        "has_optimizer": is_open or any(tracked.kind is ObjectKind.OPTIMIZER for tracked in objects),
     }
-    reading.see(Action.PREPARE, call.node, models[0] if models else None, more=more)
+    reading.record(Action.PREPARE, call.node, models[0] if models else None, more=more)
     prepared = tuple(_prepared(value, call.node) for value in call.arguments)
     return prepared[0] if len(prepared) == 1 else Several(prepared)
 
 
 def _prepared(value: Value, node: ast.expr) -> Value:
-    if isinstance(value, Thing) and value.kind is ThingKind.MODEL:
+    if isinstance(value, TrackedObject) and value.kind is ObjectKind.MODEL:
         value.root.is_trained = True
         return wrapped(value, node, ModelState.ENGINE)
-    return value if isinstance(value, (Constant, Thing)) else None
+    return value if isinstance(value, (Constant, TrackedObject)) else None
 
 
-def _forwards(reading: Reading) -> tuple[SeenCall, ...]:
+def _forwards(reading: Reading) -> tuple[RecordedCall, ...]:
     """Return the forward passes of one engine, with gradients, since the last backward in this loop."""
-    found: list[SeenCall] = []
+    found: list[RecordedCall] = []
     for seen in reversed(reading.calls):
         if seen.action is Action.BACKWARD or seen.loops != tuple(reading.loops):
             break
-        if seen.action is Action.FORWARD and seen.state is ModelState.ENGINE and seen.has_gradients:
+        has_gradients = ContextEffect.NO_GRADIENTS not in seen.within
+        if seen.action is Action.FORWARD and seen.state is ModelState.ENGINE and has_gradients:
             found.insert(0, seen)
     return tuple(
         seen
@@ -353,5 +354,5 @@ def _forwards(reading: Reading) -> tuple[SeenCall, ...]:
     )
 
 
-def _root(seen: SeenCall) -> Thing | None:
-    return seen.thing.root if seen.thing else None
+def _root(seen: RecordedCall) -> TrackedObject | None:
+    return seen.tracked.root if seen.tracked else None

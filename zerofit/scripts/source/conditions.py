@@ -125,14 +125,14 @@ def dotted(node: ast.expr, scope: Scope) -> str | None:
 
 
 def rank_value(node: ast.expr, scope: Scope) -> Value:
-    """Return what an expression says about ranks, for the name that it is assigned to."""
+    """Return the value of an expression on ranks; None if it is not one."""
     if is_rank(node, scope):
         return Rank()
     return rank_test(node, scope) if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
 
 
-def asks_for_framework(test: ast.expr) -> bool:
-    """Return True if a condition is about DeepSpeed, its stage, or another way to train."""
+def names_framework(test: ast.expr) -> bool:
+    """Return True if a condition is about DeepSpeed, its stage, or another training framework."""
     return bool(_FRAMEWORK.search(ast.unparse(test)))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState
 from zerofit.scripts.source import calls, conditions, names, parsers
-from zerofit.scripts.source.reading import CallSite, Condition, Within, wrapped
-from zerofit.scripts.source.shares import comes_in_turn, is_share, own_or
+from zerofit.scripts.source.reading import CallSite, Condition, ContextEffect, wrapped
+from zerofit.scripts.source.shares import is_round_robin, is_share, share_or
 from zerofit.scripts.source.values import (
     Constant,
     Dotted,
@@ -17,12 +17,12 @@ from zerofit.scripts.source.values import (
     LocalFunction,
     Mapping,
     Method,
+    ObjectKind,
     RankTest,
     Scope,
     Several,
     Share,
-    Thing,
-    ThingKind,
+    TrackedObject,
     join,
 )
 
@@ -37,10 +37,10 @@ MAX_CALL_DEPTH = 12
 MAX_NODES = 300_000
 """Maximum number of statements, functions counted at each call. ASSUMPTION: real scripts have far fewer."""
 _WITHOUT_GRADIENTS = {
-    "no_grad": (Within.NO_GRADIENTS,),
-    "inference_mode": (Within.NO_GRADIENTS, Within.INFERENCE_MODE),
+    "no_grad": (ContextEffect.NO_GRADIENTS,),
+    "inference_mode": (ContextEffect.NO_GRADIENTS, ContextEffect.INFERENCE_MODE),
 }
-_DECIDES_ABOUT_ZERO = re.compile(r"zero|deepspeed|ContextManagers", re.IGNORECASE)
+_AFFECTS_ZERO = re.compile(r"zero|deepspeed|ContextManagers", re.IGNORECASE)
 """Such as accelerate's zero3_init_context_manager(), and wrappers of it in diffusers' scripts."""
 _ON_MAIN = {"on_main_process", "on_local_main_process", "on_process", "on_local_process"}
 _EXITS = {"exit", "quit", "sys.exit", "os._exit"}
@@ -66,7 +66,7 @@ def _read_statement(reading: Reading, node: ast.stmt) -> bool:
             return _read_try(reading, node)
         case ast.Match():
             evaluate(reading, node.subject)
-            tests = [_test_of(case, node.subject) for case in node.cases]
+            tests = [_match_arm_test(case, node.subject) for case in node.cases]
             _read_arms(reading, [case.body for case in node.cases], tests)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             bound[node.name] = LocalFunction(node, reading.scope)
@@ -85,7 +85,7 @@ def _read_statement(reading: Reading, node: ast.stmt) -> bool:
             evaluate(reading, node.value)
             _assign(reading, node.target, None, node.value)
         case ast.Return():
-            value = own_or(evaluate(reading, node.value), node.value, reading.scope) if node.value else None
+            value = share_or(evaluate(reading, node.value), node.value, reading.scope) if node.value else None
             bound["return"] = join(bound["return"], value) if "return" in bound else value
             return True
         case ast.Raise() | ast.Continue() | ast.Break():
@@ -109,9 +109,9 @@ def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
         test=test,
         is_else=is_else,
         rank=rank,
-        is_about_framework=conditions.asks_for_framework(test),
+        is_about_framework=conditions.names_framework(test),
         has_remainder=conditions.has_remainder(test, reading.scope),
-        is_in_turn=bool(reading.loops) and comes_in_turn(test, reading.scope, is_else=is_else),
+        is_round_robin=bool(reading.loops) and is_round_robin(test, reading.scope, is_else=is_else),
         depth=len(reading.loops),
     )
 
@@ -149,8 +149,8 @@ def _merge(reading: Reading, other: dict[str, Value]) -> None:
         bound[name] = join(value, bound[name]) if name in bound else value
 
 
-def _test_of(case: ast.match_case, subject: ast.expr) -> ast.expr:
-    """Return the test of a `match` arm as an `if` would write it; without a value, its position."""
+def _match_arm_test(case: ast.match_case, subject: ast.expr) -> ast.expr:
+    """Return the equivalent `if` condition of a `match` arm; its position if it does not compare a value."""
     test: ast.expr = ast.Constant(f"case at line {case.pattern.lineno}")
     if isinstance(case.pattern, ast.MatchValue) and case.guard is None:
         test = ast.Compare(subject, [ast.Eq()], [case.pattern.value])
@@ -175,10 +175,10 @@ def _read_arms(reading: Reading, bodies: list[list[ast.stmt]], tests: Sequence[a
 def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> None:
     over = node.test if isinstance(node, ast.While) else node.iter
     value = None if isinstance(node, ast.While) else evaluate(reading, over)
-    is_own = isinstance(own_or(value, over, reading.scope), Share) and not _ends_early(node)
+    is_own = isinstance(share_or(value, over, reading.scope), Share) and not _ends_early(node)
     shares = [over] if is_own else []
     if not isinstance(node, ast.While):
-        calls.hand_on((value,))
+        calls.mark_escaped((value,))
         _assign(reading, node.target, None, node.iter)
     before = dict(reading.scope.names)
     num = len(reading.conditions)
@@ -206,21 +206,21 @@ def _read_with(reading: Reading, node: ast.With | ast.AsyncWith) -> bool:
         value = evaluate(reading, item.context_expr)
         if item.optional_vars is not None:
             _assign(reading, item.optional_vars, value, item.context_expr)
-        reading.within += _what_it_does(item.context_expr, reading.scope)
+        reading.within += _effects_of(item.context_expr, reading.scope)
     ends = read_block(reading, node.body)
     del reading.within[num:]
     return ends
 
 
-def _what_it_does(context: ast.expr, scope: Scope) -> list[Within]:
-    found: list[Within] = []
+def _effects_of(context: ast.expr, scope: Scope) -> list[ContextEffect]:
+    found: list[ContextEffect] = []
     for part in ast.walk(context):
         name = conditions.dotted(part, scope) if isinstance(part, (ast.Attribute, ast.Name)) else None
-        found += [Within.GATHERED] if name in names.GATHERED else []
-        found += [Within.ZERO_INIT] if name == names.ZERO_INIT else []
+        found += [ContextEffect.GATHERED] if name in names.GATHERED else []
+        found += [ContextEffect.ZERO_INIT] if name == names.ZERO_INIT else []
         found += _WITHOUT_GRADIENTS.get((name or "").rpartition(".")[2], ())
-    if not found and _DECIDES_ABOUT_ZERO.search(ast.unparse(context)):
-        found.append(Within.ZERO_CONTEXT)
+    if not found and _AFFECTS_ZERO.search(ast.unparse(context)):
+        found.append(ContextEffect.ZERO_CONTEXT)
     return found
 
 
@@ -243,19 +243,18 @@ def _read_import(reading: Reading, node: ast.Import | ast.ImportFrom) -> None:
 
 
 def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.expr) -> None:
-    """Assign a value to an assignment's target."""
     match target:
         case ast.Name():
             if value is None or isinstance(value, Method):  # such as accelerator.process_index
                 value = conditions.rank_value(expression, reading.scope) or value
-            reading.scope.names[target.id] = own_or(value, expression, reading.scope)
+            reading.scope.names[target.id] = share_or(value, expression, reading.scope)
             reading.scope.expressions.setdefault(target.id, []).append(expression)
         case ast.Attribute():
             owner = evaluate(reading, target.value)
-            if isinstance(owner, Thing):
+            if isinstance(owner, TrackedObject):
                 owner.attributes[target.attr] = value
-                if owner.kind is ThingKind.MODEL:  # A module's submodules follow it.
-                    calls.hand_on((value,))
+                if owner.kind is ObjectKind.MODEL:  # A module's submodules follow it.
+                    calls.mark_escaped((value,))
         case ast.Tuple() | ast.List():
             _unpack(reading, target.elts, value, expression)
         case ast.Starred():
@@ -324,16 +323,16 @@ def _children(reading: Reading, node: ast.expr) -> None:
             evaluate(reading, part)
 
 
-def _foreign_accelerator(reading: Reading, node: ast.expr) -> Thing:
+def _foreign_accelerator(reading: Reading, node: ast.expr) -> TrackedObject:
     reading.has_foreign_accelerator = True
-    return Thing(kind=ThingKind.ACCELERATOR, node=node)
+    return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
 
 
 def _attribute(reading: Reading, node: ast.Attribute) -> Value:
     owner = evaluate(reading, node.value)
     if node.attr in _ACCUMULATES:
         # Called or not: some scripts store the method, and call it elsewhere.
-        reading.see(Action.ACCUMULATE, node)
+        reading.record(Action.ACCUMULATE, node)
     if isinstance(owner, Dotted):
         return Dotted(f"{owner.name}.{node.attr}")
     if isinstance(owner, LocalClass):
@@ -342,30 +341,30 @@ def _attribute(reading: Reading, node: ast.Attribute) -> Value:
             return LocalFunction(method, owner.scope)
         base = next((base for base in owner.foreign_bases() if names.is_model_class(base)), None)
         return Dotted(f"{base}.{node.attr}") if base else None
-    if isinstance(owner, Thing):
-        return _attribute_of_thing(reading, owner, node)
+    if isinstance(owner, TrackedObject):
+        return _attribute_of_object(reading, owner, node)
     return _foreign_accelerator(reading, node) if owner is None and node.attr == "accelerator" else None
 
 
-def _attribute_of_thing(reading: Reading, owner: Thing, node: ast.Attribute) -> Value:
+def _attribute_of_object(reading: Reading, owner: TrackedObject, node: ast.Attribute) -> Value:
     if node.attr in owner.attributes:
         return owner.attributes[node.attr]
-    if owner.kind is ThingKind.TRAINER:
+    if owner.kind is ObjectKind.TRAINER:
         if node.attr == "accelerator":
-            return Thing(kind=ThingKind.ACCELERATOR, node=node)
+            return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
         if node.attr in ("model", "model_wrapped", "deepspeed"):
             state = ModelState.IN_ENGINE if node.attr == "model" else ModelState.ENGINE
-            unknown = Thing(kind=ThingKind.MODEL, node=node, state=state)
+            unknown = TrackedObject(kind=ObjectKind.MODEL, node=node, state=state)
             return wrapped(owner.of, node, state) if owner.of else unknown
-    if owner.kind is ThingKind.MODEL and node.attr == "module" and owner.state is ModelState.ENGINE:
+    if owner.kind is ObjectKind.MODEL and node.attr == "module" and owner.state is ModelState.ENGINE:
         return wrapped(owner, node, ModelState.IN_ENGINE)
-    if owner.kind is ThingKind.TOKENS and node.attr == "sequences":
+    if owner.kind is ObjectKind.TOKENS and node.attr == "sequences":
         return owner
     method = owner.cls.method(node.attr) if owner.cls else None
-    if method is not None and owner.cls and owner.kind is not ThingKind.MODEL:
+    if method is not None and owner.cls and owner.kind is not ObjectKind.MODEL:
         is_property = any(isinstance(item, ast.Name) for item in method.decorator_list)
         return None if is_property else LocalFunction(method, owner.cls.scope, owner)
-    if owner.kind is ThingKind.OBJECT and node.attr == "accelerator":
+    if owner.kind is ObjectKind.OTHER and node.attr == "accelerator":
         return _foreign_accelerator(reading, node)
     return Method(owner, node.attr)
 
@@ -403,7 +402,7 @@ def _choice(reading: Reading, node: ast.IfExp) -> Value:
         reading.conditions.append(_condition(reading, node.test, is_else=is_else))
         found.append(evaluate(reading, arm))
         reading.conditions.pop()
-    if isinstance(found[0], Thing) or isinstance(found[1], Thing):
+    if isinstance(found[0], TrackedObject) or isinstance(found[1], TrackedObject):
         return join(found[0], found[1])
     return found[0] if found[0] == found[1] else None
 
@@ -412,7 +411,7 @@ def _item(reading: Reading, node: ast.Subscript) -> Value:
     value = evaluate(reading, node.value)
     evaluate(reading, node.slice)
     key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-    if isinstance(value, Thing) and value.kind is ThingKind.TOKENS:
+    if isinstance(value, TrackedObject) and value.kind is ObjectKind.TOKENS:
         return value if _leaves_length_open(node.slice) else None
     if isinstance(value, Several) and isinstance(key, int):
         return value.values[key] if key < len(value.values) else None
@@ -440,7 +439,7 @@ def _comprehension(
     reading.scope.names = dict(outer)
     shares = [generator.iter for generator in node.generators if is_share(generator.iter, reading.scope)]
     for generator in node.generators:
-        calls.hand_on((evaluate(reading, generator.iter),))
+        calls.mark_escaped((evaluate(reading, generator.iter),))
         for name in ast.walk(generator.target):
             if isinstance(name, ast.Name):
                 reading.scope.names[name.id] = None
@@ -459,21 +458,21 @@ def _call(reading: Reading, node: ast.Call) -> Value:
     call = _call_site(reading, node)
     is_adding = isinstance(callee, Dotted) and callee.name in names.DEEPSPEED_ARGUMENTS
     if not isinstance(callee, LocalFunction) and not is_adding:
-        parsers.hand_on(call.values)
+        parsers.mark_options_unknown(call.values)
     match callee:
         case Dotted():
             return calls.call_library(reading, callee.name, call)
         case LocalFunction():
             for place, argument in enumerate(node.args[: len(call.arguments)]):
-                call.arguments[place] = own_or(call.arguments[place], argument, reading.scope)
+                call.arguments[place] = share_or(call.arguments[place], argument, reading.scope)
             return run_function(reading, callee, call)
         case LocalClass():
             return make_instance(reading, callee, call)
         case Method():
             found = calls.call_method(reading, callee, call)
             return run_function(reading, found, call) if isinstance(found, LocalFunction) else found
-        case Thing(kind=ThingKind.MODEL):
-            reading.see(Action.FORWARD, node, callee)
+        case TrackedObject(kind=ObjectKind.MODEL):
+            reading.record(Action.FORWARD, node, callee)
             return None
     return calls.call_unknown(reading, call)
 
@@ -531,7 +530,6 @@ def _bind_parameters(scope: Scope, function: LocalFunction, call: CallSite) -> N
 
 
 def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    """Apply the effects of a function's decorators."""
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         last = (conditions.dotted(called, reading.scope) or "").rpartition(".")[2]
@@ -541,18 +539,18 @@ def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctio
             reading.conditions.append(on_main)
 
 
-def make_instance(reading: Reading, cls: LocalClass, call: CallSite) -> Thing:
+def make_instance(reading: Reading, cls: LocalClass, call: CallSite) -> TrackedObject:
     """Interpret the creation of an object of a class of the script."""
     bases = cls.foreign_bases()
     if any(names.is_trainer(base) for base in bases):
-        thing = calls.make_trainer(reading, call)
-        thing.cls = cls
+        tracked = calls.make_trainer(reading, call)
+        tracked.cls = cls
     elif any(base.endswith(("nn.Module", "PreTrainedModel")) for base in bases):
-        thing = reading.make_model(call.node, source=ModelConstructor.OWN_CLASS, cls=cls)
-        calls.hand_on(call.values)
+        tracked = reading.make_model(call.node, source=ModelConstructor.OWN_CLASS, cls=cls)
+        calls.mark_escaped(call.values)
     else:
-        thing = Thing(kind=ThingKind.OBJECT, node=call.node, cls=cls)
+        tracked = TrackedObject(kind=ObjectKind.OTHER, node=call.node, cls=cls)
     init = cls.method("__init__")
     if init is not None:
-        run_function(reading, LocalFunction(init, cls.scope, thing), call)
-    return thing
+        run_function(reading, LocalFunction(init, cls.scope, tracked), call)
+    return tracked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 ACCELERATORS = {"accelerate.Accelerator", "accelerate.accelerator.Accelerator"}
@@ -71,6 +72,11 @@ _EXACT_OPTIMIZERS = {
     "accelerate.utils.DummyOptim": "accelerate.DummyOptim",
     "accelerate.utils.deepspeed.DummyOptim": "accelerate.DummyOptim",
 }
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the last part of a called function's name; "" if it has none."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def is_model_class(name: str) -> bool:

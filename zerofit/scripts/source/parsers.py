@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action
-from zerofit.scripts.source.values import Constant, Thing, ThingKind
+from zerofit.scripts.source.values import Constant, ObjectKind, TrackedObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,45 +27,45 @@ _ADDS_NOTHING = {
 }  # fmt: skip
 
 
-def make_parser(node: ast.expr) -> Thing | None:
+def make_parser(node: ast.expr) -> TrackedObject | None:
     """Return a parser; None if its own arguments leave its options open."""
     given = {keyword.arg or UNKNOWN for keyword in node.keywords} if isinstance(node, ast.Call) else set()
-    return None if given & _PARSER_WIDE else Thing(kind=ThingKind.PARSER, node=node)
+    return None if given & _PARSER_WIDE else TrackedObject(kind=ObjectKind.PARSER, node=node)
 
 
-def call_parser(reading: Reading, parser: Thing, name: str, call: CallSite) -> Value:
+def call_parser(reading: Reading, parser: TrackedObject, name: str, call: CallSite) -> Value:
     """Record a method call of a parser, and return its result."""
     if name in _GROUPS:
         return parser
     if name == "add_argument":
         parser.options |= _options(call)
-        see_default(reading, call)
+        record_default(reading, call)
     elif name == "parse_args":
         if isinstance(call.node, ast.Call) and not call.node.args and not call.node.keywords:
-            _see_strict(reading, parser, call)
+            _record_strict(reading, parser, call)
     elif name not in _ADDS_NOTHING:
         parser.options.add(UNKNOWN)
     return None
 
 
-def _see_strict(reading: Reading, parser: Thing, call: CallSite) -> None:
+def _record_strict(reading: Reading, parser: TrackedObject, call: CallSite) -> None:
     """Record that a parser refuses unknown options, if the script certainly gets here."""
     tests = (ast.unparse(condition.test) for condition in reading.conditions)
     if reading.root == 0 and all("__name__" in test for test in tests):
-        reading.see(Action.PARSE_STRICTLY, call.node, more={"options": frozenset(parser.options)})
+        reading.record(Action.PARSE_STRICTLY, call.node, more={"options": frozenset(parser.options)})
 
 
-def see_default(reading: Reading, call: CallSite) -> None:
+def record_default(reading: Reading, call: CallSite) -> None:
     """Record the default of a script's argument."""
     name, default = call.value("dest", 0), call.keywords.get("default")
     if isinstance(name, Constant) and isinstance(default, Constant):
         reading.defaults[str(name.value).lstrip("-").replace("-", "_")] = default.value
 
 
-def hand_on(values: Iterable[Value]) -> None:
-    """Record that code that is not analysed gets these values: it may add options to parsers."""
+def mark_options_unknown(values: Iterable[Value]) -> None:
+    """Mark the options of parsers as unknown that are passed to code that is not analysed."""
     for value in values:
-        if isinstance(value, Thing) and value.kind is ThingKind.PARSER:
+        if isinstance(value, TrackedObject) and value.kind is ObjectKind.PARSER:
             value.options.add(UNKNOWN)
 
 

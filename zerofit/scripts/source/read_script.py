@@ -12,12 +12,12 @@ from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, S
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
-from zerofit.scripts.source.reading import CallSite, Reading
+from zerofit.scripts.source.reading import CallSite, ContextEffect, Reading
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
-from zerofit.scripts.source.values import LocalClass, LocalFunction, Scope, Thing, ThingKind
+from zerofit.scripts.source.values import LocalClass, LocalFunction, ObjectKind, Scope, TrackedObject
 
 if TYPE_CHECKING:
-    from zerofit.scripts.source.reading import Condition, SeenCall
+    from zerofit.scripts.source.reading import Condition, RecordedCall
 
 _NO_CALL = CallSite(node=ast.Constant(None))
 """Marks code of functions that the script does not call."""
@@ -38,13 +38,13 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
     The last few results are cached: several checks read the same script, and --fix again in each round.
 
     Raises:
-        Unreadable: it is no script that this Python could run.
+        Unreadable: this Python can't run it.
     """
     tree = parse(source)
     try:
         reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
-        _read_the_rest(reading, tree)
+        _read_uncalled_code(reading, tree)
         return replace(_facts(reading, name), parses_plain_arguments=_parses_plain_arguments(tree))
     except RecursionError:
         raise too_deep() from None
@@ -74,8 +74,8 @@ def _parses_plain_arguments(tree: ast.Module) -> bool:
     return bool(parsed & (imported - own))
 
 
-def _read_the_rest(reading: Reading, tree: ast.Module) -> None:
-    """Interpret functions and classes that the module's body does not call, as if something did."""
+def _read_uncalled_code(reading: Reading, tree: ast.Module) -> None:
+    """Interpret the functions and classes that the module's body does not use, as if they were called."""
     used = {
         node.id for function in tree.body if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(function) if isinstance(node, ast.Name)
@@ -101,11 +101,11 @@ def _read_class(reading: Reading, cls: LocalClass) -> None:
     call = ast.copy_location(ast.Call(func=ast.Name(id=cls.node.name), args=[], keywords=[]), cls.node)
     num_calls, num_models = len(reading.calls), len(reading.models)
     this = make_instance(reading, cls, CallSite(node=call))
-    if this.kind is not ThingKind.OBJECT:
+    if this.kind is not ObjectKind.OTHER:
         # Nothing here creates it: its arguments do not come from the script.
         del reading.calls[num_calls:], reading.models[num_models:]
-    this.is_handed_on = True
-    reading.is_in_foreign_trainer = this.kind is ThingKind.TRAINER
+    this.has_escaped = True
+    reading.is_in_foreign_trainer = this.kind is ObjectKind.TRAINER
     for method in methods:
         if method not in reading.visited:
             reading.root += 1
@@ -114,7 +114,7 @@ def _read_class(reading: Reading, cls: LocalClass) -> None:
 
 
 def _facts(reading: Reading, name: str) -> ScriptFacts:
-    models = tuple(_model(reading, thing) for thing in reading.models)
+    models = tuple(_model(reading, tracked) for tracked in reading.models)
     return ScriptFacts(
         name=name,
         route=_route(reading),
@@ -140,27 +140,26 @@ def _route(reading: Reading) -> Route | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _model(reading: Reading, thing: Thing) -> Model:
-    earlier = any(seen.action in _SETS_UP for seen in reading.calls[: thing.order])
-    root = next(seen.root for seen in reading.calls[thing.order :] if seen.thing is thing)
+def _model(reading: Reading, tracked: TrackedObject) -> Model:
+    root = next(seen.root for seen in reading.calls[tracked.order :] if seen.tracked is tracked)
+    set_up = [seen for seen in reading.calls[: tracked.order] if seen.action in _SETS_UP]
     later = next(
-        (seen for seen in reading.calls[thing.order :] if seen.action in _SETS_UP and seen.root == root), None
+        (seen for seen in reading.calls[tracked.order :] if seen.action in _SETS_UP and seen.root == root),
+        None,
     )
-    is_open = earlier or (root > 0 and reading.has_foreign_accelerator)
+    is_open = bool(set_up) or (root > 0 and reading.has_foreign_accelerator)
     return Model(
-        made=reading.text.sight(thing.node),
-        source=thing.source or ModelConstructor.OWN_CLASS,
-        keywords=thing.keywords,
-        is_trained=thing.is_trained,
-        is_in_zero_init=thing.is_in_zero_init,
-        before=reading.text.sight(later.node) if later and not is_open else None,
-        is_before_all=not any(
-            seen.action in _SETS_UP and seen.root == root for seen in reading.calls[: thing.order]
-        ),
+        made=reading.text.snippet(tracked.node),
+        source=tracked.source or ModelConstructor.OWN_CLASS,
+        keywords=tracked.keywords,
+        is_trained=tracked.is_trained,
+        is_in_zero_init=tracked.is_in_zero_init,
+        before=reading.text.snippet(later.node) if later and not is_open else None,
+        is_before_all=all(seen.root != root for seen in set_up),
     )
 
 
-def _call(reading: Reading, seen: SeenCall) -> ScriptCall:
+def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
     every = next(
         (
             condition
@@ -172,29 +171,29 @@ def _call(reading: Reading, seen: SeenCall) -> ScriptCall:
     one_rank = _one_rank(reading, seen)
     return ScriptCall(
         action=seen.action,
-        seen=reading.text.sight(seen.node),
+        seen=reading.text.snippet(seen.node),
         state=seen.state,
-        one_rank=reading.text.sight(one_rank.test) if one_rank else None,
+        one_rank=reading.text.snippet(one_rank.test) if one_rank else None,
         is_otherwise=one_rank is not None and one_rank.is_else,
         is_engine_checked=any(condition.is_about_framework for condition in seen.conditions),
-        is_gathered=seen.is_gathered,
-        is_in_inference_mode=seen.is_in_inference_mode,
-        share=reading.text.sight(seen.share) if seen.share else None,
+        is_gathered=ContextEffect.GATHERED in seen.within,
+        is_in_inference_mode=ContextEffect.INFERENCE_MODE in seen.within,
+        share=reading.text.snippet(seen.share) if seen.share else None,
         trains_before=_trains(reading, seen, afterwards=False),
         trains_after=_trains(reading, seen, afterwards=True),
         is_in_each_training=_is_in_each_training(reading, seen),
-        is_model_left_alone=_is_left_alone(reading, seen),
+        is_model_left_alone=_is_outside_engine(reading, seen),
         is_conditional=bool(seen.conditions),
-        every_few_steps=reading.text.sight(every.test) if every else None,
+        every_few_steps=reading.text.snippet(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
         keywords=seen.keywords,
         given=seen.given,
-        forwards=tuple(reading.text.sight(forward.node) for forward in seen.forwards),
+        forwards=tuple(reading.text.snippet(forward.node) for forward in seen.forwards),
         **seen.more,
     )
 
 
-def _one_rank(reading: Reading, seen: SeenCall) -> Condition | None:
+def _one_rank(reading: Reading, seen: RecordedCall) -> Condition | None:
     """Return the condition under which only the main rank reaches a call."""
     for condition in seen.conditions:
         is_main = condition.rank is not None and condition.rank.is_main
@@ -203,7 +202,7 @@ def _one_rank(reading: Reading, seen: SeenCall) -> Condition | None:
     return None
 
 
-def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bool:
+def _is_counterpart(other: RecordedCall, seen: RecordedCall, condition: Condition) -> bool:
     """Return True if the other ranks do the same: in the `else` branch, or anywhere for a barrier."""
     if other.action is not seen.action:
         return False
@@ -215,7 +214,7 @@ def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bo
     )
 
 
-def _trains(reading: Reading, seen: SeenCall, *, afterwards: bool) -> bool:
+def _trains(reading: Reading, seen: RecordedCall, *, afterwards: bool) -> bool:
     """Return True if the script trains before or after a call: by its Trainer, or any custom loop."""
     if seen.action not in _USES_MODEL:
         return False
@@ -223,27 +222,28 @@ def _trains(reading: Reading, seen: SeenCall, *, afterwards: bool) -> bool:
     others = reading.calls[place + 1 :] if afterwards else reading.calls[:place]
     if seen.action is Action.EVALUATE:
         trains = _trainings(reading, seen)
-        instead = [other for other in trains if _comes_in_place(other, seen)]
+        instead = [other for other in trains if _exclude_each_other(other, seen)]
         if afterwards:
             return any(other in others and other not in instead for other in trains)
-        may_have = seen.thing is not None and _trains_unseen(seen.thing)
+        may_have = seen.tracked is not None and _trains_unseen(seen.tracked)
         return may_have or bool(instead) or any(other in others for other in trains)
     in_same_loop = (other for other in reading.calls if set(other.loops) & set(seen.loops))
     return any(other.action is Action.BACKWARD for other in (*others, *in_same_loop))
 
 
-def _trainings(reading: Reading, seen: SeenCall) -> list[SeenCall]:
-    """Return the calls that train the Trainer which a call evaluates."""
-    return [other for other in reading.calls if other.action is Action.TRAIN and other.thing is seen.thing]
+def _trainings(reading: Reading, seen: RecordedCall) -> list[RecordedCall]:
+    return [
+        other for other in reading.calls if other.action is Action.TRAIN and other.tracked is seen.tracked
+    ]
 
 
-def _comes_in_place(first: SeenCall, second: SeenCall) -> bool:
-    """Return True if no run of the script makes both calls; in a loop a condition may change."""
+def _exclude_each_other(first: RecordedCall, second: RecordedCall) -> bool:
+    """Return True if no run of the script makes both calls; conditions inside loops may change."""
     sides = [[condition for condition in seen.conditions if condition.depth == 0] for seen in (first, second)]
     return exclude(*sides)
 
 
-def _is_in_each_training(reading: Reading, seen: SeenCall) -> bool:
+def _is_in_each_training(reading: Reading, seen: RecordedCall) -> bool:
     """Return True if every run of the script that trains a Trainer also makes this call with it."""
     if seen.action is not Action.EVALUATE:
         return False
@@ -251,17 +251,17 @@ def _is_in_each_training(reading: Reading, seen: SeenCall) -> bool:
     return all(needed <= facts_of(other.conditions) for other in _trainings(reading, seen))
 
 
-def _trains_unseen(trainer: Thing) -> bool:
+def _trains_unseen(trainer: TrackedObject) -> bool:
     has_own_way = trainer.cls is not None and trainer.cls.method("train") is not None
-    return trainer.is_handed_on or has_own_way
+    return trainer.has_escaped or has_own_way
 
 
-def _is_left_alone(reading: Reading, seen: SeenCall) -> bool:
+def _is_outside_engine(reading: Reading, seen: RecordedCall) -> bool:
     """Return True if a call runs a model that ZeRO-3 partitions at construction and that is in no engine."""
-    model = seen.thing.root if seen.thing and seen.action in (Action.FORWARD, Action.GENERATE) else None
+    model = seen.tracked.root if seen.tracked and seen.action in (Action.FORWARD, Action.GENERATE) else None
     if model is None or seen.state is not ModelState.PLAIN or model.source not in _PARTITIONED_WHEN_MADE:
         return False
     sets_up = any(
         other.action in _SETS_UP and other.root == seen.root for other in reading.calls[: model.order]
     )
-    return sets_up and not (model.is_in_zero_init or model.is_under_zero_context or model.is_handed_on)
+    return sets_up and not (model.is_in_zero_init or model.is_under_zero_context or model.has_escaped)

@@ -11,11 +11,11 @@ from zerofit.scripts.facts import Action, Keyword, ModelState
 from zerofit.scripts.source.values import (
     Constant,
     Mapping,
+    ObjectKind,
     RankTest,
     Scope,
     Several,
-    Thing,
-    ThingKind,
+    TrackedObject,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.source.values import Value
 
 
-class Within(Enum):
+class ContextEffect(Enum):
     """The effect of a context manager or decorator on the code in it."""
 
     GATHERED = auto()
@@ -46,8 +46,8 @@ class Condition:
     rank: RankTest | None
     is_about_framework: bool = False
     has_remainder: bool = False
-    is_in_turn: bool = False
-    """True if ranks pass in turn, each with its own part of the data."""
+    is_round_robin: bool = False
+    """True if it assigns items to ranks round-robin."""
     depth: int
     """Number of loops around it."""
 
@@ -79,27 +79,25 @@ class CallSite:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class SeenCall:
+class RecordedCall:
     """A call, recorded before the whole script is known."""
 
     action: Action
     node: ast.expr
-    thing: Thing | None
+    tracked: TrackedObject | None
     state: ModelState | None
     conditions: tuple[Condition, ...]
     loops: tuple[int, ...]
     root: int
     """Number of the separately analysed function; 0 for the module's body."""
-    is_gathered: bool
-    has_gradients: bool
-    is_in_inference_mode: bool
+    within: frozenset[ContextEffect]
     share: ast.expr | None
     """The expression that decides how often a rank gets here, if ranks differ."""
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     more: dict[str, Any] = field(default_factory=dict)
     """Further fields of ScriptCall."""
-    forwards: tuple[SeenCall, ...] = ()
+    forwards: tuple[RecordedCall, ...] = ()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -108,8 +106,8 @@ class Reading:
 
     text: ScriptText
     scope: Scope
-    calls: list[SeenCall] = field(default_factory=list)
-    models: list[Thing] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
+    models: list[TrackedObject] = field(default_factory=list)
     optimizers: dict[tuple[int, int], UsedOptimizer] = field(default_factory=dict)
     accelerator_keywords: list[Keyword] = field(default_factory=list)
     training_arguments: list[Keyword] = field(default_factory=list)
@@ -121,7 +119,7 @@ class Reading:
     """Functions being interpreted, the innermost last."""
     visited: set[ast.AST] = field(default_factory=set)
     root: int = 0
-    within: list[Within] = field(default_factory=list)
+    within: list[ContextEffect] = field(default_factory=list)
     """The effects of the active context managers and decorators."""
     shares: list[ast.expr] = field(default_factory=list)
     """The loops' iterables that are split by rank, innermost last."""
@@ -131,48 +129,48 @@ class Reading:
     is_in_foreign_trainer: bool = False
     """True if a subclass of Trainer is analysed separately: its methods' arguments are unknown."""
 
-    def see(self, action: Action, node: ast.expr, thing: Thing | None = None, **more: Any) -> None:
+    def record(
+        self, action: Action, node: ast.expr, tracked: TrackedObject | None = None, **more: Any
+    ) -> None:
         """Record a call."""
-        in_turn = (condition.test for condition in self.conditions if condition.is_in_turn)
+        in_turn = (condition.test for condition in self.conditions if condition.is_round_robin)
         self.calls.append(
-            SeenCall(
+            RecordedCall(
                 action=action,
                 node=node,
-                thing=thing,
-                state=state_of(thing),
+                tracked=tracked,
+                state=state_of(tracked),
                 conditions=tuple(self.conditions),
                 loops=tuple(self.loops),
                 root=self.root,
-                is_gathered=Within.GATHERED in self.within,
-                has_gradients=Within.NO_GRADIENTS not in self.within,
-                is_in_inference_mode=Within.INFERENCE_MODE in self.within,
+                within=frozenset(self.within),
                 share=self.shares[-1] if self.shares else next(in_turn, None),
                 **more,
             )
         )
 
-    def see_with_keywords(
-        self, action: Action, call: CallSite, thing: Thing | None = None, **more: Any
+    def record_with_keywords(
+        self, action: Action, call: CallSite, tracked: TrackedObject | None = None, **more: Any
     ) -> tuple[Keyword, ...]:
         """Record a call and its keyword arguments; return those with known values."""
         found = self.keywords_of(call)
-        self.see(action, call.node, thing, keywords=found, given=given_to(call), **more)
+        self.record(action, call.node, tracked, keywords=found, given=given_to(call), **more)
         return found
 
-    def make_model(self, node: ast.expr, **fields: Any) -> Thing:
+    def make_model(self, node: ast.expr, **fields: Any) -> TrackedObject:
         """Record a new model."""
-        thing = Thing(
-            kind=ThingKind.MODEL,
+        tracked = TrackedObject(
+            kind=ObjectKind.MODEL,
             node=node,
             state=ModelState.PLAIN,
             order=len(self.calls),
-            is_in_zero_init=Within.ZERO_INIT in self.within,
-            is_under_zero_context=Within.ZERO_CONTEXT in self.within,
+            is_in_zero_init=ContextEffect.ZERO_INIT in self.within,
+            is_under_zero_context=ContextEffect.ZERO_CONTEXT in self.within,
             **fields,
         )
-        self.models.append(thing)
-        self.see(Action.MAKE_MODEL, node, thing)
-        return thing
+        self.models.append(tracked)
+        self.record(Action.MAKE_MODEL, node, tracked)
+        return tracked
 
     def keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
         """Return the keyword arguments of a call with known values."""
@@ -191,9 +189,9 @@ class Reading:
             return
         is_known, plain = plain_of(value)
         if is_known:
-            sight = self.text.sight(node)
-            text = sight.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
-            yield Keyword(name=name, value=plain, line=sight.place.line, column=sight.place.column, text=text)
+            snippet = self.text.snippet(node)
+            text = snippet.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
+            yield Keyword(name=name, value=plain, text=text, place=snippet.place)
 
 
 def given_to(call: CallSite) -> frozenset[str]:
@@ -212,24 +210,24 @@ def plain_of(value: Value) -> tuple[bool, Plain]:
     return False, None
 
 
-def state_of(thing: Thing | None) -> ModelState | None:
+def state_of(tracked: TrackedObject | None) -> ModelState | None:
     """Return the state of a model."""
-    if thing is None or thing.kind is not ThingKind.MODEL:
+    if tracked is None or tracked.kind is not ObjectKind.MODEL:
         return None
-    if thing.state in (None, ModelState.PLAIN) and thing.root.is_trained:
+    if tracked.state in (None, ModelState.PLAIN) and tracked.root.is_trained:
         return ModelState.IN_ENGINE
-    return thing.state
+    return tracked.state
 
 
-def wrapped(thing: Thing, node: ast.expr, state: ModelState | None) -> Thing:
+def wrapped(tracked: TrackedObject, node: ast.expr, state: ModelState | None) -> TrackedObject:
     """Return a model in another form: an engine, the module inside one, a compiled or adapted one."""
-    return Thing(
-        kind=ThingKind.MODEL,
+    return TrackedObject(
+        kind=ObjectKind.MODEL,
         node=node,
-        of=thing,
+        of=tracked,
         state=state,
-        is_compiled=thing.is_compiled,
-        is_adapted=thing.is_adapted,
-        source=thing.source,
-        cls=thing.cls,
+        is_compiled=tracked.is_compiled,
+        is_adapted=tracked.is_adapted,
+        source=tracked.source,
+        cls=tracked.cls,
     )

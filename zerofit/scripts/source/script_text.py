@@ -8,7 +8,7 @@ import warnings
 
 from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Place
-from zerofit.scripts.facts import Sighting
+from zerofit.scripts.facts import Snippet
 
 MAX_TEXT = 80
 """Maximum characters of source in a finding."""
@@ -18,7 +18,7 @@ def parse(source: str) -> ast.Module:
     """Return the syntax tree of a script.
 
     Raises:
-        Unreadable: it is no Python of this version, or can't be parsed.
+        Unreadable: it is not Python of this version, or can't be parsed.
     """
     if "\0" in source:
         raise Unreadable(
@@ -79,12 +79,9 @@ class ScriptText:
         words = re.sub(r"([(\[{]) ", r"\1", re.sub(r",? ([)\]}])", r"\1", re.sub(r"\s+", " ", words)))
         return words if len(words) <= MAX_TEXT else f"{words[: MAX_TEXT - 3]}..."
 
-    def column(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
-        """Return the column of a node, from 1, in characters."""
-        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
-        return len(line.encode("utf-8", "replace")[: node.col_offset].decode("utf-8", "replace")) + 1
-
-    def sight(self, node: ast.expr | ast.stmt | ast.keyword) -> Sighting:
+    def snippet(self, node: ast.expr | ast.stmt | ast.keyword) -> Snippet:
         """Return a node's source and position."""
-        place = Place(file=self.name, line=node.lineno, column=self.column(node))
-        return Sighting(text=self.quote(node), place=place)
+        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
+        before = line.encode("utf-8", "replace")[: node.col_offset].decode("utf-8", "replace")
+        place = Place(file=self.name, line=node.lineno, column=len(before) + 1)
+        return Snippet(text=self.quote(node), place=place)

@@ -7,12 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.source.conditions import is_rank
-from zerofit.scripts.source.values import Share, Thing, ThingKind, Value
+from zerofit.scripts.source.names import called_name
+from zerofit.scripts.source.values import ObjectKind, Share, TrackedObject, Value
 
 if TYPE_CHECKING:
     from zerofit.scripts.source.values import Scope
 
-_EVENS_OUT = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
+_EQUALIZES_LENGTHS = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
 """Calls after which all ranks have the same number of items."""
 _SPLITS_BY_RANK = {"shard", "islice", "split_dataset_by_node"}
 
@@ -30,19 +31,19 @@ def is_share(node: ast.expr, scope: Scope) -> bool:
             return True
         if isinstance(part, ast.Name) and isinstance(scope.look_up(part.id), Share):
             return True
-        if not _evens_out(part):
+        if not _equalizes_lengths(part):
             pending += ast.iter_child_nodes(part)
     return False
 
 
-def own_or(value: Value, node: ast.expr, scope: Scope) -> Value:
-    """Return the value of an expression: a rank's share, if it is only a loader of one."""
-    is_open = value is None or (isinstance(value, Thing) and value.kind is ThingKind.LOADER)
+def share_or(value: Value, node: ast.expr, scope: Scope) -> Value:
+    """Return a value, or a rank's share if the value is unknown or a loader and its expression is a share."""
+    is_open = value is None or (isinstance(value, TrackedObject) and value.kind is ObjectKind.LOADER)
     return Share() if is_open and is_share(node, scope) else value
 
 
-def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
-    """Return True if ranks pass a condition in turn: `number % world_size == rank`."""
+def is_round_robin(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
+    """Return True if a condition assigns items to ranks round-robin: `number % world_size == rank`."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     sides = (test.left, test.comparators[0])
@@ -61,7 +62,7 @@ def _makes_share(node: ast.AST, scope: Scope) -> bool:
 
 
 def _splits(call: ast.Call, scope: Scope) -> bool:
-    name = _called(call)
+    name = called_name(call)
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     if name == "split_between_processes":
         pads = next((keyword.value for keyword in call.keywords if keyword.arg == "apply_padding"), None)
@@ -72,16 +73,12 @@ def _splits(call: ast.Call, scope: Scope) -> bool:
     return name in _SPLITS_BY_RANK and any(is_rank(value, scope) for value in values)
 
 
-def _evens_out(node: ast.AST) -> bool:
+def _equalizes_lengths(node: ast.AST) -> bool:
     """Return True if the result has one length on all ranks although parts of it may not: also `own[:8]`."""
     if isinstance(node, ast.Call):
-        return _EVENS_OUT.search(_called(node)) is not None
+        return _EQUALIZES_LENGTHS.search(called_name(node)) is not None
     cut = node.slice if isinstance(node, ast.Subscript) else None
     return isinstance(cut, ast.Slice) and cut.lower is None and isinstance(cut.upper, ast.Constant)
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _is_multiple(end: ast.expr, step: ast.expr) -> bool:

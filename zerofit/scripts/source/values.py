@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import Keyword, ModelConstructor, ModelState, Plain
 
 
-class ThingKind(Enum):
+class ObjectKind(Enum):
     """The kind of an object."""
 
     ACCELERATOR = auto()
@@ -22,21 +22,20 @@ class ThingKind(Enum):
     LOADER = auto()
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
-    STATE_DICT = auto()
     TOKENS = auto()
     """A model's generated output."""
-    OBJECT = auto()
+    OTHER = auto()
     """An instance of a class of the script that is none of these."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Thing:
+class TrackedObject:
     """One object created by the script."""
 
-    kind: ThingKind
+    kind: ObjectKind
     node: ast.expr
     """The call that creates it."""
-    of: Thing | None = None
+    of: TrackedObject | None = None
     """The object it wraps: the model of a trainer, engine, unwrapped or compiled model."""
     state: ModelState | None = None
     is_compiled: bool = False
@@ -55,16 +54,16 @@ class Thing:
     is_in_zero_init: bool = False
     is_under_zero_context: bool = False
     """For a model: True if it is created inside a `with` that affects ZeRO by code that is not analysed."""
-    is_handed_on: bool = False
+    has_escaped: bool = False
     """True if it was passed to code that is not analysed."""
 
     @property
-    def root(self) -> Thing:
+    def root(self) -> TrackedObject:
         """The object inside all wrappers."""
-        thing = self
-        while thing.of is not None and thing.of.kind is thing.kind:
-            thing = thing.of
-        return thing
+        tracked = self
+        while tracked.of is not None and tracked.of.kind is tracked.kind:
+            tracked = tracked.of
+        return tracked
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ class LocalFunction:
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     scope: Scope
-    this: Thing | None = None
+    this: TrackedObject | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +165,7 @@ class LocalClass:
 class Method:
     """An attribute that the script does not set on the object: `model.generate`."""
 
-    this: Thing
+    this: TrackedObject
     name: str
 
 
@@ -189,7 +188,7 @@ class Share:
 
 
 Value: TypeAlias = (
-    Thing
+    TrackedObject
     | Dotted
     | Constant
     | Mapping
@@ -210,7 +209,7 @@ def join(first: Value, second: Value) -> Value:
         return first
     if first == Constant(None):
         return second
-    if isinstance(first, Thing) and isinstance(second, Thing):
+    if isinstance(first, TrackedObject) and isinstance(second, TrackedObject):
         is_alike = first.kind is second.kind and first.state is second.state and first.cls is second.cls
         return second if is_alike else None
     return None

@@ -284,7 +284,7 @@ def test_whole_weights_at_zero3(config: dict[str, Any], route: Route, expected: 
 def test_zero3_as_a_text(stage: Any, route: Route, is_found: bool) -> None:
     findings = verdict(_zero(stage, **{_GATHER: True}), route=route).findings
     edit = SetValue(document="ds_config.json", path=("zero_optimization", "stage"), value=3)
-    expected = [("zero-stage-is-a-number", f'zero_optimization.stage="{stage}", a text', (edit,))]
+    expected = [("zero-stage-is-a-number", f'zero_optimization.stage="{stage}", a string', (edit,))]
     assert [(f.rule, f.found, f.edits) for f in findings] == (expected if is_found else [])
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from zerofit.scripts.capture.child.confinement import kernel_version
 from zerofit.scripts.capture.journal import read_entries, read_paths
-from zerofit.scripts.capture.restore_files import Undone
+from zerofit.scripts.capture.restore_files import UndoResult
 from zerofit.scripts.capture.restore_files import undo as undo_until
 
 _CHILD = """
@@ -26,7 +26,7 @@ exec(compile(Path(sys.argv[2]).read_text(), sys.argv[2], "exec"))
 """
 
 
-def undo(folder: Path) -> Undone:
+def undo(folder: Path) -> UndoResult:
     """Undo a capture that ends now."""
     return undo_until(folder, ended_ns=time.time_ns())
 
@@ -149,9 +149,9 @@ def test_everything_is_put_back(place: Place) -> None:
     assert done.stderr == ""
     assert done.returncode == 0
     assert place.seen() != before
-    assert undo(place.folder) == Undone()
+    assert undo(place.folder) == UndoResult()
     assert place.seen() == before
-    assert undo(place.folder) == Undone()
+    assert undo(place.folder) == UndoResult()
     assert place.seen() == before
 
 
@@ -171,7 +171,7 @@ def test_caches_stay_as_the_script_leaves_them(place: Place) -> None:
         """
     )
     assert done.returncode == 0, done.stderr
-    assert undo(place.folder) == Undone()
+    assert undo(place.folder) == UndoResult()
     assert sorted(str(path.relative_to(place.work)) for path in place.work.rglob("*")) == [
         "__pycache__",
         "__pycache__/train.cpython-311.pyc",
@@ -294,7 +294,7 @@ def test_modules_of_a_project_are_read_and_installed_ones_are_not(place: Place) 
 def test_a_made_folder_with_something_nobody_noted_stays_and_is_told(place: Place) -> None:
     done = place.run("import os\nos.mkdir('out')\nopen('out/a', 'w').close()\nos.system('touch out/b')")
     assert done.returncode == 0, done.stderr
-    assert undo(place.folder) == Undone(left=(str(place.work / "out"),))
+    assert undo(place.folder) == UndoResult(left=(str(place.work / "out"),))
     assert [path.name for path in (place.work / "out").iterdir()] == ["b"]
 
 

@@ -51,7 +51,7 @@ def test_arguments_are_as_the_script_says_though_they_need_a_gpu(left: Any) -> N
         ("scheduler",),
     )  # it has AdamW, too
     assert "  engine              DeepSpeed ZeRO-2, replaced by the plan's" in capture_lines(
-        capture, is_kept=False
+        capture, is_cached=False
     )
     assert (capture.mixed_precision, capture.max_grad_norm, capture.seed) == ("bf16", 1.0, 5)
 
@@ -129,7 +129,7 @@ def test_samples_are_the_loaders_and_rows_the_models(captured_in_forks: Any) -> 
     assert (capture.micro_batch_size, capture.rows_per_sample) == (4, 2)
     assert capture.batches[0].tensors[0].shape == (8, 9)
     assert capture.other_weight_bytes == 2 * capture.model.facts.num_parameters
-    assert "  batch on each rank  4 x 1, 8 rows at the model" in capture_lines(capture, is_kept=False)
+    assert "  batch on each rank  4 x 1, 8 rows at the model" in capture_lines(capture, is_cached=False)
 
 
 def test_a_trainer_that_does_not_reach_its_model_is_captured_by_its_data(captured_in_forks: Any) -> None:

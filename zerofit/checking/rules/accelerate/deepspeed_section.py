@@ -14,13 +14,14 @@ from zerofit.checking.inputs.accelerate import (
     launch_of_deepspeed,
     launch_value,
     named_deepspeed_file,
-    whether_deepspeed,
+    uses_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.rules.examples import (
     ACCELERATE,
     NAMING_LAUNCH,
+    NVME,
     SMALL,
     ZERO2_LAUNCH,
     config,
@@ -28,7 +29,7 @@ from zerofit.checking.rules.examples import (
 )
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
-from zerofit.core.setting import Place, Said
+from zerofit.core.setting import Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _PRECISION = ("mixed_precision",)
 _STEPS = "gradient_accumulation_steps"
 _GATHER = "zero3_save_16bit_model"
-_FOUR = """\
+_ACCUMULATES_FOUR = """\
 import torch
 from accelerate import Accelerator
 
@@ -60,7 +61,6 @@ for batch in data:
         optimizer.zero_grad()
 """
 _TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
-_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 
 
 @Rule(
@@ -129,7 +129,7 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
 )
 def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
+    deepspeed = uses_deepspeed(launch) if launch else None
     if launch is None or launch.file is None or deepspeed is None or deepspeed.value:
         return
     # A contradicting flag has a rule of its own.
@@ -161,8 +161,8 @@ def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="the launcher drops the folder, and DeepSpeed writes to a folder named none in the current one",
     fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": _NVME[key] for key in _NVME}}),
-    good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=_NVME)),
+    bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": NVME[key] for key in NVME}}),
+    good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=NVME)),
     evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
 )
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
@@ -173,8 +173,8 @@ def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
         device = launch_value(launch, f"offload_{part}_device")
         folder = launch_value(launch, f"offload_{part}_nvme_path")
         if device is not None and str(device.value).lower() == "nvme":
-            told = f" with {folder.text}" if folder else ""
-            yield Hit(found=f"{device.text}{told}", place=device.place)
+            text = f" with {folder.text}" if folder else ""
+            yield Hit(found=f"{device.text}{text}", place=device.place)
 
 
 def _launch_without_file(situation: Situation) -> LaunchLayers | None:
@@ -233,34 +233,29 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
     why="a file without gradient_accumulation_steps means 1, and accelerate uses the file's value",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
     see=_PLUGIN,
-    bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
-    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_FOUR),
+    bad=Example(deepspeed=_TWO_SAMPLES, script=_ACCUMULATES_FOUR),
+    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 1)),
 )
 def _steps_missing(situation: Situation) -> Iterator[Hit]:
-    file, keyword, hit = _steps(situation) or (None, None, None)
-    if file and keyword and hit and keyword.value != 1 and file.at(_STEPS) is None:
-        yield replace(hit, edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),))
+    file, keyword = situation.deepspeed, _steps_of_script(situation)
+    if file is None or keyword is None or situation.route is not Route.ACCELERATE:
+        return
+    if keyword.value != 1 and file.at(_STEPS) is None:
+        edit = SetValue(document=file.name, path=(_STEPS,), value="auto")
+        yield _steps_beside(keyword, f"{say(file, _STEPS)} in {file.name}", edit)
 
 
-def _steps(situation: Situation) -> tuple[Document, Keyword, Hit] | None:
-    """Return the DeepSpeed file, the steps passed to Accelerator(...), and a hit comparing them."""
-    file = situation.deepspeed
-    if file is None or situation.route is not Route.ACCELERATE:
-        return None
-    keyword, hit = _steps_of_script(situation, f"{say(file, _STEPS)} in {file.name}") or (None, None)
-    return (file, keyword, hit) if keyword and hit else None
-
-
-def _steps_of_script(situation: Situation, beside: str) -> tuple[Keyword, Hit] | None:
-    """Return the steps passed to Accelerator(...), and a hit comparing them with another number's text."""
-    script = situation.script
-    for keyword in script.accelerator_keywords if script else ():
-        if script and keyword.name == _STEPS and type(keyword.value) is int:
-            place = Place(file=script.name, line=keyword.line, column=keyword.column)
-            found = f"Accelerator({keyword.text}) with {beside}"
-            return keyword, Hit(found=found, place=place, confidence=keyword.confidence)
+def _steps_of_script(situation: Situation) -> Keyword | None:
+    for keyword in situation.script.accelerator_keywords if situation.script else ():
+        if keyword.name == _STEPS and type(keyword.value) is int:
+            return keyword
     return None
+
+
+def _steps_beside(keyword: Keyword, other: str, *edits: Edit) -> Hit:
+    found = f"Accelerator({keyword.text}) with {other}"
+    return Hit(found=found, place=keyword.place, confidence=keyword.confidence, edits=edits)
 
 
 @Rule(
@@ -270,35 +265,37 @@ def _steps_of_script(situation: Situation, beside: str) -> tuple[Keyword, Hit] |
     why="accelerate uses the DeepSpeed file's number, with one line in its log",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),
-    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_FOUR),
+    bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_ACCUMULATES_FOUR),
+    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 8)),
 )
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
-    file, keyword, hit = _steps(situation) or (None, None, None)
-    steps = file.value(_STEPS) if file else None
-    if keyword and hit and isinstance(steps, int) and steps != keyword.value:
-        yield hit
+    file, keyword = situation.deepspeed, _steps_of_script(situation)
+    if file is None or keyword is None or situation.route is not Route.ACCELERATE:
+        return
+    steps = file.value(_STEPS)
+    if isinstance(steps, int) and steps != keyword.value:
+        yield _steps_beside(keyword, f"{say(file, _STEPS)} in {file.name}")
 
 
 @Rule(
     id="accumulation-differs-in-accelerate-file",
     severity=Severity.WARNING,
     summary="Accelerator() and accelerate's file accumulate different numbers of steps",
-    why="with DeepSpeed accelerate uses the file's number, without a word",
+    why="with DeepSpeed accelerate silently uses the file's number",
     fix="write the same number in both",
     see=_PLUGIN,
-    bad=replace(launching({"zero_stage": 2, _STEPS: 2}), script=_FOUR),
-    good=replace(launching({"zero_stage": 2, _STEPS: 4}), script=_FOUR),
+    bad=replace(launching({"zero_stage": 2, _STEPS: 2}), script=_ACCUMULATES_FOUR),
+    good=replace(launching({"zero_stage": 2, _STEPS: 4}), script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 2)),
 )
 def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
     launch = _launch_without_file(situation)
     said = launch_value(launch, _STEPS) if launch else None
-    steps = None if said is None else whole_number(said.value)
-    keyword, hit = (_steps_of_script(situation, said.text) if said else None) or (None, None)
-    if steps is not None and keyword and hit and keyword.value != steps:
-        yield hit
+    steps = whole_number(said.value) if said else None
+    keyword = _steps_of_script(situation)
+    if said and steps is not None and keyword and keyword.value != steps:
+        yield _steps_beside(keyword, said.text)
 
 
 @Rule(
@@ -325,8 +322,8 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     edits: tuple[Edit, ...] = ()
     if (file := launch.file) and file.at(DEEPSPEED_SECTION, "zero_stage"):
         edits = (SetValue(document=file.name, path=(DEEPSPEED_SECTION, _GATHER), value=True),)
-    told = gathers.text if gathers else f"no {_GATHER}"
-    yield Hit(found=f"{stage.text} with {told}", place=stage.place, edits=edits)
+    text = gathers.text if gathers else f"no {_GATHER}"
+    yield Hit(found=f"{stage.text} with {text}", place=stage.place, edits=edits)
 
 
 RULES = declared(vars())

@@ -10,7 +10,7 @@ from zerofit.checking.inputs.accelerate import (
     DYNAMO_BACKEND,
     is_for_sagemaker,
     launch_of,
-    whether_deepspeed,
+    uses_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zerofit.configs.schema import Key, Schema
 
 
-_NEAR = 0.85
+_LEAST_SIMILARITY = 0.85
 """Minimum similarity of a misspelling. ASSUMPTION: 0.85 recognizes zero_stag as zero_stage and does not
 confuse two of accelerate's keys."""
 _PRECISION = """\
@@ -47,7 +47,7 @@ deepspeed_config:
 def _in_file(
     find: Callable[[Situation, Document, Schema], Iterator[Hit]],
 ) -> Callable[[Situation], Iterator[Hit]]:
-    """Return a predicate that is only called for files not for SageMaker, and gets their schema."""
+    """Return a predicate that skips files for SageMaker, and gets the file and its schema."""
 
     def of_situation(situation: Situation) -> Iterator[Hit]:
         file = situation.accelerate
@@ -81,10 +81,10 @@ deepspeed_config:
 )
 def _repeated_keys(situation: Situation) -> Iterator[Hit]:
     file = situation.accelerate
-    for path, entry, values in repeated_keys(file) if file else ():
+    for path, entry, values in repeated_keys(file.root) if file else ():
         if file and any(value != entry.plain for value in values):
-            told = f"{'.'.join(path)} is repeated, the last value is {show(entry.plain)}"
-            yield Hit(found=told, place=file.place(entry.key_span))
+            text = f"{'.'.join(path)} is repeated, the last value is {show(entry.plain)}"
+            yield Hit(found=text, place=file.place(entry.key_span))
 
 
 @Rule(
@@ -122,7 +122,7 @@ def _unknown(
 ) -> Hit:
     near = nearest(entry.key, names)
     is_free = near is not None and file.at(*path[:-1], near) is None
-    is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _NEAR
+    is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _LEAST_SIMILARITY
     edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
     return hit_at(
         file,
@@ -138,7 +138,7 @@ def _unknown(
     severity=Severity.WARNING,
     summary="accelerate ignores a key of its file",
     why="accelerate only checks the top level of its file; unknown keys below have no effect",
-    fix="take the key out",
+    fix="remove the key",
     see=f"{ACCELERATE}/commands/launch.py",
     bad=launching({"zero_stag": 3}),
     good=launching({"zero_stage": 3}),
@@ -181,13 +181,13 @@ def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Itera
 def _wrong_types(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     for path, entry, key in _known_entries(situation, file, schema):
         if not is_right_type(key, entry.plain):
-            repaired = _repaired(file, entry, key)
-            spelt = f'"{repaired}"' if isinstance(repaired, str) else repaired
-            edit = SetValue(document=file.name, path=path, value=repaired)
-            yield _wrong(file, path, key, spelt, () if repaired is None else (edit,))
+            corrected = _corrected(file, entry, key)
+            spelt = f'"{corrected}"' if isinstance(corrected, str) else corrected
+            edit = SetValue(document=file.name, path=path, value=corrected)
+            yield _invalid_value(file, path, key, spelt, () if corrected is None else (edit,))
 
 
-def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
+def _corrected(file: Document, entry: KeyValue, key: Key) -> str | int | None:
     """Return the value of the right type that the user meant: "no" for no, "0" for 0, 2 for "2"."""
     value = entry.plain
     if value is False and "no" in key.choices:
@@ -198,7 +198,7 @@ def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
     return whole_number(value) if ValueKind.INTEGER in key.kinds and isinstance(value, str) else None
 
 
-def _wrong(
+def _invalid_value(
     file: Document, path: tuple[str, ...], key: Key, right: str | int | None, edits: tuple[Edit, ...] = ()
 ) -> Hit:
     """Return a hit for a value that accelerate refuses, with the right one if one is similar."""
@@ -213,22 +213,19 @@ def _known_entries(
 ) -> Iterator[tuple[tuple[str, ...], KeyValue, Key]]:
     """Yield each effective entry, at the top and in deepspeed_config, with its key in the schema."""
     launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
+    deepspeed = uses_deepspeed(launch) if launch else None
+    section = schema.find(DEEPSPEED_SECTION)
+    deepspeed_keys = section.section.keys if section and section.section else ()
     # With DeepSpeed the launcher ignores it, which dynamo-ignored-with-deepspeed reports.
     is_read = deepspeed is not None and not deepspeed.value and file.value("distributed_type") != "XLA"
     for path in [
         *((key.name,) for key in schema.root.keys),
-        *((DEEPSPEED_SECTION, key.name) for key in _deepspeed_keys(schema)),
+        *((DEEPSPEED_SECTION, key.name) for key in deepspeed_keys),
         *(path for path in DYNAMO_BACKEND if len(path) > 1),
     ]:
         entry, key = file.at(*path), schema.find(*path)
         if entry is not None and key is not None and (is_read or path not in DYNAMO_BACKEND):
             yield path, entry, key
-
-
-def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
-    section = schema.find(DEEPSPEED_SECTION)
-    return section.section.keys if section and section.section else ()
 
 
 @Rule(
@@ -249,7 +246,7 @@ def _wrong_choices(situation: Situation, file: Document, schema: Schema) -> Iter
         if is_word and is_right_type(key, entry.plain) and not is_in_range(key, entry.plain):
             upper = str(entry.plain).upper()
             near = nearest(str(entry.plain), [str(choice) for choice in key.choices])
-            yield _wrong(file, path, key, upper if upper in key.choices else near)
+            yield _invalid_value(file, path, key, upper if upper in key.choices else near)
 
 
 @Rule(
@@ -308,7 +305,7 @@ def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> I
     evidence=ignored(not_reproduced="the launcher's state is not observed"),
 )
 @_in_file
-def _unheard_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+def _keys_without_effect(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     for key, default in (("rdzv_backend", "static"), ("enable_cpu_affinity", False)):
         entry = file.at(key)
         if entry is None or entry.plain in (default, None):

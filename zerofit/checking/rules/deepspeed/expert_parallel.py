@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, hit_at
-from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, changed, zero
+from zerofit.checking.rules.examples import DEEPSPEED, LANGUAGE, TWO_RANKS, at_zero, changed, zero
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.core.command import Route
-from zerofit.core.plan import Topology
 from zerofit.core.strategy import ZeroStage
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 _PATH = ("expert_parallel", "enabled")
 _SOURCE = f"{DEEPSPEED}/module_inject/auto_ep.py"
-_OLDER = "transformers<5.23"
-_NOT_HERE = "needs transformers before 5.23"
+_OLDER_TRANSFORMERS = "transformers<5.23"
+_NEEDS_OLDER = "needs transformers before 5.23"
 _SCRIPT = changed(LANGUAGE, "LlamaConfig, set_seed", "MixtralConfig, set_seed")
 _SCRIPT = changed(
     _SCRIPT,
@@ -29,8 +28,7 @@ _SCRIPT = changed(
 )
 _GROUP = {"expert_parallel": {"enabled": True, "autoep_size": 2, "preset_model": "mixtral"}}
 _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
-_TWO_RANKS = Topology(world_size=2)
-_BEFORE = {"transformers": "5.22.0"}
+_WITH_OLDER = {"transformers": "5.22.0"}
 
 
 @Rule(
@@ -40,8 +38,8 @@ _BEFORE = {"transformers": "5.22.0"}
     why="it reads transformers' registry of outputs with a default, an argument that 5.23 removed",
     fix="leave expert_parallel out: ZeRO-3 shards the experts too",
     see=_SOURCE,
-    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS),
-    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=_TWO_RANKS),
+    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=TWO_RANKS),
+    good=at_zero(3, _SCRIPT, topology=TWO_RANKS),
     evidence=fails("takes 2 positional arguments but 3 were given"),
     holds_for=("transformers>=5.23",),
 )
@@ -57,14 +55,14 @@ def _is_on(situation: Situation) -> bool:
 @Rule(
     id="expert-parallel-needs-deepspeed-optimizer",
     severity=Severity.ERROR,
-    summary="with ZeRO-1 and ZeRO-2, AutoEP needs an optimizer that DeepSpeed makes",
-    why="the experts must stand in parameter groups marked as such, which DeepSpeed makes only for its own",
+    summary="with ZeRO-1 and ZeRO-2, AutoEP needs an optimizer that DeepSpeed creates",
+    why="experts need parameter groups of their own, which DeepSpeed only creates for its own optimizers",
     fix="add an optimizer section, set {zero_stage} to 3, or leave expert_parallel out",
     see=f"{DEEPSPEED}/runtime/zero/stage_1_and_2.py",
-    bad=Example(deepspeed=zero(2, **_GROUP), route=Route.NATIVE, versions=_BEFORE),
-    good=Example(deepspeed=zero(2, **_GROUP, **_ADAMW), route=Route.NATIVE, versions=_BEFORE),
-    evidence=fails(not_reproduced=_NOT_HERE),
-    holds_for=(_OLDER,),
+    bad=Example(deepspeed=zero(2, **_GROUP), route=Route.NATIVE, versions=_WITH_OLDER),
+    good=Example(deepspeed=zero(2, **_GROUP, **_ADAMW), route=Route.NATIVE, versions=_WITH_OLDER),
+    evidence=fails(not_reproduced=_NEEDS_OLDER),
+    holds_for=(_OLDER_TRANSFORMERS,),
 )
 def _own_optimizer(situation: Situation) -> Iterator[Hit]:
     if not _is_on(situation) or situation.file.at("optimizer") is not None:
@@ -77,14 +75,14 @@ def _own_optimizer(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="expert-parallel-saves-a-part",
     severity=Severity.ERROR,
-    summary="under AutoEP, accelerate and Trainer save a part of the experts",
-    why="the weights of rank 0 have its own experts alone, under names that from_pretrained() does not know",
+    summary="under AutoEP, accelerate and Trainer save only some of the experts",
+    why="rank 0 saves only its own experts, under names that from_pretrained() does not know",
     fix="leave expert_parallel out: ZeRO-3 shards the experts too, and saves them whole",
     see=_SOURCE,
-    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=_TWO_RANKS, versions=_BEFORE),
-    good=Example(deepspeed=zero(3), script=_SCRIPT, topology=_TWO_RANKS, versions=_BEFORE),
-    evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NOT_HERE),
-    holds_for=(_OLDER,),
+    bad=Example(deepspeed=zero(3, **_GROUP), script=_SCRIPT, topology=TWO_RANKS, versions=_WITH_OLDER),
+    good=at_zero(3, _SCRIPT, topology=TWO_RANKS, versions=_WITH_OLDER),
+    evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NEEDS_OLDER),
+    holds_for=(_OLDER_TRANSFORMERS,),
 )
 def _saves_a_part(situation: Situation) -> Iterator[Hit]:
     if _is_on(situation) and is_read_by_others(situation):

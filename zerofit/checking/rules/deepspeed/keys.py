@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from zerofit.configs.schema import FoundKey, Schema
 
 
-_NEAR = 0.8
+_LEAST_SIMILARITY = 0.8
 """ASSUMPTION: minimum similarity of a misspelt key; "optimizer" and "optimiser" have 0.89."""
-_SAME = 0.9
+_CERTAIN_SIMILARITY = 0.9
 """ASSUMPTION: minimum similarity at which, with a single candidate, nothing else can be meant."""
-_ONE_PLACE = ("stage", "zenflow", "hysteresis")
+_UNIQUE_KEYS = ("stage", "zenflow", "hysteresis")
 """Keys without an underscore that only one section has and that mean nothing else."""
 _OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
 """Other libraries' names for DeepSpeed's keys, too different for a misspelling."""
-_TELLING = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
+_UNIQUE_SECTIONS = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
 """Sections whose keys with an underscore mean nothing else; "seed" or "debug" are too general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meant:
+class Suggestion:
     """Valid keys similar to an unknown one."""
 
     spellings: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ _REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
 _MAX_NAMED = 5
 """Maximum unknown keys listed per section; a file with more is hardly for DeepSpeed."""
 _WHY_OF_PARAMS = "params are arguments of a constructor, which raises an error for an unknown one"
-_IS_OFF = "remove it: it is off anyway"
+_REMOVE_DISABLED = "remove it: it is off anyway"
 _RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
 
 
@@ -88,51 +88,52 @@ def _decaying(**params: Any) -> Example:
     evidence=ignored(("zero_stage", 0)),
 )
 def _misspelt(situation: Situation) -> Iterator[Hit]:
-    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
-        if meant.fix is not None and meant.of_release is None and not _is_note(found):
-            yield _unknown_hit(document, found, meant)
+    for document, found, suggestion in _unknown(situation, OnUnknown.IGNORES):
+        if suggestion.fix is not None and suggestion.of_release is None and not _is_note(found):
+            yield _unknown_hit(document, found, suggestion)
 
 
-def meant_by(found: FoundKey, schema: Schema) -> Meant:
-    """Return the keys that an unknown one may have been meant to be."""
+def suggest_keys(found: FoundKey, schema: Schema) -> Suggestion:
+    """Return the valid keys that an unknown one may be a misspelling of."""
     name = found.path[-1]
     other = _OTHER_NAMES.get(name)
     if other is not None and found.section.find(other) is not None:
-        return Meant(spellings=(other,), is_sure=True)
+        return Suggestion(spellings=(other,), is_sure=True)
     if places := _places(name, schema):
-        return Meant(elsewhere=places)
+        return Suggestion(elsewhere=places)
     spellings = {key.name for key in found.section.keys if key.replaced_by is None}
-    likeness = {spelling: _likeness(name, spelling) for spelling in spellings}
-    best = max(likeness.values(), default=0.0)
+    similarity = {spelling: _similarity(name, spelling) for spelling in spellings}
+    best = max(similarity.values(), default=0.0)
     # A plural or prefix makes two existing keys similar; the less similar one is then not listed.
-    near = [spelling for spelling in likeness if likeness[spelling] >= max(_NEAR, best - 0.05)]
-    near = sorted(near, key=lambda spelling: (-likeness[spelling], spelling))[:3]
-    return Meant(spellings=tuple(near), is_sure=len(near) == 1 and best >= _SAME)
+    least = max(_LEAST_SIMILARITY, best - 0.05)
+    near = [spelling for spelling in similarity if similarity[spelling] >= least]
+    near = sorted(near, key=lambda spelling: (-similarity[spelling], spelling))[:3]
+    return Suggestion(spellings=tuple(near), is_sure=len(near) == 1 and best >= _CERTAIN_SIMILARITY)
 
 
-def _likeness(one: str, other: str) -> float:
-    matcher = SequenceMatcher(a=_plain(one), b=_plain(other), autojunk=False)
+def _similarity(one: str, other: str) -> float:
+    matcher = SequenceMatcher(a=_normalized(one), b=_normalized(other), autojunk=False)
     # The quick ratios are upper bounds, without which files with thousands of unknown keys take minutes.
     bounds = (matcher.real_quick_ratio, matcher.quick_ratio)
-    return matcher.ratio() if all(bound() >= _NEAR for bound in bounds) else 0.0
+    return matcher.ratio() if all(bound() >= _LEAST_SIMILARITY for bound in bounds) else 0.0
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
 def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
     """Return where a key of the same name belongs, if the name is specific enough."""
-    if "_" not in name and name not in (*_TELLING, *_ONE_PLACE):
+    if "_" not in name and name not in (*_UNIQUE_SECTIONS, *_UNIQUE_KEYS):
         return ()
     return tuple(
         path
         for path, key in schema.walk()
-        if (name == key.name or name in key.aliases) and (len(path) == 1 or path[0] in _TELLING)
+        if (name == key.name or name in key.aliases) and (len(path) == 1 or path[0] in _UNIQUE_SECTIONS)
     )
 
 
-def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Meant]]:
+def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Suggestion]]:
     removed = None
     for document, found in entries_of(situation):
         if found.key is None and found.section.on_unknown is on_unknown:
@@ -140,16 +141,19 @@ def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Docu
             removed = removed or {gone.path for gone in schema.removed}
             if found.path not in removed:
                 of_release = fix_for_release(schema, *found.path)
-                yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
+                suggestion = (
+                    suggest_keys(found, schema) if of_release is None else Suggestion(of_release=of_release)
+                )
+                yield document, found, suggestion
 
 
-def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
+def _unknown_hit(document: Document, found: FoundKey, suggestion: Suggestion) -> Hit:
     edits: tuple[Edit, ...] = ()
-    beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
-    if meant.is_sure and beside is None:
-        edits = (RenameKey(document=document.name, path=found.path, key=meant.spellings[0]),)
+    beside = document.at(*found.path[:-1], suggestion.spellings[0]) if suggestion.spellings else None
+    if suggestion.is_sure and beside is None:
+        edits = (RenameKey(document=document.name, path=found.path, key=suggestion.spellings[0]),)
     why = _WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None
-    return hit_at(document, found.path, fix=meant.fix, why=why, edits=edits)
+    return hit_at(document, found.path, fix=suggestion.fix, why=why, edits=edits)
 
 
 def _is_note(found: FoundKey) -> bool:
@@ -171,10 +175,10 @@ def _is_note(found: FoundKey) -> bool:
 )
 def _ignored(situation: Situation) -> Iterator[Hit]:
     sections: dict[tuple[str, ...], list[FoundKey]] = {}
-    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
-        if meant.of_release is not None:
-            yield _unknown_hit(document, found, meant)
-        elif meant.fix is None and not _is_note(found):
+    for document, found, suggestion in _unknown(situation, OnUnknown.IGNORES):
+        if suggestion.of_release is not None:
+            yield _unknown_hit(document, found, suggestion)
+        elif suggestion.fix is None and not _is_note(found):
             sections.setdefault(found.path[:-1], []).append(found)
     for founds in sections.values():
         document = known(situation.deepspeed, "the DeepSpeed configuration")
@@ -198,8 +202,8 @@ def _ignored(situation: Situation) -> Iterator[Hit]:
     evidence=fails("Extra inputs are not permitted"),
 )
 def _rejected(situation: Situation) -> Iterator[Hit]:
-    for document, found, meant in _unknown(situation, OnUnknown.REJECTS):
-        yield _unknown_hit(document, found, meant)
+    for document, found, suggestion in _unknown(situation, OnUnknown.REJECTS):
+        yield _unknown_hit(document, found, suggestion)
 
 
 @Rule(
@@ -271,7 +275,7 @@ def _removed(situation: Situation) -> Iterator[Hit]:
         is_off = entry.plain in (False, None, 0, -1, {}) or (
             isinstance(entry.plain, dict) and entry.plain.get("enabled") is False
         )
-        fix = _IS_OFF if is_off else gone.instead
+        fix = _REMOVE_DISABLED if is_off else gone.instead
         edits = (RemoveKey(document=document.name, path=gone.path),) if is_off else ()
         yield hit_at(document, gone.path, fix=fix, edits=edits)
 
@@ -303,7 +307,7 @@ def _deprecated_hit(document: Document, found: FoundKey, replaced_by: str) -> Hi
         fix = f"write {successor.name}"
         edits = (RenameKey(document=document.name, path=found.path, key=successor.name),)
     elif found.value is False:
-        fix = fix if successor is None else _IS_OFF
+        fix = fix if successor is None else _REMOVE_DISABLED
         edits = (RemoveKey(document=document.name, path=found.path),)
     elif successor is not None:
         fix = f'write "{successor.name}": {{"device": "cpu"}}'
@@ -356,7 +360,7 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
 )
 def _repeated(situation: Situation) -> Iterator[Hit]:
     document = situation.file
-    for path, entry, values in repeated_keys(document):
+    for path, entry, values in repeated_keys(document.root):
         is_harmless = all(value == values[0] for value in values)
         if is_harmless and is_read_by_others(situation):
             continue

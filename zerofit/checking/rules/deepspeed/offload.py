@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, config
+from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, NVME, TWO_RANKS, config
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.facts import Checkpoint
-from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
 if TYPE_CHECKING:
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
     from zerofit.core.setting import Said
 
 
-_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 _CPU = {"device": "cpu"}
-_MOVED = (OffloadDevice.CPU, OffloadDevice.NVME)
+_OFFLOADED = (OffloadDevice.CPU, OffloadDevice.NVME)
 _BELOW_3 = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
-_TWO_RANKS = Topology(world_size=2)
 _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
 
@@ -32,7 +29,7 @@ def _zero(stage: int, **offload: dict[str, str]) -> Example:
 
 
 def _offload_at(
-    which: str, stages: tuple[ZeroStage, ...], devices: tuple[OffloadDevice, ...] = _MOVED
+    which: str, stages: tuple[ZeroStage, ...], devices: tuple[OffloadDevice, ...] = _OFFLOADED
 ) -> Callable[[Situation], Iterator[Hit]]:
     """Return a predicate that finds an offload to one of these devices at one of these stages."""
     fact = "the optimizer offload" if which == "optimizer_offload" else "the parameter offload"
@@ -48,7 +45,7 @@ def _offload_at(
 def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = False) -> Example:
     return Example(
         deepspeed=config(stage),
-        topology=_TWO_RANKS,
+        topology=TWO_RANKS,
         checkpoint=Checkpoint(
             folder="checkpoint-2", num_ranks=num_ranks, partitions_parameters=partitions_parameters
         ),
@@ -62,8 +59,8 @@ def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = Fa
     why="PyTorch's data parallelism keeps whole parameters, gradients and states on every GPU",
     fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
     see=f"{DEEPSPEED_DOCS}#zero-optimizations-for-fp16-training",
-    bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=_TWO_RANKS),
-    good=Example(strategy=_ZERO3, topology=_TWO_RANKS),
+    bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=TWO_RANKS),
+    good=Example(strategy=_ZERO3, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -115,8 +112,8 @@ _NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
     fix="set {zero_stage} to 3, or offload to cpu",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
-    bad=_zero(2, offload_optimizer=_NVME),
-    good=_zero(3, offload_optimizer=_NVME),
+    bad=_zero(2, offload_optimizer=NVME),
+    good=_zero(3, offload_optimizer=NVME),
     evidence=ignored(("optimizer_states_on", "cpu")),
 )
 
@@ -129,7 +126,7 @@ _NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
     fix="name a writable folder on that disk with {nvme_path}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     bad=_zero(3, offload_optimizer={"device": "nvme"}),
-    good=_zero(3, offload_optimizer=_NVME),
+    good=_zero(3, offload_optimizer=NVME),
     evidence=fails("TypeError"),
 )
 def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
@@ -153,15 +150,15 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
     why="the folder would have no effect",
     fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-    bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=_TWO_RANKS),
+    bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=TWO_RANKS),
     good=Example(
         strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
-        topology=_TWO_RANKS,
+        topology=TWO_RANKS,
     ),
     evidence=ignored(("optimizer_states_on", "gpu")),
 )
 def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
-    if not situation.is_of_flags:
+    if not situation.is_from_flags:
         return  # in a file the folder is often prepared beside an offload to cpu
     settings = situation.settings
     path = known(settings.optimizer_nvme_path, "the folder for NVMe offload")

@@ -17,13 +17,19 @@ from zerofit.checking.rule import (
     fails,
     ignored,
 )
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, zero
+from zerofit.checking.rules.deepspeed.tensor_parallel import (
+    ZERO2,
+    groups_over_nodes,
+    groups_without_deepspeed,
+    parts_of_groups,
+)
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, TWO_RANKS, at_zero, zero
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +44,6 @@ _ULYSSES = f"{DEEPSPEED}/runtime/sequence_parallel/ulysses_sp.py"
 _MASKED = ("eager", "flex_attention")
 """Attention implementations whose masks cover only one rank's tokens
 (training/deepspeed/sequence_shards.py)."""
-_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
-_TWO_RANKS = Topology(world_size=2)
 _GROUP = Topology(world_size=2, sequence_parallel_size=2)
 _TRAINED = """\
 import torch
@@ -69,7 +73,6 @@ Trainer(model=model, args=arguments, train_dataset=samples).train()
 
 
 def _file(**parallelism: Any) -> dict[str, Any]:
-    """Return accelerate's file with a parallelism section."""
     section = {"sp_size": 2, "sp_backend": "deepspeed", "sp_attn_implementation": "sdpa", **parallelism}
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -102,7 +105,6 @@ def _size(document: Document | None, *path: str) -> Said[int] | None:
 
 
 def _in_file(situation: Situation) -> Said[int] | None:
-    """Return the group size in accelerate's file."""
     return _size(situation.accelerate, *_key("sp_size"))
 
 
@@ -123,16 +125,11 @@ def _group(situation: Situation) -> Said[int] | None:
     fix="leave out {engine} native, or --sequence-parallel-size",
     see=_PARALLELISM,
     bad=Example(strategy=Strategy(), topology=_GROUP),
-    good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
+    good=Example(strategy=ZERO2, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    engine = known(situation.settings.engine, "the engine")
-    if engine.value is Engine.NATIVE:
-        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
+    yield from groups_without_deepspeed(situation, _group(situation))
 
 
 @Rule(
@@ -142,17 +139,12 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="ranks are divided into groups of this size that share samples",
     fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
     see=_PARALLELISM,
-    bad=Example(deepspeed=zero(2), accelerate=_file(sp_size=4), script=LANGUAGE, topology=_TWO_RANKS),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE, topology=_TWO_RANKS),
+    bad=at_zero(2, LANGUAGE, accelerate=_file(sp_size=4), topology=TWO_RANKS),
+    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT, topology=TWO_RANKS),
     evidence=fails("less than sequence_parallel_size"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    ranks = known(situation.topology, "the number of ranks").world_size
-    if ranks % group.value:
-        yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
+    yield from parts_of_groups(situation, _group(situation))
 
 
 @Rule(
@@ -163,19 +155,17 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
     fix="set it in the section parallelism_config of accelerate's file, or use `zerofit launch "
     "--sequence-parallel-size`",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=Example(
-        deepspeed=zero(2),
+    bad=at_zero(
+        2,
+        LANGUAGE,
         command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json "
         "--use_parallelism_config --parallelism_config_sp_size 2",
-        script=LANGUAGE,
     ),
-    good=Example(
-        deepspeed=zero(2),
-        command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json",
-        script=LANGUAGE,
+    good=at_zero(
+        2, LANGUAGE, command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json"
     ),
     evidence=fails("You cannot use `--use_parallelism_config`"),
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 def _by_flags(situation: Situation) -> Iterator[Hit]:
     command = situation.command
@@ -194,10 +184,10 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
     "view() on them",
     fix="set per_device_train_batch_size to 1, or use `zerofit launch --sequence-parallel-size`",
     see=_ULYSSES,
-    bad=Example(deepspeed=zero(2), accelerate=_file(), script=_TRAINED),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=_TRAINED),
+    bad=at_zero(2, _TRAINED, accelerate=_file()),
+    good=at_zero(2, _TRAINED, accelerate=_WITHOUT),
     evidence=fails("view size is not compatible"),
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 def _micro_batch(situation: Situation) -> Iterator[Hit]:
     group = _in_file(situation)
@@ -216,8 +206,8 @@ def _micro_batch(situation: Situation) -> Iterator[Hit]:
     why="their masks only cover the tokens of one rank",
     fix="use sdpa or flash attention",
     see=_ULYSSES,
-    bad=Example(strategy=replace(_ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
-    good=Example(strategy=replace(_ZERO2, attention="eager"), topology=_TWO_RANKS, script=LANGUAGE),
+    bad=Example(strategy=replace(ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
+    good=Example(strategy=replace(ZERO2, attention="eager"), topology=TWO_RANKS, script=LANGUAGE),
     evidence=fails("sequence-parallel-attention"),
 )
 def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
@@ -233,8 +223,8 @@ def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
     why="both split samples along their tokens, and context parallelism belongs to FSDP",
     fix="leave out parallelism_config_cp_size",
     see=_PARALLELISM,
-    bad=Example(deepspeed=zero(2), accelerate=_file(cp_size=2), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE),
+    bad=at_zero(2, LANGUAGE, accelerate=_file(cp_size=2)),
+    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT),
     evidence=fails("mutually exclusive"),
 )
 def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
@@ -251,7 +241,7 @@ def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
     fix="leave out one of the two",
     see=f"{DEEPSPEED}/runtime/engine.py",
     bad=Example(deepspeed=_CUT, accelerate=_file(), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), accelerate=_WITHOUT, script=LANGUAGE),
+    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT),
     evidence=fails(not_reproduced="needs four ranks"),
 )
 def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
@@ -273,7 +263,7 @@ def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
     fix="remove both keys; `zerofit launch --sequence-parallel-size` creates working groups",
     see=f"{DEEPSPEED}/utils/groups.py",
     bad=Example(deepspeed=zero(2, sequence_parallel_size=2, data_parallel_size=1), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    good=at_zero(2, LANGUAGE),
     evidence=DIFFERS,
 )
 def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
@@ -291,7 +281,7 @@ def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
     fix="remove it, and pass --sequence-parallel-size to `zerofit launch`",
     see=f"{DEEPSPEED}/runtime/config.py",
     bad=Example(deepspeed=zero(2, sequence_parallel_size=2), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    good=at_zero(2, LANGUAGE),
     evidence=ignored(("train_batch_size", 2)),
 )
 def _size_ignored(situation: Situation) -> Iterator[Hit]:
@@ -311,18 +301,12 @@ def _size_ignored(situation: Situation) -> Iterator[Hit]:
     "are many times slower than links inside a node",
     fix="make the ranks per node a multiple of the group size",
     see="https://arxiv.org/abs/2309.14509",
-    bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
-    good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),
+    bad=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
+    good=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),
     evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
 def _over_nodes(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    topology = known(situation.topology, "the number of ranks")
-    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
-        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
-        yield Hit(found=f"{group.text} with {each}", place=group.place)
+    yield from groups_over_nodes(situation, _group(situation))
 
 
 RULES = declared(vars())

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, config, native, one_step, optimizer_script
+from zerofit.checking.rules.examples import (
+    ACCELERATE,
+    DEEPSPEED,
+    WHOLE_WEIGHTS,
+    config,
+    native,
+    one_step,
+    optimizer_script,
+)
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.strategy import ZeroStage
@@ -29,7 +37,6 @@ _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 _SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.01}}, "zero_allow_untested_optimizer": True}
 _STATES = ("bf16", "bf16_optimizer_states")
 _BELOW_3 = (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
-_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
 _SAVES = (
     optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
     + "state = accelerator.get_state_dict(model)\n"
@@ -45,8 +52,8 @@ _SAVES = (
     "models are loaded whole, and saved weights are empty",
     fix="write the stage as a number",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed=one_step("3", **_WHOLE), script=_SAVES),
-    good=Example(deepspeed=one_step(3, **_WHOLE), script=_SAVES),
+    bad=Example(deepspeed=one_step("3", **WHOLE_WEIGHTS), script=_SAVES),
+    good=Example(deepspeed=one_step(3, **WHOLE_WEIGHTS), script=_SAVES),
     evidence=fails("no weights"),
 )
 def _stage_as_text(situation: Situation) -> Iterator[Hit]:
@@ -54,7 +61,7 @@ def _stage_as_text(situation: Situation) -> Iterator[Hit]:
     value = document.value(*path)
     if isinstance(value, str) and value.strip() == "3" and is_read_by_others(situation):
         edit = SetValue(document=document.name, path=path, value=3)
-        yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a text', edits=(edit,))
+        yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a string', edits=(edit,))
 
 
 @Rule(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, zero
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, TWO_RANKS, at_zero, zero
 from zerofit.checking.situation import is_read_by_others, known, stage_of, text_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.facts import Checkpoint
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _PATH = ("tensor_parallel", "autotp_size")
 _GATHERS = ("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
 _DOCS = "https://www.deepspeed.ai/tutorials/autotp-training/"
-_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
-_TWO_RANKS = Topology(world_size=2)
+ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
 _GROUP = Topology(world_size=2, tensor_parallel_size=2)
 _CUT = {"tensor_parallel": {"autotp_size": 2}}
 
@@ -33,7 +32,7 @@ _CUT = {"tensor_parallel": {"autotp_size": 2}}
 def _resumed(size: int) -> Example:
     return Example(
         deepspeed=zero(2),
-        topology=_TWO_RANKS,
+        topology=TWO_RANKS,
         checkpoint=Checkpoint(
             folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
         ),
@@ -48,16 +47,19 @@ def _resumed(size: int) -> Example:
     fix="leave out {engine} native, or --tensor-parallel-size",
     see=_DOCS,
     bad=Example(strategy=Strategy(), topology=_GROUP),
-    good=Example(strategy=_ZERO2, topology=_TWO_RANKS),
+    good=Example(strategy=ZERO2, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    engine = known(situation.settings.engine, "the engine")
-    if engine.value is Engine.NATIVE:
-        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
+    yield from groups_without_deepspeed(situation, _group(situation))
+
+
+def groups_without_deepspeed(situation: Situation, group: Said[int] | None) -> Iterator[Hit]:
+    """Yield a hit for groups of this size with the native engine."""
+    if group is not None:
+        engine = known(situation.settings.engine, "the engine")
+        if engine.value is Engine.NATIVE:
+            yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
 
 
 def _group(situation: Situation) -> Said[int] | None:
@@ -81,17 +83,20 @@ def _group(situation: Situation) -> Said[int] | None:
     why="ranks are divided into groups of this size that each have one copy of the model",
     fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
     see=_DOCS,
-    bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=_TWO_RANKS),
-    good=Example(deepspeed=zero(2), topology=_TWO_RANKS),
+    bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=TWO_RANKS),
+    good=Example(deepspeed=zero(2), topology=TWO_RANKS),
     evidence=fails("RuntimeError"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    ranks = known(situation.topology, "the number of ranks").world_size
-    if ranks % group.value:
-        yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
+    yield from parts_of_groups(situation, _group(situation))
+
+
+def parts_of_groups(situation: Situation, group: Said[int] | None) -> Iterator[Hit]:
+    """Yield a hit for groups whose size does not divide the number of ranks."""
+    if group is not None:
+        ranks = known(situation.topology, "the number of ranks").world_size
+        if ranks % group.value:
+            yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
 
 
 @Rule(
@@ -103,7 +108,7 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
     fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
     see=f"{ACCELERATE}/accelerator.py",
     bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
-    good=Example(deepspeed=zero(2), script=LANGUAGE),
+    good=at_zero(2, LANGUAGE),
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
@@ -127,7 +132,7 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
         script=LANGUAGE,
         versions={"deepspeed": "0.19.3"},
     ),
-    good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
+    good=at_zero(3, LANGUAGE, versions={"deepspeed": "0.19.3"}),
     evidence=fails(not_reproduced="needs deepspeed before 0.19.4"),
     holds_for=("deepspeed<0.19.4",),
 )
@@ -145,10 +150,10 @@ def _at_stage_3(situation: Situation) -> Iterator[Hit]:
     fix="set {zero_stage} to 2 or less, or run with `zerofit launch`, which makes it load",
     see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
     bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
-    good=Example(deepspeed=zero(3), script=LOADED),
+    good=at_zero(3, LOADED),
     evidence=fails("Weight conversions"),
     holds_for=("transformers>=5.23",),
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     group, document = _group(situation), situation.deepspeed
@@ -168,8 +173,8 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed shards the layers around the adapters and then misses their parameters: KeyError",
     fix="leave out --tensor-parallel-size or --lora",
     see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
-    bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
-    good=Example(strategy=_ZERO2, topology=_TWO_RANKS, script=LANGUAGE),
+    bad=Example(strategy=replace(ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
+    good=Example(strategy=ZERO2, topology=TWO_RANKS, script=LANGUAGE),
     evidence=fails("tensor-parallel-adapters"),
 )
 def _with_adapters(situation: Situation) -> Iterator[Hit]:
@@ -208,18 +213,21 @@ def _other_groups(situation: Situation) -> Iterator[Hit]:
     "than links inside a node",
     fix="make the ranks per node a multiple of the group size, and use ZeRO between the nodes",
     see="https://arxiv.org/abs/2104.04473",
-    bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
-    good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
+    bad=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
+    good=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
     evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
 def _over_nodes(situation: Situation) -> Iterator[Hit]:
-    group = _group(situation)
-    if group is None:
-        return
-    topology = known(situation.topology, "the number of ranks")
-    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
-        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
-        yield Hit(found=f"{group.text} with {each}", place=group.place)
+    yield from groups_over_nodes(situation, _group(situation))
+
+
+def groups_over_nodes(situation: Situation, group: Said[int] | None) -> Iterator[Hit]:
+    """Yield a hit for groups with ranks on several nodes."""
+    if group is not None:
+        topology = known(situation.topology, "the number of ranks")
+        if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
+            each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
+            yield Hit(found=f"{group.text} with {each}", place=group.place)
 
 
 RULES = declared(vars())

@@ -67,8 +67,8 @@ _BY_ACCELERATE = frozenset(
 )
 # transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig; accelerate does the rest
 _BY_TRAINER = _BY_ACCELERATE | {"optimizer.params.betas", "optimizer.params.eps"}
-_FILLED = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
-_A_VALUE_OF_ITS_OWN = frozenset(
+_RESOLVED_BY = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
+_NATIVE_AUTO_KEYS = frozenset(
     {
         "data_types.keep_in_fp32_modules",
         "pipeline.stages",
@@ -103,7 +103,7 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     for document, key, found in sorted(wrong, key=lambda one: one[2].path[0] in _NATIVE_ONLY):
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
-        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_mended(document, key, found))
+        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_repair(document, key, found))
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -123,7 +123,7 @@ def _is_unchecked(key: Key, value: object) -> bool:
     return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
 
 
-def _mended(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
+def _repair(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
     """Return the edit to the right type for a value whose meaning is clear."""
     if not isinstance(found.value, str):
         return ()
@@ -165,8 +165,8 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
             continue
         if found.value.lower() in _FALSE_TEXTS:
             edit = SetValue(document=document.name, path=found.path, value=False)
-            told = f'{".".join(found.path)}="{found.value}"'
-            yield hit_at(document, found.path, found=told, edits=(edit,))
+            text = f'{".".join(found.path)}="{found.value}"'
+            yield hit_at(document, found.path, found=text, edits=(edit,))
 
 
 @Rule(
@@ -183,7 +183,7 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
 def _disagreeing(situation: Situation) -> Iterator[Hit]:
     document = situation.file
     train = _size(document, _TRAIN)
-    if train is None or _has_open_part(document):
+    if train is None or _has_unknown_size(document):
         return
     given = [name for name in (_MICRO, _STEPS) if document.value(name) is not None]
     divisor = math.prod(_size(document, name) or 1 for name in given)
@@ -218,7 +218,7 @@ def _num_data_parallel_ranks(situation: Situation) -> int:
     return known(None if splits else topology.world_size, "the data-parallel size")
 
 
-def _has_open_part(document: Document) -> bool:
+def _has_unknown_size(document: Document) -> bool:
     """Return True if a size comes from elsewhere, or is invalid, which another rule reports."""
     return any(
         document.value(name) is not None and _size(document, name) is None for name in (_MICRO, _STEPS)
@@ -268,25 +268,24 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     evidence=fails("not found in kwargs"),
 )
 def _unresolved(situation: Situation) -> Iterator[Hit]:
-    stuck = [(document, found, _stuck_on(found)) for document, found in _autos(situation)]
-    for document, found, routes in stuck:
+    unresolved = [
+        (document, found, {route for route in Route if not _is_resolved(found, route)})
+        for document, found in _autos(situation)
+    ]
+    # Values that depend on the route come last, so that certain findings are reported anyway.
+    for document, found, routes in unresolved:
         if routes == set(Route):
             yield hit_at(document, found.path)
-    for document, found, routes in stuck:
+    for document, found, routes in unresolved:
         if routes and routes != set(Route) and known(situation.route, "the library that reads it") in routes:
             yield hit_at(document, found.path)
-
-
-def _stuck_on(found: FoundKey) -> set[Route]:
-    """Return the routes on which an "auto" is not replaced."""
-    return {route for route in Route if not _is_resolved(found, route)}
 
 
 def _is_resolved(found: FoundKey, route: Route) -> bool:
     path = ".".join(found.path)
     if route is Route.NATIVE:
-        return found.section.drops_auto or path in _A_VALUE_OF_ITS_OWN
-    return path in _FILLED[route]
+        return found.section.drops_auto or path in _NATIVE_AUTO_KEYS
+    return path in _RESOLVED_BY[route]
 
 
 def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:

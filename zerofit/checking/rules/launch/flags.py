@@ -11,7 +11,7 @@ from zerofit.checking.inputs.accelerate import (
     launch_of,
     launch_of_deepspeed,
     named_deepspeed_file,
-    whether_deepspeed,
+    uses_deepspeed,
 )
 from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
@@ -203,7 +203,7 @@ def _flags_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     if launch is None or launch.command is None:
         return
     flags = [flag for flag in launch.command.flags if flag.name in _DEEPSPEED_FLAGS]
-    deepspeed = whether_deepspeed(launch)
+    deepspeed = uses_deepspeed(launch)
     if flags and deepspeed is not None and not deepspeed.value:
         yield Hit(
             found=f"{' '.join(flag.text for flag in flags)} with {deepspeed.text}",

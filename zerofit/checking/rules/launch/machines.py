@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
@@ -13,10 +14,9 @@ from zerofit.checking.inputs.accelerate import (
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, config
+from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, ON_CPU, config
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
-from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
-_IDS = re.compile(r"\d+(,\d+)*")
+_GPU_IDS = re.compile(r"\d+(,\d+)*")
 _STANDARD = "standard"
 _NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
 
@@ -34,9 +34,6 @@ _NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port"
 def _file(*, num_machines: int = 2, num_processes: int = 2, **section: Any) -> dict[str, Any]:
     counts = {"num_machines": num_machines, "num_processes": num_processes}
     return {**LAUNCH_FILE, **counts, **_NODE_0, "deepspeed_config": {"zero_stage": 2, **section}}
-
-
-_ON_CPU = Topology(world_size=2, on_cpu=True)
 
 
 @Rule(
@@ -55,16 +52,17 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     if launch is None:
         return
     ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
-    if ranks is None or machines is None or machines[1] < 2 or ranks[1] < 1 or not ranks[1] % machines[1]:
+    if ranks is None or machines is None or machines.value < 2 or ranks.value < 1:
         return
-    yield Hit(found=f"{ranks[0].text} with {machines[0].text}", place=ranks[0].place)
+    if ranks.value % machines.value:
+        yield Hit(found=f"{ranks.text} with {machines.text}", place=ranks.place)
 
 
-def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
-    """Return a number of the file or the flags, if it is a valid number."""
+def _count(launch: LaunchLayers, name: str) -> Said[int] | None:
+    """Return a count from the flags or the file; None if it is missing, or not a whole number."""
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
-    return (said, number) if said is not None and number is not None else None
+    return replace(said, value=number) if said is not None and number is not None else None
 
 
 @Rule(
@@ -83,25 +81,21 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
     if found is None:
         return
     launch = found[0]
-    said, ranks, machines = (
-        launch_value(launch, "gpu_ids"),
-        _count(launch, "num_processes"),
-        _count(launch, "num_machines"),
-    )
-    on_cpu = launch_value(launch, "use_cpu")
-    if said is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
+    gpu_ids, on_cpu = launch_value(launch, "gpu_ids"), launch_value(launch, "use_cpu")
+    ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
+    if gpu_ids is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
         return
-    if not isinstance(said.value, str) or not _IDS.fullmatch(said.value) or (machines and machines[1] != 1):
+    if not isinstance(gpu_ids.value, str) or not _GPU_IDS.fullmatch(gpu_ids.value):
         return
-    if ranks[1] > len(said.value.split(",")):
-        yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
+    if (machines is None or machines.value == 1) and ranks.value > len(gpu_ids.value.split(",")):
+        yield Hit(found=f"{ranks.text} with {gpu_ids.text}", place=gpu_ids.place)
 
 
 @Rule(
     id="multinode-needs-hostfile",
     severity=Severity.ERROR,
     summary="without a hostfile DeepSpeed's launcher only runs on this machine",
-    why="accelerate passes `--hostfile None`, and it continues with this machine after one line of log",
+    why="accelerate passes `--hostfile None`, and the launcher then only uses this machine",
     fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
     "deepspeed_hostfile",
     see=f"{ACCELERATE}/utils/launch.py",
@@ -113,8 +107,8 @@ def _no_hostfile(situation: Situation) -> Iterator[Hit]:
     launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
     if launch and machines and not (hostfile and hostfile.value):
         launcher = launch_value(launch, "deepspeed_multinode_launcher")
-        told = launcher.text if launcher else "no deepspeed_multinode_launcher"
-        yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
+        text = launcher.text if launcher else "no deepspeed_multinode_launcher"
+        yield Hit(found=f"{machines.text} with {text} and no deepspeed_hostfile", place=machines.place)
 
 
 def _several_through_deepspeed(
@@ -127,9 +121,9 @@ def _several_through_deepspeed(
     launch = found[0]
     machines = _count(launch, "num_machines")
     launcher = launch_value(launch, "deepspeed_multinode_launcher")
-    if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
+    if machines is None or machines.value < 2 or (launcher is not None and launcher.value == _STANDARD):
         return None
-    return launch, machines[0], launch_value(launch, "deepspeed_hostfile")
+    return launch, machines, launch_value(launch, "deepspeed_hostfile")
 
 
 @Rule(
@@ -157,8 +151,8 @@ def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
     why="it treats each of them as rank 0 of 1, and every rank would read all the data",
     fix="test with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
     see=f"{ACCELERATE}/state.py",
-    bad=Example(deepspeed=config(2), command="accelerate launch", topology=_ON_CPU),
-    good=Example(deepspeed=config(2), command="zerofit launch", topology=_ON_CPU),
+    bad=Example(deepspeed=config(2), command="accelerate launch", topology=ON_CPU),
+    good=Example(deepspeed=config(2), command="zerofit launch", topology=ON_CPU),
     evidence=ignored(("accelerate_world_size", 1)),
 )
 def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:

@@ -48,7 +48,7 @@ FORCE_KEY = "zero_force_ds_cpu_optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedOptimizer:
     """A run's optimizer, its placement, and the table's row for them."""
 
     row: OptimizerRow
@@ -69,11 +69,11 @@ class Placed:
         return f"{self.optimizer.text} with {other.text}"
 
 
-def place(situation: Situation) -> Placed | None:
+def placed_optimizer(situation: Situation) -> PlacedOptimizer | None:
     """Return the run's optimizer with its row of the table; None without DeepSpeed's optimizer step.
 
     Raises:
-        Lacking: the optimizer, its placement or the route is unknown, and matters.
+        UnknownFact: the optimizer, its placement or the route is unknown, and matters.
     """
     settings = situation.settings
     if settings.engine is not None and settings.engine.value is not Engine.DEEPSPEED:
@@ -96,7 +96,7 @@ def place(situation: Situation) -> Placed | None:
         for route in _routes(situation)
     }
     row = rows.pop() if len(rows) == 1 else known(None, "which library passes the optimizer to DeepSpeed")
-    return Placed(
+    return PlacedOptimizer(
         row=row, optimizer=optimizer, zero_stage=stage, optimizer_offload=offload, forces_cpu_optimizer=forces
     )
 
@@ -104,7 +104,7 @@ def place(situation: Situation) -> Placed | None:
 def _routes(situation: Situation) -> tuple[Route, ...]:
     if situation.route is not None:
         return (situation.route,)
-    if situation.is_of_flags:
+    if situation.is_from_flags:
         return (Route.ACCELERATE,)  # an optimizer set by a strategy goes through prepare()
     return tuple(Route)
 
@@ -120,14 +120,14 @@ def because_of(*causes: Cause, on_gpus: bool = False) -> Callable[[Situation], I
     def find(situation: Situation) -> Iterator[Hit]:
         if on_gpus and situation.topology is not None and situation.topology.on_cpu:
             return
-        placed = place(situation)
+        placed = placed_optimizer(situation)
         if placed is not None and placed.row.cause in causes:
             yield hit(placed)
 
     return find
 
 
-def hit(placed: Placed, *, fix: str | None = None) -> Hit:
+def hit(placed: PlacedOptimizer, *, fix: str | None = None) -> Hit:
     """Return the finding for an optimizer and its placement."""
     return Hit(
         found=placed.texts,
@@ -204,7 +204,7 @@ _ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2,
     evidence=Reproduction(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
 )
 def _swapped(situation: Situation) -> Iterator[Hit]:
-    placed = place(situation)
+    placed = placed_optimizer(situation)
     if placed is None or placed.row.cause is not Cause.SWAPPED:
         return
     fix = None
@@ -267,7 +267,7 @@ _NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
     evidence=Reproduction(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
 )
 def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
-    placed = place(situation)
+    placed = placed_optimizer(situation)
     if placed is None or not placed.offloads or placed.forces_cpu_optimizer:
         return
     if placed.optimizer.value in EIGHT_BIT and placed.row.answer is not OptimizerAnswer.REFUSED:
@@ -388,7 +388,7 @@ def _unknown_type(situation: Situation) -> Iterator[Hit]:
     evidence=fails("You are using an untested ZeRO Optimizer"),
 )
 def _untested(situation: Situation) -> Iterator[Hit]:
-    placed = place(situation)
+    placed = placed_optimizer(situation)
     if placed is None or placed.row.cause is not Cause.UNTESTED or placed.optimizer.value is None:
         return
     allowed = verdict(
@@ -438,7 +438,8 @@ def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
 )
 def _muon_scatters(situation: Situation) -> Iterator[Hit]:
     file = situation.file
-    placed = place(situation) if situation.deepspeed and file.value(*_REDUCE_SCATTER) is not False else None
+    scatters = situation.deepspeed is not None and file.value(*_REDUCE_SCATTER) is not False
+    placed = placed_optimizer(situation) if scatters else None
     if placed is not None and placed.row.cause is Cause.REDUCE_SCATTER:
         edit = SetValue(document=file.name, path=_REDUCE_SCATTER, value=False)
         yield Hit(found=placed.texts, place=placed.optimizer.place, edits=(edit,))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import DEEPSPEED, changed, zero
-from zerofit.checking.rules.script.hits import hit, unchecked
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import DEEPSPEED, at_zero, changed
+from zerofit.checking.rules.script.hits import hit, unguarded_calls
 from zerofit.core.command import Launcher
 from zerofit.scripts.facts import Action
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
-_HANDED_OVER = "--local_rank"
+_LOCAL_RANK = "--local_rank"
 _PARSES = """\
 import argparse
 
@@ -50,8 +50,8 @@ _TAKES = changed(
     why="parse_args() exits at an unknown argument",
     fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
     see=f"{DEEPSPEED}/launcher/launch.py",
-    bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
-    good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
+    bad=at_zero(1, _PARSES, command="deepspeed --num_gpus 2"),
+    good=at_zero(1, _TAKES, command="deepspeed --num_gpus 2"),
     evidence=fails("unrecognized arguments: --local_rank"),
 )
 def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
@@ -62,11 +62,11 @@ def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
     # Other multi-node launchers start the script themselves, without the argument.
     if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
         return
-    for call in unchecked(situation, Action.PARSE_STRICTLY):
+    for call in unguarded_calls(situation, Action.PARSE_STRICTLY):
         # argparse accepts a prefix of a longer option.
-        takes = any(option == "**" or option.startswith(_HANDED_OVER) for option in call.options)
+        takes = any(option == "**" or option.startswith(_LOCAL_RANK) for option in call.options)
         if not takes:
-            yield hit(call.seen, f" without {_HANDED_OVER}")
+            yield hit(call.seen, f" without {_LOCAL_RANK}")
 
 
 RULES = declared(vars())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import INFERENCE, changed, zero
-from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, says_how_often, unchecked
+from zerofit.checking.rule import HANGS, Hit, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import INFERENCE, at_zero, changed
+from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, uneven_share_text, unguarded_calls
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.facts import Action
@@ -38,12 +38,12 @@ length = 12 if accelerator.is_main_process else 4
 tokens = model.module.generate(prompts[:2], max_new_tokens=length, do_sample=False)
 tokens = accelerator.gather(tokens)
 """
-_ALONE = changed(INFERENCE, "LlamaConfig, set_seed", "LlamaConfig, LlamaForCausalLM, set_seed")
+_WITH_LLAMA = changed(INFERENCE, "LlamaConfig, set_seed", "LlamaConfig, LlamaForCausalLM, set_seed")
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
 _GENERATION = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/generation"
 
 
-def _doing(lines: str, script: str = INFERENCE) -> str:
+def _generating(lines: str, script: str = INFERENCE) -> str:
     return changed(script, _ONE_CALL, lines)
 
 
@@ -55,23 +55,20 @@ def _doing(lines: str, script: str = INFERENCE) -> str:
     fix="call zerofit.generate(model, prompts) on every rank, or pad each rank's part to one length: "
     "split_between_processes(prompts, apply_padding=True)",
     see=f"{_DOCS}/usage_guides/distributed_inference",
-    bad=Example(deepspeed=zero(3), script=_doing(_EACH)),
-    good=Example(
-        deepspeed=zero(3),
-        script=_doing(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True")),
-    ),
+    bad=at_zero(3, _generating(_EACH)),
+    good=at_zero(3, _generating(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True"))),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _runs_more_often_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _runs(situation, Action.GENERATE, Action.FORWARD):
         if call.share is not None:
-            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
+            yield hit(call.seen, uneven_share_text(call.share), Confidence.POSSIBLE)
 
 
 def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     """Yield the calls that run a partitioned model on every rank."""
-    for call in unchecked(situation, *actions):
+    for call in unguarded_calls(situation, *actions):
         if call.state in OF_ENGINE and not call.one_rank:
             yield call
 
@@ -83,10 +80,8 @@ def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     why="it generates in each round, as often as the rank's prompt needs, and waits for all ranks",
     fix="leave the assistant out; prompt_lookup_num_tokens runs no second model and stays in step",
     see=f"{_GENERATION}/candidate_generator.py",
-    bad=Example(deepspeed=zero(3), script=_doing(_ASSISTED, _ALONE)),
-    good=Example(
-        deepspeed=zero(3), script=_doing(changed(_ASSISTED, ", assistant_model=assistant", ""), _ALONE)
-    ),
+    bad=at_zero(3, _generating(_ASSISTED, _WITH_LLAMA)),
+    good=at_zero(3, _generating(changed(_ASSISTED, ", assistant_model=assistant", ""), _WITH_LLAMA)),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -108,8 +103,8 @@ def _sets(call: ScriptCall, name: str) -> bool:
     why="each chunk of a prompt is a forward pass, and a longer prompt has more of them",
     fix="leave prefill_chunk_size out, or pad the prompts of all ranks to one length",
     see=f"{_GENERATION}/utils.py",
-    bad=Example(deepspeed=zero(3), script=_doing(_IN_CHUNKS)),
-    good=Example(deepspeed=zero(3), script=_doing(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
+    bad=at_zero(3, _generating(_IN_CHUNKS)),
+    good=at_zero(3, _generating(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -126,10 +121,10 @@ def _prefills_in_chunks(situation: Situation) -> Iterator[Hit]:
     why="the longest completion differs between ranks, and gather() needs tensors of the same shape",
     fix="gather accelerator.pad_across_processes(tokens, dim=1), or call zerofit.generate()",
     see=f"{_DOCS}/package_reference/accelerator#accelerate.Accelerator.pad_across_processes",
-    bad=Example(deepspeed=zero(3), script=_doing(_GATHERED)),
-    good=Example(
-        deepspeed=zero(3),
-        script=_doing(
+    bad=at_zero(3, _generating(_GATHERED)),
+    good=at_zero(
+        3,
+        _generating(
             changed(_GATHERED, "gather(tokens)", "gather(accelerator.pad_across_processes(tokens, dim=1))")
         ),
     ),

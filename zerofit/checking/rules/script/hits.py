@@ -14,35 +14,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Action, ScriptCall, Sighting
+    from zerofit.scripts.facts import Action, ScriptCall, Snippet
 
 EVERY_STAGE = tuple(ZeroStage)
 OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 
 
-def unchecked(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
-    """Yield the script's calls with these actions that are under no condition on DeepSpeed."""
+def unguarded_calls(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
+    """Yield the script's calls with these actions, except those under a condition on DeepSpeed."""
     for call in situation.script.find(*actions) if situation.script else ():
         if not call.is_engine_checked:
             yield call
 
 
-def hit(
-    seen: Sighting, behind: str = "", confidence: Confidence = Confidence.LIKELY, fix: str | None = None
-) -> Hit:
+def hit(seen: Snippet, behind: str = "", confidence: Confidence = Confidence.LIKELY) -> Hit:
     """Return a finding on a piece of the source."""
-    return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence, fix=fix)
+    return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence)
 
 
-def under(call: ScriptCall, confidence: Confidence = Confidence.LIKELY) -> Hit:
-    """Return a finding on a call that only some ranks make, with the condition under which they do."""
+def hit_under_condition(call: ScriptCall, confidence: Confidence = Confidence.LIKELY) -> Hit:
+    """Return a finding on a call that only some ranks make, with its condition."""
     condition = f"`{call.one_rank.text}`" if call.one_rank else ""
     behind = f" if {condition} is false" if call.is_otherwise else f" under {condition}"
     return hit(call.seen, behind, confidence)
 
 
-def says_how_often(share: Sighting) -> str:
-    """Return the text for a call that one rank may make more often than another."""
+def uneven_share_text(share: Snippet) -> str:
+    """Return the end of a finding on a call that some ranks may make more often than others."""
     return f", on each rank as often as `{share.text}` says"
 
 
@@ -51,8 +49,7 @@ def at_stages(
 ) -> Callable[[Callable[[Situation], Iterable[Hit]]], Callable[[Situation], Iterator[Hit]]]:
     """Return a decorator that restricts a predicate on the script to DeepSpeed at these stages.
 
-    The settings are only queried if the script has a hit, so that the rule is not undecided for other
-    scripts.
+    The settings are only queried if the script has a hit: for other scripts they may be unknown.
     """
 
     def decorate(find: Callable[[Situation], Iterable[Hit]]) -> Callable[[Situation], Iterator[Hit]]:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
+from zerofit.checking.rules.examples import (
+    EVALUATES,
+    INFERENCE,
+    LANGUAGE,
+    WHOLE_WEIGHTS,
+    at_zero,
+    changed,
+    zero,
+)
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -30,24 +38,24 @@ _UNPREPARED = changed(
 )
 _MADE = "teacher = AutoModelForCausalLM.from_config(config)\n"
 _FIRST = "accelerator = Accelerator()\nset_seed(0)\n"
-_ASKS = changed(
+_ASKS_TEACHER = changed(
     LANGUAGE,
     "    loss = model(**batch).loss\n",
     "    with torch.no_grad():\n        hints = teacher(**batch).logits\n    loss = model(**batch).loss\n",
 )
-_CONFIG = _ASKS[_ASKS.index("config = LlamaConfig(") : _ASKS.index("model = Auto")]
-_LATE_TEACHER = changed(_ASKS, _CONFIG, f"{_CONFIG}{_MADE}")
-_EARLY_TEACHER = changed(changed(_ASKS, _CONFIG, ""), _FIRST, f"set_seed(0)\n{_CONFIG}{_MADE}{_FIRST}")
-_WATCHES = changed(
+_CONFIG = _ASKS_TEACHER[_ASKS_TEACHER.index("config = LlamaConfig(") : _ASKS_TEACHER.index("model = Auto")]
+_LATE_TEACHER = changed(_ASKS_TEACHER, _CONFIG, f"{_CONFIG}{_MADE}")
+_EARLY_TEACHER = changed(_ASKS_TEACHER, _CONFIG, "")
+_EARLY_TEACHER = changed(_EARLY_TEACHER, _FIRST, f"set_seed(0)\n{_CONFIG}{_MADE}{_FIRST}")
+_INFERS_IN_LOOP = changed(
     LANGUAGE,
     "    optimizer.zero_grad()\n",
     "    optimizer.zero_grad()\n    with torch.inference_mode():\n        model(**batch)\n",
 )
-_WHOLE = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
 _KEEPS_WEIGHTS = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_clipping": 0.0,
-    "zero_optimization": {"stage": 3, **_WHOLE},
+    "zero_optimization": {"stage": 3, **WHOLE_WEIGHTS},
 }
 """DeepSpeed's default limits of live parameters: small models stay gathered between passes."""
 _AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
@@ -63,8 +71,8 @@ _TRAINER = "https://github.com/huggingface/transformers/issues/30205"
     why="each rank runs its own whole model; only prepare() creates a DeepSpeed engine",
     fix="run without DeepSpeed; if the model is too large for one GPU, prepare it with {zero_stage} 3",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
-    bad=Example(deepspeed=zero(2), script=_UNPREPARED),
-    good=Example(deepspeed=zero(3), script=INFERENCE),
+    bad=at_zero(2, _UNPREPARED),
+    good=at_zero(3, INFERENCE),
     evidence=ignored(("zero_stage", None)),
 )
 @at_stages(*_BELOW_ZERO3)
@@ -86,13 +94,13 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
     why="from_pretrained() and from_config() partition it at construction, and only an engine gathers it",
     fix="prepare it, or create it before the Accelerator or the TrainingArguments, whole on every rank",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-    bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
-    good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
+    bad=at_zero(3, _LATE_TEACHER),
+    good=at_zero(3, _EARLY_TEACHER),
     evidence=fails("'weight' must be 2-D"),
 )
 @at_stages(ZeroStage.PARAMETERS)
-def _left_alone(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, *_RUNS):
+def _runs_outside_engine(situation: Situation) -> Iterator[Hit]:
+    for call in unguarded_calls(situation, *_RUNS):
         if call.is_model_left_alone:
             yield hit(call.seen, " of a model outside any engine")
 
@@ -104,15 +112,15 @@ def _left_alone(situation: Situation) -> Iterator[Hit]:
     why="weights gathered in it stay gathered, and autograd refuses them in the next step",
     fix="use torch.no_grad()",
     see="https://github.com/snowflakedb/ArcticTraining/pull/265",
-    bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_WATCHES),
+    bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_INFERS_IN_LOOP),
     good=Example(
-        deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
+        deepspeed=_KEEPS_WEIGHTS, script=changed(_INFERS_IN_LOOP, "torch.inference_mode()", "torch.no_grad()")
     ),
     evidence=fails("Inference tensors cannot be saved for backward"),
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _inference_mode(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, *_RUNS):
+    for call in unguarded_calls(situation, *_RUNS):
         if call.is_in_inference_mode and call.trains_after and call.state in OF_ENGINE:
             yield hit(call.seen, " in torch.inference_mode()")
 
@@ -130,12 +138,12 @@ def _inference_mode(situation: Situation) -> Iterator[Hit]:
 )
 @at_stages(*_BELOW_ZERO3)
 def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.EVALUATE):
+    for call in unguarded_calls(situation, Action.EVALUATE):
         if not call.trains_before:
-            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
+            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _confidence(call))
 
 
-def _how_sure(call: ScriptCall) -> Confidence:
+def _confidence(call: ScriptCall) -> Confidence:
     return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
 
 
@@ -152,9 +160,9 @@ def _how_sure(call: ScriptCall) -> Confidence:
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.EVALUATE):
+    for call in unguarded_calls(situation, Action.EVALUATE):
         if call.trains_after and not call.trains_before:
-            yield hit(call.seen, " before train()", _how_sure(call))
+            yield hit(call.seen, " before train()", _confidence(call))
 
 
 RULES = declared(vars())

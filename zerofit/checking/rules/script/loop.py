@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, at_zero, changed, zero
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -44,7 +44,7 @@ for batch in loader:
         optimizer.zero_grad()
 """,
 )
-_BY_HAND = changed(
+_MANUAL = changed(
     SMALL,
     _LOOP,
     """\
@@ -56,13 +56,13 @@ for step, batch in enumerate(loader, 1):
         optimizer.zero_grad()
 """,
 )
-_PASSED_BY = changed(SMALL, "accelerator.backward(loss)", "loss.backward()")
+_BYPASSES = changed(SMALL, "accelerator.backward(loss)", "loss.backward()")
 _CLIPS = changed(
     SMALL,
     "    optimizer.step()\n",
     "    accelerator.clip_grad_norm_(model.parameters(), 0.1)\n    optimizer.step()\n",
 )
-_TWICE = changed(
+_TWO_FORWARDS = changed(
     changed(
         LANGUAGE,
         "    loss = model(**batch).loss\n",
@@ -105,9 +105,9 @@ _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guide
 @at_stages(*EVERY_STAGE)
 def _never_accumulates(situation: Situation) -> Iterator[Hit]:
     script = _own_loop(situation)
-    if script is None or any(_by_hand(script)):
+    if script is None or any(_manual_steps(script)):
         return
-    backward = next((call for call in unchecked(situation, Action.BACKWARD) if call.loop), None)
+    backward = next((call for call in unguarded_calls(situation, Action.BACKWARD) if call.loop), None)
     steps = _accumulation(situation, script)
     if backward is not None and steps is not None:
         yield hit(backward.seen, f" outside accumulate(), with {steps}")
@@ -121,7 +121,7 @@ def _own_loop(situation: Situation) -> ScriptFacts | None:
     return script if script.find(Action.BACKWARD) else None
 
 
-def _by_hand(script: ScriptFacts) -> Iterator[ScriptCall]:
+def _manual_steps(script: ScriptFacts) -> Iterator[ScriptCall]:
     """Yield the optimizer steps under a modulo condition, with backward() in every iteration."""
     in_each = {call.loop for call in script.find(Action.BACKWARD) if call.every_few_steps is None}
     for call in script.find(Action.STEP):
@@ -150,15 +150,15 @@ def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
     why="accelerator.backward() also runs DeepSpeed's step, so each micro-batch is a separate step",
     fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=Example(deepspeed=zero(1), script=_BY_HAND),
+    bad=at_zero(1, _MANUAL),
     good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
     evidence=DIFFERS,
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 @at_stages(*EVERY_STAGE)
-def _accumulates_by_hand(situation: Situation) -> Iterator[Hit]:
+def _accumulates_manually(situation: Situation) -> Iterator[Hit]:
     script = _own_loop(situation)
-    for call in _by_hand(script) if script else ():
+    for call in _manual_steps(script) if script else ():
         if call.every_few_steps is not None:
             yield hit(call.seen, f" under `{call.every_few_steps.text}`", Confidence.POSSIBLE)
 
@@ -170,20 +170,20 @@ def _accumulates_by_hand(situation: Situation) -> Iterator[Hit]:
     why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
     fix="write accelerator.backward(loss)",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=Example(deepspeed=zero(2), script=_PASSED_BY),
-    good=Example(deepspeed=zero(2), script=SMALL),
+    bad=at_zero(2, _BYPASSES),
+    good=at_zero(2, SMALL),
     evidence=DIFFERS,
 )
 @at_stages(*EVERY_STAGE)
-def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
+def _bypasses_accelerator(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     if script is None or script.route is not Route.ACCELERATE or script.find(Action.BACKWARD):
         return
     if any(call.state is ModelState.ENGINE for call in script.find(Action.STEP)):
         return  # the engine's own step() after loss.backward() does train
-    forwards = unchecked(situation, Action.FORWARD)
+    forwards = unguarded_calls(situation, Action.FORWARD)
     loops = {call.loop for call in forwards if call.loop and call.state is ModelState.ENGINE}
-    for call in unchecked(situation, Action.BACKWARD_OF_LOSS):
+    for call in unguarded_calls(situation, Action.BACKWARD_OF_LOSS):
         if call.loop in loops:
             yield hit(call.seen)
 
@@ -195,13 +195,13 @@ def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed has already clipped and stepped inside backward(), with its own gradient_clipping",
     fix="set {gradient_clipping} to the script's value",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed=zero(1), script=_CLIPS),
+    bad=at_zero(1, _CLIPS),
     good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
     evidence=DIFFERS,
-    is_put_right_by_launch=True,
+    is_fixed_by_launch=True,
 )
 @at_stages(*EVERY_STAGE)
-def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
+def _clipping_is_ignored(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     if script is None or script.route is not Route.ACCELERATE or situation.deepspeed is None:
         return
@@ -210,7 +210,7 @@ def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
     if not isinstance(value, (int, float)):
         return
     said = f"gradient_clipping={value}" if entry and entry.plain != "auto" else f"the default of {value}"
-    for call in unchecked(situation, Action.CLIP):
+    for call in unguarded_calls(situation, Action.CLIP):
         norm = call.keyword("max_norm")
         is_other = norm is not None and isinstance(norm.value, (int, float)) and norm.value != value
         if is_other and call.state in OF_ENGINE:
@@ -225,10 +225,8 @@ def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
     why="reentrant checkpointing runs a nested backward in each, and reduces the same gradient twice",
     fix="set use_reentrant to False, or join both batches into one forward pass",
     see="https://github.com/deepspeedai/DeepSpeed/issues/988",
-    bad=Example(deepspeed=zero(2), script=_TWICE),
-    good=Example(
-        deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
-    ),
+    bad=at_zero(2, _TWO_FORWARDS),
+    good=at_zero(2, changed(_TWO_FORWARDS, '"use_reentrant": True', '"use_reentrant": False')),
     evidence=fails("has already been reduced"),
 )
 @at_stages(ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
@@ -255,8 +253,8 @@ def _is_reentrant(call: ScriptCall) -> bool:
     why="the prefix is in the cache of keys and values, which gradient checkpointing drops",
     fix="leave gradient checkpointing off, or train other adapters, such as LoRA",
     see="https://github.com/huggingface/peft/blob/v0.21.2/src/peft/peft_model.py",
-    bad=Example(deepspeed=zero(2), script=_CHECKPOINTS_PREFIX),
-    good=Example(deepspeed=zero(2), script=_PREFIX),
+    bad=at_zero(2, _CHECKPOINTS_PREFIX),
+    good=at_zero(2, _PREFIX),
     evidence=fails("The size of tensor a"),
 )
 def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
@@ -265,12 +263,12 @@ def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
     for prefix in script.find(Action.TUNE_PREFIX) if script else ():
         for said in map(situation.arguments.find, _CHECKPOINTING_FIELDS):
             if said is not None and said.value is True:
-                yield hit(prefix.seen, f" with {said.text}", _sure(prefix))
-        for call in unchecked(situation, Action.CHECKPOINT_ACTIVATIONS):
-            yield hit(call.seen, f" with {prefix.seen.text}", _sure(prefix, call))
+                yield hit(prefix.seen, f" with {said.text}", _confidence(prefix))
+        for call in unguarded_calls(situation, Action.CHECKPOINT_ACTIVATIONS):
+            yield hit(call.seen, f" with {prefix.seen.text}", _confidence(prefix, call))
 
 
-def _sure(*calls: ScriptCall) -> Confidence:
+def _confidence(*calls: ScriptCall) -> Confidence:
     return Confidence.POSSIBLE if any(call.is_conditional for call in calls) else Confidence.LIKELY
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import COSTS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, LOADED, SMALL, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
+from zerofit.checking.rule import COSTS, Hit, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, LOADED, SMALL, at_zero, changed
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
@@ -61,11 +61,8 @@ print("weights", f"{outputs.abs().sum().item():.6f}")
     why="ZeRO-3 places each part of a weight itself, so transformers refuses both together",
     fix="leave device_map out of from_pretrained()",
     see="https://huggingface.co/docs/transformers/deepspeed#zero",
-    bad=Example(
-        deepspeed=zero(3),
-        script=changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")'),
-    ),
-    good=Example(deepspeed=zero(3), script=LOADED),
+    bad=at_zero(3, changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")')),
+    good=at_zero(3, LOADED),
     evidence=fails("not compatible with passing a `device_map`"),
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -96,15 +93,15 @@ def _device_map_of(model: Model) -> list[Keyword]:
     why="under DeepSpeed each rank has one device, and accelerate refuses a model on several",
     fix="leave device_map out of from_pretrained()",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(
-        deepspeed=zero(2),
-        script=changed(
+    bad=at_zero(
+        2,
+        changed(
             LOADED,
             'from_pretrained("model")',
             f'from_pretrained("model", {_ON_TWO_DEVICES}, offload_folder="offload")',
         ),
     ),
-    good=Example(deepspeed=zero(2), script=LOADED),
+    good=at_zero(2, LOADED),
     evidence=fails("loaded with `device_map='auto'` in any distributed"),
 )
 @at_stages(*EVERY_STAGE)
@@ -137,8 +134,8 @@ def _refused_by_zero3(situation: Situation, model: Model) -> bool:
     why="only then does transformers know about ZeRO-3; before, every rank loads the whole model",
     fix="create the Accelerator or the TrainingArguments first",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-    bad=Example(deepspeed=zero(3), script=_EARLY),
-    good=Example(deepspeed=zero(3), script=LOADED),
+    bad=at_zero(3, _EARLY),
+    good=at_zero(3, LOADED),
     evidence=COSTS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -155,8 +152,8 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
     why="only from_pretrained() and from_config() partition each layer at construction",
     fix="use from_pretrained() or from_config(), or create it inside `with deepspeed.zero.Init():`",
     see="https://deepspeed.readthedocs.io/en/latest/zero3.html#constructing-massive-models",
-    bad=Example(deepspeed=zero(3), script=_MADE_WHOLE),
-    good=Example(deepspeed=zero(3), script=LOADED),
+    bad=at_zero(3, _MADE_WHOLE),
+    good=at_zero(3, LOADED),
     evidence=COSTS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -172,10 +169,8 @@ def _made_whole(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed keeps the original parameters, and does not know the new ones",
     fix="call resize_token_embeddings() before prepare()",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/deepspeed",
-    bad=Example(deepspeed=zero(3), script=changed(LANGUAGE, _FIRST_STEP, f"{_RESIZE}{_FIRST_STEP}")),
-    good=Example(
-        deepspeed=zero(3), script=changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")
-    ),
+    bad=at_zero(3, changed(LANGUAGE, _FIRST_STEP, f"{_RESIZE}{_FIRST_STEP}")),
+    good=at_zero(3, changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")),
     evidence=fails("'Parameter' object has no attribute 'ds_status'"),
 )
 @at_stages(*EVERY_STAGE)
@@ -193,16 +188,13 @@ def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed sets attributes on modules, which the compiled wrapper lacks",
     fix="leave torch.compile() out, or call engine.compile() after prepare()",
     see="https://github.com/deepspeedai/DeepSpeed/issues/6961",
-    bad=Example(
-        deepspeed=zero(3),
-        script=changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch"),
-    ),
-    good=Example(deepspeed=zero(3), script=SMALL),
+    bad=at_zero(3, changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch")),
+    good=at_zero(3, SMALL),
     evidence=fails("_in_forward"),
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.PREPARE):
+    for call in unguarded_calls(situation, Action.PREPARE):
         if call.is_compiled:
             yield hit(call.seen, " of a model compiled by torch.compile()")
 
@@ -214,13 +206,13 @@ def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
     why="prepare() creates one DeepSpeed engine, and accelerate refuses a second model",
     fix="prepare the trained model, and move the others to accelerator.device",
     see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
-    bad=Example(deepspeed=zero(1), script=_TWO),
-    good=Example(deepspeed=zero(1), script=_STUDENT),
+    bad=at_zero(1, _TWO),
+    good=at_zero(1, _STUDENT),
     evidence=fails("multiple models when using DeepSpeed"),
 )
 @at_stages(*EVERY_STAGE)
 def _several_models(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.PREPARE):
+    for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")
 
@@ -232,8 +224,8 @@ def _several_models(situation: Situation) -> Iterator[Hit]:
     why="they partition optimizer states and gradients, which evaluation lacks",
     fix="run without DeepSpeed, or set {zero_stage} to 3 if the model is too large for one GPU",
     see=f"{DEEPSPEED}/runtime/engine.py",
-    bad=Example(deepspeed=zero(2), script=_EVALUATION),
-    good=Example(deepspeed=zero(3), script=_EVALUATION),
+    bad=at_zero(2, _EVALUATION),
+    good=at_zero(3, _EVALUATION),
     evidence=fails("requires an optimizer"),
 )
 @at_stages(ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)

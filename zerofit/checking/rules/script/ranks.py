@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import LANGUAGE, SMALL, ending, zero
+from zerofit.checking.rule import HANGS, Hit, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import LANGUAGE, SMALL, at_zero, ending
 from zerofit.checking.rules.script.hits import (
     EVERY_STAGE,
     OF_ENGINE,
     at_stages,
     hit,
-    says_how_often,
-    unchecked,
-    under,
+    hit_under_condition,
+    uneven_share_text,
+    unguarded_calls,
 )
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -61,20 +61,20 @@ model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False
     why="the call only returns when every rank has made it, and the others never do",
     fix="move it out of the condition; keep only printing and writing separate files inside",
     see=f"{_DOCS}/concept_guides/deferring_execution",
-    bad=Example(deepspeed=zero(1), script=ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
-    good=Example(deepspeed=zero(1), script=ending(SMALL, "accelerator.wait_for_everyone()")),
+    bad=at_zero(1, ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
+    good=at_zero(1, ending(SMALL, "accelerator.wait_for_everyone()")),
     evidence=HANGS,
 )
 def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_WAITS):
-        yield under(call)
-    for call in unchecked(situation, *_WAITS):
+        yield hit_under_condition(call)
+    for call in unguarded_calls(situation, *_WAITS):
         if call.share is not None and call.one_rank is None:
-            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
+            yield hit(call.seen, uneven_share_text(call.share), Confidence.POSSIBLE)
 
 
 def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
-    return (call for call in unchecked(situation, *actions) if call.one_rank is not None)
+    return (call for call in unguarded_calls(situation, *actions) if call.one_rank is not None)
 
 
 @Rule(
@@ -84,14 +84,14 @@ def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]
     why="each rank writes its own part and waits for the others, at every ZeRO stage",
     fix="move it out of the condition",
     see="https://deepspeed.readthedocs.io/en/latest/model-checkpointing.html",
-    bad=Example(deepspeed=zero(2), script=ending(SMALL, _on_main(_SAVES_STATE))),
-    good=Example(deepspeed=zero(2), script=ending(SMALL, _SAVES_STATE)),
+    bad=at_zero(2, ending(SMALL, _on_main(_SAVES_STATE))),
+    good=at_zero(2, ending(SMALL, _SAVES_STATE)),
     evidence=HANGS,
 )
 @at_stages(*EVERY_STAGE)
 def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_CHECKPOINTS):
-        yield under(call)
+        yield hit_under_condition(call)
 
 
 @Rule(
@@ -101,8 +101,8 @@ def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
     why="every rank has a part of each weight, and a rank that needs it waits until all have sent theirs",
     fix="move it out of the condition, so that every rank runs it; {zero_stage} 2 needs no change",
     see="https://deepspeed.readthedocs.io/en/latest/zero3.html",
-    bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _on_main(_GENERATES))),
-    good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _GENERATES)),
+    bad=at_zero(3, ending(LANGUAGE, _on_main(_GENERATES))),
+    good=at_zero(3, ending(LANGUAGE, _GENERATES)),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -111,7 +111,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
         is_partitioned = call.state in OF_ENGINE or call.action not in _USES_WEIGHTS
         # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
         if is_partitioned and (not call.is_gathered or call.action in _RUNS):
-            yield under(call)
+            yield hit_under_condition(call)
 
 
 @Rule(
@@ -121,13 +121,13 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
     why="between steps each weight is an empty placeholder, which state_dict() returns",
     fix="save accelerator.get_state_dict(model), which every rank calls; save_pretrained() takes it",
     see=f"{_DOCS}/usage_guides/deepspeed#saving-and-loading",
-    bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
-    good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
+    bad=at_zero(3, ending(LANGUAGE, _SAVES.format(""))),
+    good=at_zero(3, ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
     evidence=fails("size mismatch"),
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
-    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
+    for call in unguarded_calls(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
         has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
         if call.state in OF_ENGINE and not has_weights:
             # zerofit's hooks gather the weights of save_pretrained(), where every rank calls it.
@@ -143,15 +143,15 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
     why="a rank that finishes early stops sending its part of the weights to the others",
     fix="leave synced_gpus out, or set it to True",
     see="https://huggingface.co/docs/transformers/main_classes/text_generation",
-    bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
-    good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(""))),
+    bad=at_zero(3, ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
+    good=at_zero(3, ending(LANGUAGE, _UNEVEN.format(""))),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _generates_out_of_step(situation: Situation) -> Iterator[Hit]:
     # DeepSpeed's hybrid engine has its own generate().
-    has_hybrid = any(unchecked(situation, Action.INITIALIZE))
-    for call in unchecked(situation, Action.GENERATE):
+    has_hybrid = any(unguarded_calls(situation, Action.INITIALIZE))
+    for call in unguarded_calls(situation, Action.GENERATE):
         synced = call.keyword("synced_gpus")
         is_hybrid = has_hybrid and call.state is ModelState.ENGINE
         is_asked = synced is not None and synced.value is False

@@ -93,7 +93,7 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.arguments, situation.file
     ranks = None if situation.topology is None else situation.topology.world_size
     for path, names, said in (*_compared(trainer), *_global_batch(trainer, ranks)):
-        if file.value(*path) in (None, "auto", said.value) or not _is_read(said.value):
+        if file.value(*path) in (None, "auto", said.value) or not _is_parsed(said.value):
             continue
         is_said = any(trainer.find(name) is not None for name in names)
         fix = f'write {".".join(path)}: "auto"'
@@ -133,7 +133,7 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
 def _global_batch(
     trainer: TrainerSettings, ranks: int | None
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
-    """Yield the global batch that Trainer compares, where all that makes it is known."""
+    """Yield the global batch size that Trainer compares, if all of its factors are known."""
     searches = trainer.find_or_default("auto_find_batch_size")
     size, steps = (trainer.find_or_default(name) for name in ("per_device_train_batch_size", _STEPS))
     if ranks is None or size is None or steps is None or (searches is not None and searches.value):
@@ -144,8 +144,8 @@ def _global_batch(
         yield ("train_batch_size",), ("per_device_train_batch_size", _STEPS), product
 
 
-def _is_read(value: Any) -> bool:
-    """Return True if a value is a number or boolean rather than a text such as $RATE."""
+def _is_parsed(value: Any) -> bool:
+    """Return True if a value is a number or boolean rather than a string such as $RATE."""
     return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
@@ -225,7 +225,7 @@ def _both_halves(situation: Situation) -> Iterator[Hit]:
     severity=Severity.ERROR,
     summary="TrainingArguments have no such field",
     why="transformers refuses unknown and removed arguments",
-    fix="take it out",
+    fix="remove it",
     see=_ARGUMENTS,
     bad=_with("--evaluation_strategy no"),
     good=_with("--eval_strategy no"),
@@ -243,13 +243,13 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for said in trainer.surplus:
         near = nearest(said.value, names)
         instead = gone.get(said.value, f"write {near}" if near else None)
-        yield hit_of(said, fix=_use(instead))
+        yield hit_of(said, fix=_as_fix(instead))
     for name, argument in trainer.said.items():
         if name in gone:  # on a command line, another class of the script may use it
-            yield replace(hit_of(argument, fix=_use(gone[name])), confidence=Confidence.LIKELY)
+            yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=Confidence.LIKELY)
 
 
-def _use(instead: str | None) -> str | None:
+def _as_fix(instead: str | None) -> str | None:
     return instead if instead is None or " " in instead else f"write {instead}"
 
 

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pydantic import TypeAdapter
+
 from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
 from zerofit.scripts.capture.child import (
     gpu_stand_in,
@@ -23,7 +25,7 @@ from zerofit.scripts.capture.child import (
 )
 from zerofit.scripts.capture.child.files import guard
 from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
-from zerofit.scripts.capture.child.outcome import leave_failed, leave_for, place_in_script
+from zerofit.scripts.capture.child.outcome import exit_failed, exit_untrained, place_in_script
 from zerofit.scripts.capture.journal import SPEC
 from zerofit.scripts.on_import import when_imported
 from zerofit.scripts.run_target import run_target, script_frames
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the target until its training would begin, and write the result into the folder."""
     folder, *target = arguments
-    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=_spec_in(Path(folder)))
+    spec = TypeAdapter(CaptureSpec).validate_json((Path(folder) / SPEC).read_bytes())
+    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=spec)
     guard(seen.folder)
     _install(seen)
     try:
@@ -44,16 +47,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         if not seen.is_here:
             raise
         frames = script_frames(error.__traceback__, caller=__file__)
-        leave_for(seen, error.with_traceback(frames))
+        exit_untrained(seen, error.with_traceback(frames))
     if not seen.is_here:
         sys.exit(0)
-    leave_for(seen, None)
-
-
-def _spec_in(folder: Path) -> CaptureSpec:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(CaptureSpec).validate_json((folder / SPEC).read_bytes())
+    exit_untrained(seen, None)
 
 
 def _install(seen: Observations) -> None:
@@ -62,7 +59,7 @@ def _install(seen: Observations) -> None:
     when_imported("torch", lambda module: gpu_stand_in.install(module, seen))
     when_imported("pynvml", lambda module: gpu_stand_in.install_for_nvml(module, seen))
     when_imported("safetensors", gpu_stand_in.install_for_safetensors)
-    when_imported("torch", lambda module: _note_seed(module, seen))
+    when_imported("torch", lambda torch: setattr(seen, "default_seed", torch.initial_seed()))
     when_imported("accelerate.state", skip_data_parallel_wrapping)
     quiet_saving.install(seen.note_saving)
     quiet_hub.install()
@@ -82,7 +79,7 @@ class _NoInput(io.TextIOBase):
 
     def _asked(self) -> NoReturn:
         where = place_in_script(sys._getframe(1))
-        leave_failed(self._seen, "stdin", "the script reads standard input", where=where)
+        exit_failed(self._seen, "stdin", "the script reads standard input", where=where)
 
     def read(self, size: int | None = -1) -> str:
         self._asked()
@@ -102,16 +99,12 @@ class _NoInput(io.TextIOBase):
         return self
 
 
-def _note_seed(torch: Any, seen: Observations) -> None:
-    seen.default_seed = torch.initial_seed()
-
-
 def _refuse_own_engine(seen: Observations) -> None:
     """End the capture of a script that creates DeepSpeed's engine itself: zerofit plans for accelerate's."""
 
     def initialize(*_: Any, **__: Any) -> NoReturn:
         where = place_in_script(sys._getframe(1))
-        leave_failed(seen, "unsupported", "the script calls deepspeed.initialize() itself", where=where)
+        exit_failed(seen, "unsupported", "the script calls deepspeed.initialize() itself", where=where)
 
     when_imported("deepspeed", lambda module: setattr(module, "initialize", initialize))
 

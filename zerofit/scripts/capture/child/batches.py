@@ -79,7 +79,7 @@ def first_batches(
     Args:
         loader: the DataLoader.
         count: maximum number of batches.
-        note: is told why there are fewer, if one can't be read.
+        note: receives the reason if one can't be read.
         needs_one: whether to raise the first batch's exception.
     """
     started, batches = time.monotonic(), []
@@ -128,10 +128,10 @@ def captured_lengths(
     lengths = whole or seen
     if most is not None:
         lengths = [min(length, most) for length in lengths]
-    return summary(lengths, is_whole=bool(whole))
+    return length_summary(lengths, is_whole=bool(whole))
 
 
-def summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
+def length_summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
     """Return the distribution; percentiles are by nearest rank."""
     histogram = LengthHistogram.of_lengths(int(length) for length in lengths)
     return CapturedLengths(

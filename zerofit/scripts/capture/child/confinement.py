@@ -1,8 +1,8 @@
-"""Confines programs that a captured script starts: the kernel (Landlock) lets them lose no file of the user.
+"""Confines the programs that a captured script starts by Landlock, so that no file of the user is lost.
 
-Python's audit hooks do not reach into other programs. A confined one may create empty files and folders
-anywhere, and write, remove or rename only what is outside of the user's folders, or in a cache there. A
-kernel without Landlock confines nothing. See https://docs.kernel.org/userspace-api/landlock.html
+Python's audit hooks don't reach into other programs. A confined one may create empty files and folders
+anywhere, but only write, remove and rename files outside of the user's folders, or in a cache inside them.
+Without Landlock nothing is confined. See https://docs.kernel.org/userspace-api/landlock.html
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def kernel_version() -> int:
 
 
 class Confinement:
-    """What programs may write."""
+    """The rules on what programs may write."""
 
     def __init__(self, roots: Sequence[str], caches: Sequence[str]) -> None:
-        """Make the rules, before any audit hook takes their reading for the script's.
+        """Create the rules, before any audit hook attributes the reads for them to the script.
 
         Args:
             roots: real paths of the user's folders and files.
-            caches: of folders where programs may write, which may be inside of them.
+            caches: real paths of folders where programs may write, possibly inside the user's.
         """
         self._roots, self._caches = roots, caches
         self._ruleset = self._make_ruleset()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns that starts a program, which is confined with all that it starts.
+        """Call a function that starts a program, so that the program and its children are confined.
 
-        Landlock restricts a thread for good, so that the function is called in one of its own.
+        Landlock restricts a thread permanently, so the function is called in a new one.
         """
         if self._ruleset is None:
             return function(*args)
@@ -56,7 +56,7 @@ class Confinement:
 
         def run() -> None:
             try:
-                self._enter()
+                self._restrict_thread()
                 outcome.append((function(*args), None))
             except BaseException as error:
                 outcome.append((None, error))
@@ -69,14 +69,14 @@ class Confinement:
             raise error
         return result
 
-    def _enter(self) -> None:
+    def _restrict_thread(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0)))
         if libc.syscall(_RESTRICT_SELF, self._ruleset, 0):
             raise OSError(ctypes.get_errno(), "the kernel does not confine a program")
 
     def _make_ruleset(self) -> int | None:
-        """File descriptor of the rules; None if the kernel has no Landlock."""
+        """Return the rules' file descriptor; None if the kernel has no Landlock."""
         version = kernel_version()
         if not version:
             return None
@@ -87,7 +87,7 @@ class Confinement:
         ruleset = int(libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0))
         if ruleset < 0:
             return None
-        for path in self._open_paths():
+        for path in self._allowed_paths():
             with contextlib.suppress(OSError):
                 place = os.open(path, os.O_PATH | os.O_CLOEXEC)
                 access = handled if os.path.isdir(path) else handled & _OF_FILES
@@ -96,8 +96,8 @@ class Confinement:
                 os.close(place)
         return ruleset
 
-    def _open_paths(self) -> list[str]:
-        """Return the caches, and all beside the way down to the user's folders: rules only allow."""
+    def _allowed_paths(self) -> list[str]:
+        """Return the caches, and the siblings of the user's folders and their parents: rules only allow."""
         way = {"/"}
         for root in self._roots:
             while (root := os.path.dirname(root)) not in way:

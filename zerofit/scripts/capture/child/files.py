@@ -1,9 +1,9 @@
-"""Guards the user's files during a capture: changes are recorded, and files copied, before they happen.
+"""Guards the user's files during a capture: changes are recorded, and files copied, beforehand.
 
 Python raises audit events when a file is about to be opened, removed, renamed or created
 (https://docs.python.org/3/library/audit_events.html), also in processes forked by the script. Writes of C++
 and Rust code are reported if native_files.py knows them. Other programs are not observed: processes.py only
-allows harmless ones, and confinement.py holds them to their harmlessness where the kernel has Landlock.
+allows harmless ones, and confinement.py confines them where the kernel has Landlock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.scripts.capture.child.confinement import Confinement
-from zerofit.scripts.capture.child.native_files import tell_of_native_files
+from zerofit.scripts.capture.child.native_files import report_native_files
 from zerofit.scripts.capture.child.outcome import place_in_script
 from zerofit.scripts.capture.child.processes import guard_processes
 from zerofit.scripts.capture.journal import (
     COPIES,
-    MOST_READ,
+    MAX_FILES_READ,
     REFUSED,
     SPEC,
     Change,
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 EXIT_REFUSED = 70
 """Exit code of a script that was ended here (EX_SOFTWARE of sysexits.h); REFUSED says why."""
-_MOST_BYTES = 1 << 30
+_MAX_COPY_BYTES = 1 << 30
 """The largest user file that is copied before a change. ASSUMPTION: seconds of disk time."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES_ANYWHERE = ("cache-*.arrow",)
 """Cache files that datasets writes beside a dataset on disk (datasets/arrow_dataset.py,
 _get_cache_file_path)."""
-_SYSTEM = ("/dev", "/proc", "/sys")
-_PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
+_KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
+_SYSCONFIG_PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
 """Of sysconfig; its other paths contain the whole prefix, below which a project may be."""
-_OF_THE_SYSTEM = (
+_SYSTEM_FOLDERS = (
     *("/etc", "/bin", "/sbin", "/lib", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/share", "/usr/local/bin"),
 )
 """https://refspecs.linuxfoundation.org/FHS_3.0/fhs/index.html; /usr/src and /usr/local may contain users'
@@ -72,21 +72,19 @@ def guard(folder: Path) -> None:
     """
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     (folder / COPIES).mkdir(exist_ok=True)
-    watch = _Watch(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
-    confinement = Confinement(watch.roots, watch.caches)
-    sys.addaudithook(watch.hear)
-    tell_of_native_files()
-    guard_processes(watch.refuse, confinement)
+    files = _FileGuard(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
+    confinement = Confinement(files.roots, files.caches)
+    sys.addaudithook(files.on_event)
+    report_native_files()
+    guard_processes(files.refuse, confinement)
 
 
-class _Watch:
-    """Handles the audit events."""
-
+class _FileGuard:
     def __init__(self, folder: Path, *, roots: list[str], caches: list[str]) -> None:
         self._folder = folder
         self.roots = [os.path.realpath(path) for path in roots]
         self.caches = [os.path.realpath(path) for path in caches] + [str(folder)]
-        self._installed = (*_installed_folders(), *_SYSTEM)
+        self._installed = (*_installed_folders(), *_KERNEL_FOLDERS)
         self._made: set[str] = set()
         self._links: dict[str, str] = {}
         """Hard links made by the script, and the file of each."""
@@ -110,8 +108,8 @@ class _Watch:
             "sqlite3.connect": self._connect,
         }
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Handle an event, unless it was caused by handling another one."""
+    def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Handle an audit event, unless the handling of another one caused it."""
         handler = self._events.get(event)
         if handler is None or getattr(self._here, "is_busy", False):
             return
@@ -139,31 +137,32 @@ class _Watch:
         if isinstance(path, int):
             return
         if flags & _WRITES:
-            self._before_write(_whole(path), makes=bool(flags & os.O_CREAT))
+            self._before_write(_resolved(path), makes=bool(flags & os.O_CREAT))
             return
         named = os.path.abspath(os.fsdecode(path))
-        if named in self._read or self._num_read > MOST_READ:
+        if named in self._read or self._num_read > MAX_FILES_READ:
             return
         self._read.add(named)
         whole = os.path.realpath(named)
-        self._note_read(whole, is_of_hub=_decides(named))
+        self._note_read(whole, is_of_hub=_affects_result(named))
         if whole != named:
-            self._note_read(named, is_of_hub=_decides(named))
+            self._note_read(named, is_of_hub=_affects_result(named))
 
     def _truncate(self, path: Any, length: int) -> None:
         self._before_write(
-            os.path.realpath(f"/proc/self/fd/{path}") if isinstance(path, int) else _whole(path), makes=False
+            os.path.realpath(f"/proc/self/fd/{path}") if isinstance(path, int) else _resolved(path),
+            makes=False,
         )
 
     def _connect(self, database: Any) -> None:
         if database not in ("", ":memory:") and not str(database).startswith("file:"):
-            self._before_write(_whole(database))
+            self._before_write(_resolved(database))
 
     def _remove(self, path: Any, folder: int) -> None:
-        self._before_loss(_itself(path, folder), "remove")
+        self._before_loss(_unfollowed(path, folder), "remove")
 
     def _rename(self, path: Any, to: Any, folder: int, to_folder: int) -> None:
-        source, target = _itself(path, folder), _itself(to, to_folder)
+        source, target = _unfollowed(path, folder), _unfollowed(to, to_folder)
         self._before_loss(source, "rename")
         if source in self._links:
             self._links[target] = self._links[source]
@@ -183,27 +182,27 @@ class _Watch:
                 self._note(Change.MADE, os.path.join(there, name))
 
     def _mkdir(self, path: Any, mode: int, folder: int) -> None:
-        place = _itself(path, folder)
+        place = _unfollowed(path, folder)
         if not os.path.lexists(place):
             self._note(Change.MADE_FOLDER, place)
 
     def _rmdir(self, path: Any, folder: int) -> None:
-        place = _itself(path, folder)
+        place = _unfollowed(path, folder)
         if os.path.isdir(place) and not os.listdir(place) and not self._is_made(place):
             self._note(Change.REMOVED_FOLDER, place, status=os.stat(place))
 
     def _touch(self, path: Any, *_: Any) -> None:
         """Back up a file whose times or permissions change; one too large to copy loses only these."""
-        if not isinstance(path, int) and os.path.isfile(path) and os.path.getsize(path) <= _MOST_BYTES:
-            self._before_write(_whole(path))
+        if not isinstance(path, int) and os.path.isfile(path) and os.path.getsize(path) <= _MAX_COPY_BYTES:
+            self._before_write(_resolved(path))
 
     def _link(self, source: Any, target: Any, source_folder: int, folder: int) -> None:
-        file = os.path.realpath(_itself(source, source_folder))
-        self._links[_itself(target, folder)] = self._links.get(file, file)
+        file = os.path.realpath(_unfollowed(source, source_folder))
+        self._links[_unfollowed(target, folder)] = self._links.get(file, file)
         self._symlink(source, target, folder)
 
     def _symlink(self, source: Any, target: Any, folder: int) -> None:
-        place = _itself(target, folder)
+        place = _unfollowed(target, folder)
         if not os.path.lexists(place):
             self._note(Change.MADE, place)
 
@@ -219,7 +218,7 @@ class _Watch:
             return
         if not stat.S_ISREG(status.st_mode) or self._is_made(path):
             return
-        if status.st_size > _MOST_BYTES:
+        if status.st_size > _MAX_COPY_BYTES:
             self.refuse("would-overwrite", f"it would overwrite {path}, of {status.st_size} bytes")
         self._copies += 1
         copy = f"{os.getpid()}-{threading.get_ident()}-{self._copies}"
@@ -247,9 +246,9 @@ class _Watch:
             mode=stat.S_IMODE(status.st_mode) if status else 0,
         )
         append(self._folder, entry)
-        self._learn(entry)
+        self._remember(entry)
 
-    def _learn(self, entry: JournalEntry) -> None:
+    def _remember(self, entry: JournalEntry) -> None:
         self._known.add((entry.path, entry.change))
         if entry.change in (Change.MADE, Change.MADE_FOLDER) and (entry.path, Change.KEPT) not in self._known:
             self._made.add(entry.path)
@@ -258,13 +257,13 @@ class _Watch:
         """Return True if the capture created a path or one of its parents, possibly in another process."""
         entries, self._offset = read_entries(self._folder, offset=self._offset)
         for entry in entries:
-            self._learn(entry)
+            self._remember(entry)
         return path in self._made or any(str(parent) in self._made for parent in Path(path).parents)
 
     def _is_guarded(self, path: str) -> bool:
         """Return True if a path belongs to the user; the innermost listed folder around it decides."""
         name = os.path.basename(path)
-        if "/__pycache__" in path or path.startswith(_SYSTEM):
+        if "/__pycache__" in path or path.startswith(_KERNEL_FOLDERS):
             return False
         if any(fnmatch.fnmatch(name, pattern) for pattern in _CACHES_ANYWHERE):
             return False
@@ -284,7 +283,7 @@ class _Watch:
             append_read(self._folder, path)
 
 
-def _decides(path: str) -> bool:
+def _affects_result(path: str) -> bool:
     """Return True if a cached file affects the script's result: a configuration, or a hub revision."""
     return os.path.basename(path) == "config.json" or "/refs/" in path
 
@@ -295,11 +294,11 @@ def _source_of(path: str) -> str:
     return os.path.join(folder, name.partition(".")[0] + ".py")
 
 
-def _whole(path: Any) -> str:
+def _resolved(path: Any) -> str:
     return os.path.realpath(os.fsdecode(path))
 
 
-def _itself(path: Any, folder: int) -> str:
+def _unfollowed(path: Any, folder: int) -> str:
     """Return the absolute path of a path in a folder, -1 for the current one, without following it."""
     text = os.fsdecode(path)
     if folder >= 0:
@@ -311,7 +310,7 @@ def _itself(path: Any, folder: int) -> str:
 def _installed_folders() -> tuple[str, ...]:
     """Return the folders of installed packages, as named and with links resolved."""
     paths = sysconfig.get_paths()
-    named = {*(paths[kind] for kind in _PATHS), *site.getsitepackages(), *_OF_THE_SYSTEM, _ZEROFIT}
+    named = {*(paths[kind] for kind in _SYSCONFIG_PATHS), *site.getsitepackages(), *_SYSTEM_FOLDERS, _ZEROFIT}
     if user := site.getusersitepackages():
         named.add(user)
     return tuple(sorted(named | {os.path.realpath(path) for path in named}))

@@ -15,10 +15,10 @@ from zerofit.core.upstream.transformers import attention_of, set_attention_of
 from zerofit.models.pieces import SHARED_DRAWS, Inputs, batch_of
 from zerofit.scripts.capture.child.model_record import base_of
 
-_GIVEN = "num_items_in_batch"
+_NUM_ITEMS = "num_items_in_batch"
 _DRAWS = re.compile(r"\b(randn?(_like)?|randint|randperm|bernoulli|multinomial|normal_|uniform_)\b")
 """Words in a module's source whose forward pass may draw random numbers."""
-_SWITCHED = ("dropout", "attention")
+_TRAINING_DRAWS = ("dropout", "attention")
 """Substrings of operators that draw random numbers only in training, for each sample separately."""
 
 
@@ -41,7 +41,7 @@ def forward_on_meta(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -
     """
     import torch
 
-    takes_number = _takes_it(model)
+    takes_number = _accepts_num_items(model)
     if not takes_number and not _may_draw(model):
         return ForwardOnMeta(passes_num_items=False)
     # In evaluation mode nothing is recomputed, which PyTorch can't do on meta; the loss is computed the same
@@ -77,7 +77,7 @@ def _run(
     tensors = (*model.named_parameters(), *model.named_buffers())
     weights = {name: _on_meta(tensor, dtype) for name, tensor in tensors}
     number = torch.ones((), device="meta", requires_grad=True)
-    given = {_GIVEN: number} if takes_number else {}
+    given = {_NUM_ITEMS: number} if takes_number else {}
     draws: dict[str, None] = {}
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
@@ -122,7 +122,7 @@ def _answering(draws: dict[str, None], num_samples: int) -> Any:
                 return True
             out = function(*args, **(kwargs or {}))
             is_drawn = torch.Tag.nondeterministic_seeded in function.tags
-            if is_drawn and not any(part in name for part in _SWITCHED) and not is_shared(name, out):
+            if is_drawn and not any(part in name for part in _TRAINING_DRAWS) and not is_shared(name, out):
                 draws[name] = None
             return out
 
@@ -135,19 +135,19 @@ def _may_draw(model: Any) -> bool:
     files = {
         getattr(sys.modules.get(name), "__file__", None) for name in modules if not name.startswith("torch.")
     }
-    return any(_DRAWS.search(_text(file)) for file in files if file)
+    return any(_DRAWS.search(_source_text(file)) for file in files if file)
 
 
-def _text(file: str) -> str:
+def _source_text(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def _takes_it(model: Any) -> bool:
+def _accepts_num_items(model: Any) -> bool:
     parameters = inspect.signature(base_of(model).forward).parameters
-    return _GIVEN in parameters or any(
+    return _NUM_ITEMS in parameters or any(
         one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
     )
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.core.facts import GpuSpec
+from zerofit.scripts.capture.cache import gpu_words
 from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.capture.nvidia_smi import ASKED
 
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
 
     from zerofit.scripts.capture.child.observations import Observations
 
-_DOES_NOTHING = (
+_NO_OPS = (
     *("set_device", "synchronize", "empty_cache", "ipc_collect", "set_per_process_memory_fraction"),
     *("reset_peak_memory_stats", "reset_accumulated_memory_stats"),
     *("reset_max_memory_allocated", "reset_max_memory_cached"),
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_stream", "init"),
 )
-_COUNTS_BYTES = (
+_MEMORY_COUNTERS = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
     *("memory_cached", "max_memory_cached"),
 )
 _CAPABILITY = (8, 0)
 """ASSUMPTION: Ampere or newer, so that scripts choose bf16."""
-_BESIDE = {"multi_processor_count": 108, "warp_size": 32, "is_integrated": 0, "is_multi_gpu_board": 0}
+_GPU_PROPERTIES = {"multi_processor_count": 108, "warp_size": 32, "is_integrated": 0, "is_multi_gpu_board": 0}
 """ASSUMPTION: multiprocessors of an A100, for any plan; scripts only print them.
 
 Source:
@@ -96,11 +97,11 @@ def _stand_in_for_gpu(torch: Any, seen: Observations) -> None:
     """Make calls work that only select a GPU, synchronize with it or query its properties."""
     if torch.cuda.is_available():
         return
-    for name in _DOES_NOTHING:
+    for name in _NO_OPS:
         setattr(torch.cuda, name, lambda *_, **__: None)
-    for name in _COUNTS_BYTES:
+    for name in _MEMORY_COUNTERS:
         setattr(torch.cuda, name, lambda *_, **__: 0)
-    _answer_the_script(torch, seen)
+    _show_planned_gpus(torch, seen)
     _stand_in_for_objects(torch)
     _load_on_cpu(torch)
     _wrap_on_cpu(torch)
@@ -110,7 +111,7 @@ def _stand_in_for_gpu(torch: Any, seen: Observations) -> None:
     torch.cuda.utilization = lambda *_, **__: 0
 
 
-def _answer_the_script(torch: Any, seen: Observations) -> None:
+def _show_planned_gpus(torch: Any, seen: Observations) -> None:
     """Show the planned GPUs to the script's own code; libraries see none, or a generic one.
 
     Libraries then create tensors on the CPU, and get the same GPU properties for every plan.
@@ -120,13 +121,13 @@ def _answer_the_script(torch: Any, seen: Observations) -> None:
     def is_asked() -> bool:
         if not is_own_code(sys._getframe(2).f_code.co_filename):
             return False
-        _note_told(seen)
+        _note_shown_gpus(seen)
         return True
 
     def gpu_for(device: Any) -> GpuSpec:
         if not is_own_code(sys._getframe(2).f_code.co_filename):
             return _STAND_IN
-        _note_told(seen)
+        _note_shown_gpus(seen)
         return _gpu_at(seen, device)
 
     def has_gpu() -> bool:
@@ -145,7 +146,7 @@ def _answer_the_script(torch: Any, seen: Observations) -> None:
         gpu = gpu_for(device)
         major, minor = _capability_of(gpu)
         total = gpu.memory_bytes
-        return SimpleNamespace(**_BESIDE, name=gpu.name, major=major, minor=minor, total_memory=total)
+        return SimpleNamespace(**_GPU_PROPERTIES, name=gpu.name, major=major, minor=minor, total_memory=total)
 
     def memory(device: Any = None) -> tuple[int, int]:
         gpu = gpu_for(device)
@@ -175,17 +176,16 @@ def _gpu_at(seen: Observations, device: Any) -> GpuSpec:
     return gpus[min(int(number), len(gpus) - 1)] if number.isdigit() else gpus[0]
 
 
-def _note_told(seen: Observations) -> None:
+def _note_shown_gpus(seen: Observations) -> None:
     if not seen.told_gpus:
-        counts = Counter(gpu.name for gpu in _gpus_of(seen))
-        seen.told_gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        seen.told_gpus = gpu_words(_gpus_of(seen))
         seen.note(f"the script asks for the GPUs of its node, and was shown {seen.told_gpus}")
 
 
-def told(seen: Observations) -> str:
+def shown_gpus(seen: Observations) -> str:
     """Return the GPUs shown to the script; empty if it did not ask."""
     if (seen.folder / ASKED).exists():
-        _note_told(seen)
+        _note_shown_gpus(seen)
     return seen.told_gpus
 
 
@@ -198,7 +198,7 @@ def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:
         def answering(*args: Any, **kwargs: Any) -> Any:
             if not is_own_code(sys._getframe(1).f_code.co_filename):
                 return original(*args, **kwargs) if original is not None else None
-            _note_told(seen)
+            _note_shown_gpus(seen)
             return answer(*args)
 
         setattr(pynvml, name, answering)
@@ -216,7 +216,7 @@ def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:
     answered("nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=0, memory=0))
 
 
-class _Idle:
+class _NoOp:
     """A stream, an event or a context of a GPU that does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -245,12 +245,11 @@ class _Idle:
 
 def _stand_in_for_objects(torch: Any) -> None:
     """Make streams, events, contexts, generators and random states of a GPU constructible."""
-    for name in ("Event", "Stream", "ExternalStream", "StreamContext", "device", "device_of"):
-        setattr(torch.cuda, name, _Idle)
-    for name in ("stream", "current_stream", "default_stream"):
-        setattr(torch.cuda, name, _Idle)
+    streams = ("Stream", "ExternalStream", "StreamContext", "stream", "current_stream", "default_stream")
+    for name in (*streams, "Event", "device", "device_of"):
+        setattr(torch.cuda, name, _NoOp)
     for name in ("mark", "range_push", "range_pop", "range"):
-        setattr(torch.cuda.nvtx, name, _Idle)
+        setattr(torch.cuda.nvtx, name, _NoOp)
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     torch.cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)

@@ -9,16 +9,16 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.scripts.capture.child.model_record import outermost
-from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, mark_met_meta, place_in_script
+from zerofit.scripts.capture.child.outcome import exit_failed, is_own_code, mark_met_meta, place_in_script
 from zerofit.scripts.capture.child.record import finish
 from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
-_NOT_HERE = ("fp16", "fp8")
+_GPU_PRECISIONS = ("fp16", "fp8")
 """Mixed precision that needs a GPU."""
-_FOR_SEVERAL = (
+_ENGINE_ARGUMENTS = (
     *("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"),
     "parallelism_config",
 )
@@ -29,15 +29,17 @@ def install(seen: Observations) -> None:
     """Install the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
     when_imported("torch.nn.modules.module", lambda module: _watch_calls(module.Module, seen))
     when_imported("torch.nn.modules.module", lambda module: _watch_eval(module.Module, seen))
-    when_imported("torch.optim.optimizer", lambda module: _remember(module.Optimizer, seen.all_optimizers))
+    when_imported(
+        "torch.optim.optimizer", lambda module: _track_instances(module.Optimizer, seen.all_optimizers)
+    )
     when_imported("torch.optim.lr_scheduler", lambda module: _watch_schedulers(module, seen))
     when_imported("torch.utils.data.dataloader", lambda module: _watch_loaders(module.DataLoader, seen))
     when_imported("accelerate.local_sgd", lambda module: _watch_local_sgd(module.LocalSGD, seen))
     when_imported("accelerate.accelerator", lambda module: _watch_accelerator(module.Accelerator, seen))
 
 
-def _remember(made: Any, references: list[Any]) -> None:
-    """Keep a weak reference to each new object of a class."""
+def _track_instances(made: Any, references: list[Any]) -> None:
+    """Collect a weak reference to each new object of a class."""
 
     @around(made, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +52,7 @@ def _watch_schedulers(module: Any, seen: Observations) -> None:
     names = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
     for made in [getattr(module, name) for name in names]:
         if "__init__" in vars(made):
-            _remember(made, seen.all_schedulers)
+            _track_instances(made, seen.all_schedulers)
 
 
 def _watch_loaders(loader: Any, seen: Observations) -> None:
@@ -84,7 +86,7 @@ def _watch_calls(module_class: Any, seen: Observations) -> None:
             return original(self, *args, **kwargs)
         is_candidate = not depth or any(model is self for _, model in seen.models)
         if is_candidate and _trains(seen, self) and seen.is_here:
-            _reached(seen, self, args, kwargs)
+            _finish_at_forward(seen, self, args, kwargs)
         if depth:
             return original(self, *args, **kwargs)
         depth += 1
@@ -116,7 +118,7 @@ def _watch_eval(module_class: Any, seen: Observations) -> None:
         return original(self)
 
 
-def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
+def _finish_at_forward(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
     """End the capture when a prepared model is called, or without prepared models, one that trains.
 
     Frozen models may also be prepared and called with gradients enabled: a teacher is not the trained model.
@@ -130,7 +132,7 @@ def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
         return
     if seen.accelerators:
         finish(seen, seen.accelerators[-1], module, (args, kwargs))
-    leave_failed(
+    exit_failed(
         seen,
         "unsupported",
         f"the script trains {type(module).__name__} without Accelerator or Trainer",
@@ -174,9 +176,9 @@ def _watch_accelerator(accelerator_class: Any, seen: Observations) -> None:
 
     @around(accelerator_class, "backward")
     def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> Any:
-        # The last chance for a model that was never called as a whole.
+        # The last opportunity, if the model was never called as a whole.
         if seen.is_here and not seen.is_ending:
-            _reached_backward(seen, self)
+            _finish_at_backward(seen, self)
         return original(self, loss, **kwargs)
 
     original = accelerator_class.mixed_precision.fget
@@ -194,10 +196,10 @@ def _watch_init(accelerator_class: Any, seen: Observations) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
         own = arguments.get("mixed_precision")
         said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
-        if said in _NOT_HERE:
+        if said in _GPU_PRECISIONS:
             arguments["mixed_precision"] = "no"
         engine = ""
-        for name in _FOR_SEVERAL:
+        for name in _ENGINE_ARGUMENTS:
             plugin = arguments.pop(name, None)
             if plugin is not None:
                 seen.note(f"the script uses a {name}, which is left out of the capture")
@@ -209,7 +211,7 @@ def _watch_init(accelerator_class: Any, seen: Observations) -> None:
         self._zerofit_names_precision = own is not None
         self._zerofit_asks_for_cpu = asks_for_cpu
         self._zerofit_engine = engine
-        if said in _NOT_HERE:
+        if said in _GPU_PRECISIONS:
             self._zerofit_precision_said = said
         seen.accelerators.append(self)
 
@@ -222,12 +224,12 @@ def _engine_of(name: str, plugin: Any) -> str:
     return {"fsdp_plugin": "FSDP", "megatron_lm_plugin": "Megatron-LM"}.get(name, "")
 
 
-def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:
+def _finish_at_backward(seen: Observations, accelerator: Any) -> NoReturn:
     prepared = (model for _, model in seen.models if _has_trained(seen, model))
     model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
     if model is None:
         where = place_in_script(sys._getframe(1))
-        leave_failed(
+        exit_failed(
             seen, "unsupported", "no model contains the parameters of the script's optimizer", where=where
         )
     seen.note("the model is never called as a whole: its first batch is taken from the DataLoader")

@@ -29,9 +29,9 @@ LOADED = "_zerofit_loaded"
 weights."""
 FROM_CONFIG = "_zerofit_from_config"
 """Marks a model made by from_config, such as AutoModel's."""
-_PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
+_PLACEMENT_ARGUMENTS = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
 """Arguments of from_pretrained for the placement of weights."""
-_TAKEN_AS_FP32 = "the weights are assumed to be float32: neither config.json nor a local file says"
+_ASSUMED_FP32 = "the weights are assumed to be float32: neither config.json nor a local file says"
 
 
 def install(module: Any, seen: Observations) -> None:
@@ -41,7 +41,7 @@ def install(module: Any, seen: Observations) -> None:
     and quantization apply.
     """
     _build_on_meta(module.PreTrainedModel)
-    _load_nothing(module, seen)
+    _load_without_weights(module, seen)
     _resize_without_values(module.PreTrainedModel)
     keep_flash_attention(module.PreTrainedModel)
 
@@ -85,13 +85,13 @@ def _enter_meta(stack: ExitStack) -> None:
         stack.enter_context(safe_operations())
 
 
-def _load_nothing(module: Any, seen: Observations) -> None:
+def _load_without_weights(module: Any, seen: Observations) -> None:
     model_class = module.PreTrainedModel
     original = model_class.from_pretrained.__func__
 
     @functools.wraps(original)
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        for place in _PLACES:
+        for place in _PLACEMENT_ARGUMENTS:
             kwargs.pop(place, None)
         made = original(cls, *args, **kwargs)
         setattr(made[0] if isinstance(made, tuple) else made, LOADED, bool(seen.accelerators))
@@ -111,7 +111,7 @@ def _load_nothing(module: Any, seen: Observations) -> None:
         False
     )  # nothing is partitioned here, whatever the script configures
     find_weights_locally(module)
-    note_guessed_dtype(module, lambda: seen.note(_TAKEN_AS_FP32))
+    note_guessed_dtype(module, lambda: seen.note(_ASSUMED_FP32))
     _quantize_where_possible(module, seen)
     leave_weights_unread(model_class)
 
@@ -185,5 +185,5 @@ def _is_being_made(error: BaseException) -> bool:
 def _parameters(model: Any) -> list[Any]:
     try:
         return list(model.parameters())
-    except AttributeError:  # __init__ has not got to it
+    except AttributeError:  # __init__ has not reached it
         return []

@@ -189,7 +189,6 @@ def mixing_loss(model_class: type) -> str:
 
 
 def _living_modules() -> list[Any]:
-    """Return every living nn.Module."""
     import gc
 
     import torch

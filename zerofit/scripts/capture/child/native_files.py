@@ -13,7 +13,7 @@ from typing import Any
 
 from zerofit.scripts.on_import import when_imported
 
-_WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _WRITERS = (
     ("torch.serialization", "_open_zipfile_writer_file.__init__", 1),
     ("torch", "from_file", 0),
@@ -37,7 +37,7 @@ _NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "s
 """Names of that argument."""
 
 
-def tell_of_native_files() -> None:
+def report_native_files() -> None:
     """Make each of these functions raise the audit event of open() before it writes."""
     for module, name, at in _WRITERS:
         when_imported(module, functools.partial(_before, name=name, at=at))
@@ -55,7 +55,7 @@ def _before(module: Any, *, name: str, at: int) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _only_reads(name, args, kwargs):
             for path in (*args[at : at + 1], *(kwargs.get(one) for one in _NAMES)):
-                _tell_of_write(path)
+                _report_write(path)
         return original(*args, **kwargs)
 
     setattr(holder, last, call)
@@ -68,10 +68,10 @@ def _only_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     return name == "File.__init__" and mode == "r"
 
 
-def _tell_of_write(path: Any) -> None:
+def _report_write(path: Any) -> None:
     """Raise the audit event of a file opened for writing."""
     if isinstance(path, (str, bytes, os.PathLike)):
-        sys.audit("open", path, "wb", _WRITTEN)
+        sys.audit("open", path, "wb", _WRITE_FLAGS)
 
 
 def _before_os_file(module: Any) -> None:
@@ -83,7 +83,7 @@ def _before_os_file(module: Any) -> None:
 
         def __new__(cls, path: Any, mode: str = "r", memory_pool: Any = None) -> Any:
             if mode not in ("r", "rb"):
-                _tell_of_write(path)
+                _report_write(path)
             return super().__new__(cls, path, mode, memory_pool)
 
     module.OSFile = OSFile

@@ -1,4 +1,4 @@
-"""The end of a capture: writes a file for the parent, and exits before the script notices.
+"""The end of a capture: writes a file for the parent, and exits without returning to the script.
 
 capture.json contains what the script trains, failure.json why it did not reach its training.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ZEROFIT = f"{Path(__file__).parents[3]}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _MET_META = "_zerofit_met_meta"
-_META = (
+_META_MESSAGES = (
     *("meta tensor", "meta device", "device meta", "device='meta'", "'meta' device", "meta backend"),
     *("meta is not on the expected", "meta and cpu", "meta, cpu", "cpu, meta", "device type of meta"),
     *("'aten::_local_scalar_dense'", "aten::equal"),
@@ -33,7 +33,7 @@ _META = (
 """PyTorch's errors when a meta tensor's value is needed, or two devices are mixed."""
 
 
-def leave_captured(seen: Observations, live: Live) -> NoReturn:
+def exit_captured(seen: Observations, live: Live) -> NoReturn:
     """Write capture.json, serve the parent's trace requests if any, and exit."""
     write_whole(seen.folder / "capture.json", capture_to_json(live.capture), mode=0o600)
     if seen.spec.serve is not None:
@@ -43,14 +43,14 @@ def leave_captured(seen: Observations, live: Live) -> NoReturn:
         reader, writer = seen.spec.serve
         with os.fdopen(reader, encoding="utf-8") as asked, os.fdopen(writer, "w", encoding="utf-8") as told:
             serve(live, asked, told)
-    _leave()
+    _exit_at_once()
 
 
-_OF_THE_SCRIPT = (ImportError, NameError, SyntaxError, FileNotFoundError)
+_SCRIPT_ERRORS = (ImportError, NameError, SyntaxError, FileNotFoundError)
 """Errors that also occur with weights."""
 
 
-def leave_failed(
+def exit_failed(
     seen: Observations,
     kind: str,
     message: str,
@@ -68,13 +68,13 @@ def leave_failed(
         error: the exception; the size of unloaded weights is reported with it.
     """
     document: dict[str, Any] = {"kind": kind, "message": " ".join(message.split()), "where": where}
-    if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _OF_THE_SCRIPT):
+    if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _SCRIPT_ERRORS):
         document["weight_bytes"] = unloaded_bytes(error)
     write_whole(seen.folder / "failure.json", json.dumps(document), mode=0o600)
-    _leave()
+    _exit_at_once()
 
 
-def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
+def exit_untrained(seen: Observations, error: BaseException | None) -> NoReturn:
     """End a capture whose script ended before training, or raised an error."""
     if seen.on_failure is not None:
         finish, seen.on_failure = seen.on_failure, None
@@ -83,17 +83,19 @@ def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
         except Exception as another:
             error = another
     if error is None:
-        leave_failed(seen, "exited", f"the script ended {_how_far(seen)}")
+        exit_failed(seen, "exited", f"the script ended {_progress_words(seen)}")
     where = place_in_script(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename and not where:
         where = f"{os.path.basename(error.filename)}:{error.lineno}"
     if isinstance(error, SystemExit):
         code = 0 if error.code is None else error.code
         said = f"exit code {code}" if isinstance(code, int) else f'"{_first_line(str(code))}"'
-        leave_failed(seen, "exited", f"the script called sys.exit ({said}) {_how_far(seen)}", where=where)
+        exit_failed(
+            seen, "exited", f"the script called sys.exit ({said}) {_progress_words(seen)}", where=where
+        )
     said = f"{type(error).__name__}: {_first_line(str(error))}".rstrip(": ")
     kind = "needs-values" if needs_values(seen, error) else "raised"
-    leave_failed(seen, kind, said, where=where, error=error)
+    exit_failed(seen, kind, said, where=where, error=error)
 
 
 def mark_met_meta(error: BaseException) -> None:
@@ -107,13 +109,13 @@ def needs_values(seen: Observations, error: BaseException) -> bool:
     if seen.spec.weights != "meta":
         return False
     return any(
-        getattr(one, _MET_META, False) or any(part in str(one).lower() for part in _META)
+        getattr(one, _MET_META, False) or any(part in str(one).lower() for part in _META_MESSAGES)
         for one in chain_of(error)
     )
 
 
-def _how_far(seen: Observations) -> str:
-    """Return how close to training the script came, in words."""
+def _progress_words(seen: Observations) -> str:
+    """Return how far the script came, as the end of a sentence."""
     if seen.trainers:
         return "before its Trainer started"
     if seen.models:
@@ -158,7 +160,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _leave() -> NoReturn:
+def _exit_at_once() -> NoReturn:
     """Exit at once: no finally, no exit handlers, no saving of the script's runs."""
     _flush()
     for child in multiprocessing.active_children():

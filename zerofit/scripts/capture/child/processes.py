@@ -1,7 +1,7 @@
 """Guards processes that a captured script starts, which could train, delete files or upload unobserved.
 
-A short list of programs known to be harmless is allowed, and any other one is refused. `python -c` is allowed
-unexamined, and like most others confined by the kernel, if it can.
+Programs on a short list of harmless ones are allowed, all others are refused. `python -c` is allowed without
+inspection; like most programs, it is confined by the kernel where Landlock is available.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _HARMLESS = """
 ASSUMPTION: what scripts and libraries start before training, found by reading torch 2.13, DeepSpeed 0.19,
 accelerate 1.15, datasets 5 and the standard library.
 """
-_MAKERS = "ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas touch"
-"""Programs that write files where they are told to: compilers for torch, Triton and DeepSpeed, and touch."""
+_FILE_WRITERS = "ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas touch"
+"""Programs that write the files that their arguments name: compilers for torch, Triton and DeepSpeed, and
+touch."""
 _HARMLESS_OF_GIT = {
     *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
     *("rev-parse", "show", "status", "symbolic-ref", "version"),
 }
-_HARMLESS_FIRST = {
+_HARMLESS_ARGUMENTS = {
     "numactl": {"--hardware", "-H", "--show"},
     "pacman": {"-Q"},
     "rpm": {"-q"},
@@ -70,7 +71,7 @@ def guard_processes(refuse: Callable[[str, str], Any], confinement: Confinement)
         confinement: holds the programs that are started by subprocess, os.system and os.posix_spawn.
     """
 
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+    def on_event(event: str, arguments: tuple[Any, ...]) -> None:
         words = _command_line(event, arguments)
         if words and not is_harmless(words):
             shown = words[2] if _is_shell_text(words) else shlex.join(words)
@@ -82,12 +83,12 @@ def guard_processes(refuse: Callable[[str, str], Any], confinement: Confinement)
         module = getattr(target, "__module__", "") or ""
         if module == _TORCH_SPAWN:
             refuse("spawns", "it starts its own ranks by torch.multiprocessing")
-        if _is_spawned(process) and _is_the_scripts(module):
+        if _is_spawned(process) and _is_of_script(module):
             name = getattr(target, "__qualname__", "its own code")
             refuse("spawns", f"it runs {name}() in a new interpreter process")
         return start(process)
 
-    sys.addaudithook(hear)
+    sys.addaudithook(on_event)
     _confine(confinement)
     when_imported("torch.distributed.launcher.api", lambda module: _guard_elastic(module, refuse))
     when_imported("accelerate.accelerator", lambda module: _guard_forks(module.Accelerator, refuse))
@@ -97,7 +98,7 @@ def _confine(confinement: Confinement) -> None:
     @around(subprocess, "_fork_exec")
     def fork_exec(original: Any, arguments: Any, *others: Any) -> Any:
         words = [os.fsdecode(word) for word in arguments]
-        start = original if _makes_files(words) else functools.partial(confinement.call, original)
+        start = original if _writes_files(words) else functools.partial(confinement.call, original)
         return start(arguments, *others)
 
     for name in ("system", "posix_spawn", "posix_spawnp"):
@@ -108,7 +109,7 @@ def _confine(confinement: Confinement) -> None:
             given = args or tuple(kwargs.values())
             sys.audit(event, *given)  # in this thread, where the script's line is found
             start = functools.partial(original, *args, **kwargs)
-            return start() if _makes_files(_command_line(event, given)) else confinement.call(start)
+            return start() if _writes_files(_command_line(event, given)) else confinement.call(start)
 
 
 def _guard_elastic(module: Any, refuse: Callable[[str, str], Any]) -> None:
@@ -155,18 +156,18 @@ def is_harmless(words: list[str]) -> bool:
         return _is_harmless_python(words)
     if name == "env":  # with further arguments, it runs another program
         return len(words) == 1
-    if name in _HARMLESS_FIRST:
-        return len(words) > 1 and words[1] in _HARMLESS_FIRST[name]
-    return name in _HARMLESS.split() or _makes_files(words) or words[1:] == ["--version"]
+    if name in _HARMLESS_ARGUMENTS:
+        return len(words) > 1 and words[1] in _HARMLESS_ARGUMENTS[name]
+    return name in _HARMLESS.split() or _writes_files(words) or words[1:] == ["--version"]
 
 
-def _makes_files(words: list[str]) -> bool:
-    """Return True if a harmless command line writes files that it is told to."""
+def _writes_files(words: list[str]) -> bool:
+    """Return True if a harmless command line writes the files that its arguments name."""
     if _is_shell_text(words):
-        return any(_makes_files(command) for command in _commands(words[2]) if command)
+        return any(_writes_files(command) for command in _commands(words[2]) if command)
     name = os.path.basename(words[0])
     plain = _COMPILER.fullmatch(name)
-    return (plain[1] if plain else name) in _MAKERS.split()
+    return (plain[1] if plain else name) in _FILE_WRITERS.split()
 
 
 def _is_shell_text(words: list[str]) -> bool:
@@ -205,6 +206,6 @@ def _is_spawned(process: Any) -> bool:
     return (method or multiprocessing.get_start_method()) != "fork"
 
 
-def _is_the_scripts(module: str) -> bool:
+def _is_of_script(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     return module == "__main__" or (file is not None and is_own_code(file))

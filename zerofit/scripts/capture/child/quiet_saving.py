@@ -1,4 +1,4 @@
-"""Keeps a captured script from writing weights, and from loading a checkpoint to resume."""
+"""Prevents a captured script from writing weights, and from loading a checkpoint to resume."""
 
 from __future__ import annotations
 

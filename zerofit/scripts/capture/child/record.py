@@ -30,13 +30,13 @@ from zerofit.scripts.capture.child.model_record import (
     unprepared_models,
 )
 from zerofit.scripts.capture.child.observations import Live
-from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
+from zerofit.scripts.capture.child.outcome import exit_captured, exit_failed, needs_values, place_in_script
 from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
 from zerofit.scripts.capture.child.training_record import (
     captured_loader,
     captured_optimizers,
     captured_schedulers,
-    plain,
+    json_value,
 )
 
 if TYPE_CHECKING:
@@ -74,17 +74,17 @@ def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | 
         capture = _capture(seen, found)
         loss = _script_loss(found)
         live = Live(model=found.model, batch=found.batch, capture=capture, loss=loss, inputs=found.inputs)
-        leave_captured(seen, live)
+        exit_captured(seen, live)
     except BaseException as error:  # the script must not continue: an except clause could start training
-        _leave_broken(seen, error)
+        _exit_broken(seen, error)
 
 
-def _leave_broken(seen: Observations, error: BaseException) -> NoReturn:
+def _exit_broken(seen: Observations, error: BaseException) -> NoReturn:
     try:
         kind = "needs-values" if needs_values(seen, error) else "raised"
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         where = place_in_script(error.__traceback__) or place_in_script(sys._getframe(2))
-        leave_failed(seen, kind, said[:300], where=where, error=error)
+        exit_failed(seen, kind, said[:300], where=where, error=error)
     finally:
         os._exit(1)  # not even the folder is writable
 
@@ -153,7 +153,6 @@ def _as_arguments(batch: Any) -> Arguments:
 
 
 def _loader(seen: Observations, accelerator: Any, trainer: Any) -> Any:
-    """Return the DataLoader of the training loop."""
     active = accelerator.gradient_state.active_dataloader
     if active is not None and hasattr(active, "dataset"):
         return active
@@ -228,7 +227,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         evaluates=calls.evaluates or getattr(trainer, "eval_dataset", None) is not None,
         generates=calls.generates or bool(arguments.get("predict_with_generate")),
         saves=calls.saves or seen.saves or str(arguments.get("save_strategy", "no")) != "no",
-        told_gpus=gpu_stand_in.told(seen),
+        told_gpus=gpu_stand_in.shown_gpus(seen),
         notes=tuple(seen.notes),
         wall_time_s=time.monotonic() - seen.started,
         peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -241,11 +240,11 @@ def _padding(model: Any) -> int | None:
 
 
 def _arguments(trainer: Any) -> dict[str, Any]:
-    """Return the fields of TrainingArguments with plain values, as the script set them."""
+    """Return the fields of TrainingArguments that are JSON values, as the script set them."""
     if trainer is None:
         return {}
     said = {**trainer.args.to_dict(), **getattr(trainer.args, "_zerofit_said", {})}
-    values = {name: value if isinstance(value, dict) else plain(value) for name, value in said.items()}
+    values = {name: value if isinstance(value, dict) else json_value(value) for name, value in said.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 

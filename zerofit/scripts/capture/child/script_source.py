@@ -78,7 +78,7 @@ def manual_accumulation(
     """Return the forward passes that a loop counts before each optimizer.step(); None if it does not count.
 
     Args:
-        seen: the capture, which is told if the loop counts up to an unknown number.
+        seen: the capture, which gets a note if the loop counts up to an unknown number.
         texts: sources of the script and of its own modules.
         frame: the innermost frame of the running script, for looking up names in the condition.
     """
@@ -107,15 +107,12 @@ def _counts(text: str) -> Iterator[ast.expr]:
             continue
         place = call.every_few_steps.place
         at = (place.line, place.column - 1)
-        tests = (one for one in ast.walk(tree) if isinstance(one, ast.expr) and _starts_at(one) == at)
-        test = next(tests, None)  # ast.walk reaches the whole condition before its parts
+        expressions = (one for one in ast.walk(tree) if isinstance(one, ast.expr))
+        # ast.walk reaches the whole condition before its parts.
+        test = next((one for one in expressions if (one.lineno, one.col_offset) == at), None)
         for node in ast.walk(test) if test is not None else ():
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
                 yield node.right
-
-
-def _starts_at(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.col_offset
 
 
 def _own_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:

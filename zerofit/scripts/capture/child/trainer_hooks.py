@@ -6,14 +6,14 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, place_in_script
+from zerofit.scripts.capture.child.outcome import exit_failed, is_own_code, place_in_script
 from zerofit.scripts.capture.child.record import finish
 from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
-_PUT_ASIDE: dict[str, Any] = {
+_NEUTRALIZED_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("tf32", "deepspeed", "parallelism_config")),
     "fsdp": [],
     "torch_compile": False,
@@ -32,20 +32,20 @@ Source: https://huggingface.co/docs/trl, Trainers.
 
 def install(seen: Observations) -> None:
     """Set the hooks."""
-    when_imported("transformers.training_args", _run_here)
+    when_imported("transformers.training_args", _neutralize_arguments)
     when_imported("transformers.trainer", lambda module: _watch_trainers(module.Trainer, seen))
     when_imported(
-        "transformers.trainer_callback", lambda module: _begin_quietly(module.CallbackHandler, seen)
+        "transformers.trainer_callback", lambda module: _stop_at_first_forward(module.CallbackHandler, seen)
     )
 
 
-def _run_here(module: Any) -> None:
+def _neutralize_arguments(module: Any) -> None:
     """Make TrainingArguments for a GPU constructible without one; their original values are stored beside."""
 
     @around(module.TrainingArguments, "__post_init__")
     def post_init(original: Any, self: Any) -> None:
         said = {}
-        for name, instead in _PUT_ASIDE.items():
+        for name, instead in _NEUTRALIZED_FIELDS.items():
             value = getattr(self, name, instead)
             if value and value != instead:
                 said[name] = value
@@ -79,7 +79,7 @@ def given_by_user(arguments_class: Any, given: dict[str, Any]) -> frozenset[str]
 def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
     def new(cls: Any, *_: Any, **__: Any) -> Any:
         if _generates_to_train(cls):
-            leave_failed(
+            exit_failed(
                 seen,
                 "unsupported",
                 f"{cls.__name__} trains on what the model generates, which can't be captured without its "
@@ -100,8 +100,8 @@ def _generates_to_train(trainer_class: Any) -> bool:
     )
 
 
-def _begin_quietly(handler_class: Any, seen: Observations) -> None:
-    """Where training begins, remove all callbacks but the script's own, and wait for the first forward pass.
+def _stop_at_first_forward(handler_class: Any, seen: Observations) -> None:
+    """When training begins, remove all callbacks but the script's own, and wait for the first forward pass.
 
     If that fails without weights, the capture ends with the first batch of the DataLoader.
     """

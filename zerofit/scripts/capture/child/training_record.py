@@ -45,9 +45,9 @@ def captured_optimizers(
 
 
 def _group(group: dict[str, Any]) -> CapturedGroup:
-    settings = {key: plain(value) for key, value in group.items() if key not in ("params", "initial_lr")}
+    settings = {key: json_value(value) for key, value in group.items() if key not in ("params", "initial_lr")}
     # During warm-up a scheduler has already set lr to 0.
-    settings["lr"] = plain(group.get("initial_lr", group.get("lr")))
+    settings["lr"] = json_value(group.get("initial_lr", group.get("lr")))
     return CapturedGroup(
         num_tensors=len(group["params"]),
         num_parameters=sum(parameter.numel() for parameter in group["params"]),
@@ -134,13 +134,13 @@ def _length(value: Any) -> int | None:
         return None
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a number, string, or list of these for JSON; None for anything else."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 and not getattr(value, "is_meta", False):
         return value.item()
     if isinstance(value, (list, tuple)):
-        inner = [plain(one) for one in value]
+        inner = [json_value(one) for one in value]
         return None if None in inner else inner
     return None
