@@ -15,7 +15,7 @@ from zerofit.cli.parameters import Number, Word, number_option, typed_words
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.launching.flags_behind import check_flags_behind
+from zerofit.launching.misplaced_flags import check_misplaced_flags
 from zerofit.planning.inputs import CAPTURE_LIMIT_S
 
 if TYPE_CHECKING:
@@ -275,4 +275,4 @@ def check_script_flags(script: str, script_args: tuple[str, ...]) -> None:
         for name in (*one.opts, *one.secondary_opts)
         if name.startswith("--")
     }
-    check_flags_behind((script, *script_args), before=typed_words()[0], flags=flags)
+    check_misplaced_flags((script, *script_args), before=typed_words()[0], flags=flags)

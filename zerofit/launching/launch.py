@@ -25,9 +25,9 @@ from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
-from zerofit.launching.earlier_outputs import new_folders
 from zerofit.launching.hang import closing_line
 from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
+from zerofit.launching.output_folders import new_folders
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.recover import (
     Attempt,

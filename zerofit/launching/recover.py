@@ -21,7 +21,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import EndKind
-from zerofit.launching.earlier_outputs import move_aside, move_back
+from zerofit.launching.output_folders import move_aside, move_back
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoint, write_file
 from zerofit.launching.start import fields_of_end

@@ -29,8 +29,8 @@ from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.explain_run import TRACE_PREFIX
 from zerofit.launching.hang import RunWatch
-from zerofit.launching.note_run import note_run
 from zerofit.launching.run_folder import RunFolder, note_launcher, write_file
+from zerofit.launching.run_observation import store_observation
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills, memory_limit_of_cgroups
 
@@ -223,7 +223,7 @@ def start(
     )
     if others is not None:
         verdict = others.agree(verdict)
-    note_run(
+    store_observation(
         launch.plan,
         launch.target,
         verdict,

@@ -1,4 +1,4 @@
-"""Stores what a finished run needed in this machine's observations, for later plans."""
+"""Stores a finished run's peak memory and step time in this machine's observations, for later plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 
 
-def note_run(
+def store_observation(
     plan: Plan,
     target: tuple[str, ...],
     verdict: RunEnd,
@@ -30,7 +30,7 @@ def note_run(
     peak_host_bytes: int,
     step_time_s: float | None,
 ) -> None:
-    """Store a run that has finished or ran out of GPU memory; others have no useful peak.
+    """Store the observation of a run that succeeded or ran out of GPU memory; others have no useful peak.
 
     Args:
         target: the script or `-m module`, and its arguments, which are not stored.
@@ -68,7 +68,7 @@ def note_run(
 
 
 def _peaks(ranks: Mapping[int, RankObservation], verdict: RunEnd) -> tuple[ObservedPeak, ...]:
-    """Return the peaks by phase, each of the rank with the maximum, including a failed allocation."""
+    """Return the peak of each phase over all ranks, including a failed allocation."""
     largest: dict[str, ObservedPeak] = {}
     for rank in ranks.values():
         for phase, peak in rank.peaks.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerofit.launching.earlier_outputs import move_aside, move_back, new_folders
+from zerofit.launching.output_folders import move_aside, move_back, new_folders
 
 
 def test_only_what_the_run_itself_made_is_moved_and_it_can_be_moved_back(tmp_path: Path) -> None:
