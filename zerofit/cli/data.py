@@ -23,7 +23,7 @@ from zerofit.data.lengths import LengthHistogram
 from zerofit.data.lengths.report import BatchSetup, LengthUnit, MeasuredLengths, length_report
 from zerofit.models.task import Task
 from zerofit.planning.inputs import check_capture_limit
-from zerofit.scripts.target import check_script, script_of
+from zerofit.scripts.target import check_script, script_of, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -205,8 +205,8 @@ def _of_script(
             why="the script itself determines its samples",
             fix=f"leave out {', '.join(given)}, or name the files of the dataset",
         )
-    check_script(target[0], module=module)
-    command = (*(("-m",) if module else ()), *target)
+    command = script_target(target[0], target[1:], module=module)
+    check_script(command)
     with captured(command, limit_s=limit_s, instead=_INSTEAD, observer=Console()) as script:
         capture = script.capture
     lengths = capture.lengths

@@ -278,8 +278,9 @@ def _target(
             why="the script determines the model",
             fix="leave one of the two out",
         )
-    check_script(script, module=module)
-    return script_target(script, arguments, module=module)
+    target = script_target(script, arguments, module=module)
+    check_script(target)
+    return target
 
 
 def _check_output(output: Path, target: tuple[str, ...] | None) -> None:

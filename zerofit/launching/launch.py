@@ -64,7 +64,7 @@ from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, settings_of
 from zerofit.planning.plan_from_flags import asks_for_cpu
-from zerofit.scripts.target import check_script, script_target
+from zerofit.scripts.target import check_script, script_arguments, script_path, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -198,8 +198,7 @@ def launch(
     plan = replace(to_launch.plan, **for_all, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
-    target = request.target[module]
-    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=target, at=datetime.now())
+    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
     if dry_run:
@@ -312,10 +311,9 @@ def launch_request(
         settings: other arguments are those of `launch`; a dry run uses the GPUs of `gpus`, or the plan's if
             there is no GPU here.
     """
-    is_module = target[0] == "-m"
     nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
     model, elsewhere, request = settings_of({**settings, "gpus": gpus, "plan": plan})
-    check_script(target[is_module], module=is_module)
+    check_script(target)
     check_libraries(observer)
     files = read_config_files(
         config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
@@ -376,12 +374,11 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
 def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Check that no compatibility rule forbids a launch."""
     plan, target = to_launch.plan, to_launch.target
-    is_module = target[0] == "-m"
-    arguments = target[1 + is_module :]
+    script, arguments = script_path(target), script_arguments(target)
     check_resumed_checkpoint(arguments)
     # Without the checkpoint's ranks and stage, since the ranks convert it.
     targets = Targets(
-        files=() if is_module else (script_file(target[0]),),
+        files=() if script is None else (script_file(script),),
         arguments=arguments,
         schemas=load_schemas(plan.versions),
     )

@@ -23,7 +23,7 @@ from zerofit.planning.plan_from_flags import choose, rehearsed
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.capture_summary import capture_lines
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import script_of, script_path
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -97,7 +97,7 @@ def _plans_for_model(
 
     is_here = launch.gpus is None
     check_plans_alone(launch.model, launch.request, on_cpu=launch.request.on_cpu and is_here, rehearses=True)
-    named = named_model(launch.model, script=None if launch.target[0] == "-m" else launch.target[0])
+    named = named_model(launch.model, script=script_path(launch.target))
     return _plans_for(named, launch, specified, observer)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.launching.diagnose import EndKind
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ def store_observation(
     step_time = None if estimate is None else estimate.step_time
     one = Observation(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
-        script=target[1] if target[0] == "-m" else target[0],
+        script=script_path(target) or target[1],
         subject=subject_of(plan.capture, plan.workload),
         strategy=plan.strategy,
         topology=plan.topology,

@@ -38,6 +38,7 @@ from zerofit.scripts.capture.environment import quiet_variables
 from zerofit.scripts.capture.journal import REFUSED, SPEC
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
 from zerofit.scripts.capture.restore_files import places
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -281,7 +282,7 @@ def _folder(run_dir: Path, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
         plan.versions,
         (policy.num_warm_up, policy.num_timed),
     )
-    script = launch.target[launch.target[0] == "-m"]
+    script = script_path(launch.target) or launch.target[1]
     digest = sha256(repr(told).encode()).hexdigest()[:8]
     return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
 

@@ -17,7 +17,7 @@ from zerofit.core.errors import UserError, bad_value
 from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB
 from zerofit.core.validation import parse_strictly
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -256,8 +256,8 @@ def job_from_json(text: str, *, name: str) -> Job:
 
 def code_digest(target: tuple[str, ...]) -> str:
     """Return a digest of a script and of the Python files in and below its folder; "" if there are none."""
-    script = Path(script_of(target))
-    folder = Path() if target[0] == "-m" else script.parent
+    script = script_path(target)
+    folder = Path() if script is None else Path(script).parent
     files = sorted(_sources(folder))[:_SOURCES]
     if not files:
         return ""

@@ -65,7 +65,7 @@ from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import check_script, script_target
+from zerofit.scripts.target import check_script, script_path, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,7 +152,7 @@ def submit(
     target = script_target(script, arguments, module=module)
     engine, flags = ClusterEngine(on), cluster or ClusterFlags()
     model, elsewhere, request = settings_of({**settings, "gpus": gpus, "num_nodes": num_nodes, "plan": plan})
-    check_script(script, module=module)
+    check_script(target)
     _check_flags_of(engine, flags)
     _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
     _check_no_secrets(target)
@@ -292,7 +292,7 @@ def _plan(
     specified = specified_machine(elsewhere, nodes=Nodes(num_nodes=request.num_nodes))
     ranks_to_plan(request, specified.machine, num_nodes=request.num_nodes)
     if model.model is not None:
-        named = named_model(model, script=None if target[0] == "-m" else target[0])
+        named = named_model(model, script=script_path(target))
         plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=observer)
         return plan
     check_model_flags(model)
