@@ -6,17 +6,18 @@ import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.engine import check
 from zerofit.checking.inputs.accelerate import DEEPSPEED_SECTION, IN_DEEPSPEED_FILE, whole_number
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules.launch.files import RULES as FILE_RULES
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.launching.other_launchers import fsdp_refused
 
 if TYPE_CHECKING:
-    from zerofit.checking.situation import RunSettings
-    from zerofit.checking.targets import Targets
+    from zerofit.checking.situation import RunSettings, Situation
     from zerofit.configs.document import Document
     from zerofit.core.request import Request
     from zerofit.core.setting import Said
@@ -95,7 +96,8 @@ def read_config_files(
         takes_default: True to read the file in accelerate's cache if none is named.
 
     Raises:
-        UserError: a file does not exist, or can't be read; or it requests FSDP.
+        UserError: a file requests FSDP.
+        ExceptionGroup: of a UserError for each file that does not exist or can't be parsed.
     """
     if config_file is None and deepspeed_file is None and not takes_default:
         return None
@@ -103,8 +105,9 @@ def read_config_files(
     words += [] if config_file is None else ["--config_file", config_file]
     words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
     targets = read_targets(words, schemas=load_schemas(), stdin=io.BytesIO().read)
-    _check_readable(targets, is_named=config_file is not None or deepspeed_file is not None)
     situation = situations(targets)[0]
+    is_named = config_file is not None or deepspeed_file is not None
+    _check_readable(situation if is_named else replace(situation, broken=()))
     files = (situation.accelerate, situation.deepspeed)
     documents = [one for one in files if one is not None]
     if not documents:
@@ -163,23 +166,10 @@ def with_config_files(
     return request, replace(nodes, **filled)
 
 
-def _check_readable(targets: Targets, *, is_named: bool) -> None:
-    for missing in targets.missing:
-        raise UserError(
-            "config-file-missing",
-            "there is no such configuration file",
-            found=missing.value if missing.place is None else f"{missing.text}   ({missing.place})",
-            why="the current folder has no such file",
-            fix="name an existing file",
-        )
-    for broken in targets.broken if is_named else ():
-        raise UserError(
-            "config-file-unreadable",
-            broken.error.problem,
-            found=f"{broken.name}:{broken.error.line}",
-            why=broken.error.why,
-            fix=broken.error.fix,
-        )
+def _check_readable(situation: Situation) -> None:
+    errors = check(situation, rules=FILE_RULES).of(Severity.ERROR)
+    if errors:
+        raise ExceptionGroup("files that can't be read", [one.as_error() for one in errors])
 
 
 def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
