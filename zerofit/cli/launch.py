@@ -58,7 +58,7 @@ from zerofit.launching.recover import RecoverMode
     "hang_limit_s",
     metavar="SECONDS",
     least=0,
-    help="End a run in which no rank makes progress for this long, and print all stacks; 0 is never. "
+    help="End a run in which no rank makes progress for this long, and store all stacks; 0 is never. "
     "Default: 5 min, or 20 times the longest phase so far if that is more, and 30 min in the first step.",
 )
 @click.option(

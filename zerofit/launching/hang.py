@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,7 +23,6 @@ from zerofit.launching.diagnose import Hang, describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from zerofit.core.observer import Observer
 
@@ -39,6 +39,8 @@ _SUSPENDED_S = 30.0
 _TELL_EVERY_S = 60.0
 _DUMP_S = 5.0
 """Time limit for a rank to write its stacks. ASSUMPTION: it is one write from a signal handler."""
+_WORKER_DUMP_S = 0.1
+"""The same for a DataLoader worker, which writes into its rank's file. ASSUMPTION."""
 _PY_SPY_S = 30.0
 _WAITING = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 _FREE = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
@@ -92,7 +94,7 @@ class RunWatch:
         self._tell(found, now)
         if self.hang is None and self.limit_s != 0 and self._hangs(found, now):
             still_s = now - max(at for _, at in self._seen.values())
-            self._dump(found)
+            dump_stacks(found, self.ranks_folder)
             self.hang = self._verdict(found, still_s)
             for rank in self._stopped_at:  # otherwise it could not even be told to end
                 with contextlib.suppress(ProcessLookupError):
@@ -156,26 +158,6 @@ class RunWatch:
         least_s = _LEAST_LIMIT_S if all(one.step for one in found.values()) else _FIRST_STEP_LIMIT_S
         return max(least_s, _LONGEST_TIMES * longest_s)
 
-    def _stack_file(self, rank: int) -> Path:
-        return self.ranks_folder / f"rank{rank}.stack"
-
-    def _dump(self, found: Mapping[int, RankObservation]) -> None:
-        """Make every rank write its stacks; if one does not, use py-spy, if installed."""
-        for one in found.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid, one.dump_signal)
-        until = time.monotonic() + _DUMP_S
-        silent = list(found)
-        while silent and time.monotonic() < until:
-            time.sleep(_DUMP_S / 50)
-            silent = [rank for rank in silent if not _size(self._stack_file(rank))]
-        if silent and (py_spy := shutil.which("py-spy")):
-            for rank in silent:
-                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                    command = [py_spy, "dump", "--nonblocking", "--pid", str(found[rank].pid)]
-                    done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
-                    self._stack_file(rank).write_bytes(done.stdout)
-
     def _verdict(self, found: Mapping[int, RankObservation], still_s: float) -> Hang:
         collectives = {rank: self._collective(rank) for rank in found}
 
@@ -215,15 +197,18 @@ class RunWatch:
     def _collective(self, rank: int) -> str | None:
         """Return the collective in a rank's stacks; None if there is none."""
         with contextlib.suppress(OSError):
-            found = _COLLECTIVE.search(self._stack_file(rank).read_text(encoding="utf-8", errors="replace"))
+            found = _COLLECTIVE.search(
+                _stack_file(self.ranks_folder, rank).read_text(encoding="utf-8", errors="replace")
+            )
             return found and found[1]
         return None
 
     def clear_unused(self) -> None:
         """Remove stack files that no rank has written to."""
         for rank in self.ranks:
-            if not _size(self._stack_file(rank)):
-                self._stack_file(rank).unlink(missing_ok=True)
+            file = _stack_file(self.ranks_folder, rank)
+            if not _size(file):
+                file.unlink(missing_ok=True)
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""
@@ -243,6 +228,50 @@ class RunWatch:
         if self._first is None or step == self._first[1]:
             return None
         return (now - self._first[0]) / (step - self._first[1])
+
+
+def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> None:
+    """Make ranks and their DataLoader workers write their stacks to `rank<N>.stack` in the ranks' folder.
+
+    For a rank that does not respond, py-spy writes them, if installed.
+    """
+    for one in ranks.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, one.dump_signal)
+    until = time.monotonic() + _DUMP_S
+    silent = list(ranks)
+    while silent and time.monotonic() < until:
+        time.sleep(_DUMP_S / 50)
+        silent = [rank for rank in silent if not _size(_stack_file(folder, rank))]
+    for rank in ranks.keys() - silent:
+        _dump_workers(ranks[rank])
+    if silent and (py_spy := shutil.which("py-spy")):
+        for rank in silent:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                command = [py_spy, "dump", "--nonblocking", "--pid", str(ranks[rank].pid)]
+                done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
+                _stack_file(folder, rank).write_bytes(done.stdout)
+
+
+def _dump_workers(rank: RankObservation) -> None:
+    """Make a rank's DataLoader workers, forks that inherited its signal handler, write their stacks."""
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(rank.pid).children():
+            with contextlib.suppress(psutil.Error, OSError):
+                if _handles(process.pid, rank.dump_signal):  # others would be killed by it
+                    process.send_signal(rank.dump_signal)
+                    time.sleep(_WORKER_DUMP_S)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal (proc_pid_status(5), SigCgt)."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _stack_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.stack"
 
 
 def progress_line(
