@@ -17,7 +17,7 @@ import pytest
 from captures import LOOP, TRAINER, with_model
 from launch_flags import launch_flags
 
-from zerofit.cli.launch import asked_of
+from zerofit.cli.launch import launch_settings
 from zerofit.cli.output.console import Console
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
@@ -65,8 +65,8 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(prepare, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
-        asked = asked_of(launch_flags(*is_fast, *flags, "train.py"))
-        return prepare_launch(launch_request(target, **asked), Console())
+        settings = launch_settings(launch_flags(*is_fast, *flags, "train.py"))
+        return prepare_launch(launch_request(target, **settings), Console())
 
     return made
 

@@ -1,4 +1,4 @@
-"""What launch makes of the flags, on a machine with many GPUs: it is told of them, not asked for real."""
+"""What launch makes of the flags, on a machine with many GPUs: it is told of them, not settings for real."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launch_flags import launch_flags
 
-from zerofit.cli.launch import asked_of
+from zerofit.cli.launch import launch_settings
 from zerofit.cli.output.console import Console
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
@@ -36,8 +36,8 @@ def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PlannedLaunch:
     """Return the launch that the flags make on a node with eight GPUs."""
     monkeypatch.setattr(launching, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    asked = asked_of(launch_flags(*flags, "train.py"))
-    return prepare_launch(launch_request(("train.py",), **asked), Console())
+    settings = launch_settings(launch_flags(*flags, "train.py"))
+    return prepare_launch(launch_request(("train.py",), **settings), Console())
 
 
 def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
@@ -149,27 +149,27 @@ def test_a_dry_run_of_a_plan_on_a_login_node_is_of_the_machine_that_was_planned_
     planned = _plan_launch(monkeypatch, "--no-capture", "--zero-stage", "3").plan
     (folder / "plan.json").write_text(plan_to_json(planned))
     monkeypatch.setattr(launching, "probe_machine", lambda **_: _NOTHING)
-    asked = asked_of(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
-    to_launch = prepare_launch(launch_request(("train.py",), **asked, dry_run=True), Console())
+    settings = launch_settings(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
+    to_launch = prepare_launch(launch_request(("train.py",), **settings, dry_run=True), Console())
     assert to_launch.plan.strategy == planned.strategy
     assert to_launch.plan.topology.world_size == 8
     with pytest.raises(UserError) as error:
-        prepare_launch(launch_request(("train.py",), **asked), Console())
+        prepare_launch(launch_request(("train.py",), **settings), Console())
     assert error.value.rule == "no-gpu"
 
 
 def test_the_machine_of_a_dry_run_is_described_as_for_a_plan() -> None:
     words = ("--gpus", "8xH100", "--host-ram", "1T", "--cpu-cores", "32")
-    asked = asked_of(launch_flags(*words, "--no-capture", "train.py"))
-    machine = launch_request(("train.py",), **asked, dry_run=True).machine
+    settings = launch_settings(launch_flags(*words, "--no-capture", "train.py"))
+    machine = launch_request(("train.py",), **settings, dry_run=True).machine
     assert (len(machine.gpus), machine.num_cpu_cores) == (8, 32)
     assert machine.host_memory_bytes == 1024 * GIB
-    some = asked_of(launch_flags(*words, "--gpu-ids", "0,5", "--no-capture", "train.py"))
+    some = launch_settings(launch_flags(*words, "--gpu-ids", "0,5", "--no-capture", "train.py"))
     assert len(launch_request(("train.py",), **some, dry_run=True).machine.gpus) == 2
-    wrong = asked_of(launch_flags(*words, "--gpu-ids", "0,8", "--no-capture", "train.py"))
+    wrong = launch_settings(launch_flags(*words, "--gpu-ids", "0,8", "--no-capture", "train.py"))
     with pytest.raises(UserError, match="--gpus 8xH100 lists 0 to 7"):
         launch_request(("train.py",), **wrong, dry_run=True)
-    asked = asked_of(launch_flags(*words[2:], "--cpu", "train.py"))
+    settings = launch_settings(launch_flags(*words[2:], "--cpu", "train.py"))
     with pytest.raises(UserError) as error:
-        prepare_launch(launch_request(("train.py",), **asked), Console())
+        prepare_launch(launch_request(("train.py",), **settings), Console())
     assert error.value.rule == "gpus-missing"

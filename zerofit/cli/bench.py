@@ -18,8 +18,8 @@ from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_gpus, complete_model
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.ladder_table import head_words, ladder_table
-from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word, number_option
-from zerofit.configs.write.write_files import file_exists, write_files
+from zerofit.cli.parameters import CONTEXT, TASK, Verb, Word, number_option
+from zerofit.configs.write.write_files import file_exists, not_writable, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
@@ -67,7 +67,6 @@ _LIMIT_S = 1800
 """ASSUMPTION: no rung takes half an hour for a model worth measuring; --rung-limit changes it."""
 _INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
-_POSITIVE = Number(int, least=1)
 
 
 _BELOW = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
@@ -325,13 +324,7 @@ def _folder(output: Path | None) -> Iterator[Path]:
             shutil.rmtree(logs, ignore_errors=True)
             logs.mkdir(parents=True)
         except OSError as error:
-            raise UserError(
-                "not-writable",
-                "a folder can't be written",
-                found=f"{error.strerror}: {error.filename}",
-                why="its parent folder is not writable",
-                fix="name a writable folder: --output FOLDER",
-            ) from None
+            raise not_writable(f"{error.strerror}: {error.filename}", flag="--output FOLDER") from None
         yield logs
         return
     folder = Path(tempfile.mkdtemp(prefix="zerofit-ladder-"))

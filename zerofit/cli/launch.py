@@ -63,7 +63,7 @@ from zerofit.launching.recover import RecoverMode
 )
 @click.option(
     "--recover",
-    type=Word("recover", {mode.value: mode for mode in RecoverMode}),
+    type=Word("recover", RecoverMode),
     default=RecoverMode.AUTO.value,
     show_default=True,
     help="When memory runs out: continue with another plan from the last checkpoint, ask first, or end.",
@@ -133,7 +133,7 @@ def launch(
         num_trials=tune,
         dry_run=dry_run,
         observer=console,
-        **asked_of(flags),
+        **launch_settings(flags),
     )
     if run.exit_code is None:
         show_files(run.files if console.shows_details else {})
@@ -147,7 +147,7 @@ def launch(
     return run.exit_code
 
 
-def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
+def launch_settings(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags of strategy, model and nodes as arguments of zerofit.launch."""
     flags["ranks_per_node"] = resolve_line_flags(flags)
     return {"captures": not flags.pop("no_capture"), **settings_from(flags)}

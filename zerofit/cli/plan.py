@@ -24,7 +24,7 @@ from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
-from zerofit.cli.parameters import CONTEXT, Number, typed_words
+from zerofit.cli.parameters import CONTEXT, POSITIVE, typed_words
 from zerofit.cli.plan_options import FixingVerb, as_flag, machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     "--num-machines",
     "--nnodes",
     "num_nodes",
-    type=Number(int, least=1),
+    type=POSITIVE,
     help="Number of nodes.",
 )
 @num_processes_option
