@@ -27,7 +27,7 @@ from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.launching import launch as launching
 from zerofit.launching import prepare
-from zerofit.launching.launch import _tell, check_rules, launch_request
+from zerofit.launching.launch import announce_plan, check_rules, launch_request
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import PlannedLaunch, launch_files
@@ -93,7 +93,7 @@ def test_flags_are_what_the_plan_keeps_to(plan_launch: Any, capsys: pytest.Captu
     assert (strategy.zero_stage, strategy.micro_batch_size) == (ZeroStage.GRADIENTS, 4)
     assert (strategy.gradient_accumulation_steps, strategy.gradient_checkpointing) == (4, True)
     capsys.readouterr()
-    _tell(to_launch, Console())
+    announce_plan(to_launch, Console())
     told = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in told[3:]] == [
         "batch on each rank",

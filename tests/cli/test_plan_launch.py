@@ -14,7 +14,7 @@ from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_to_json
 from zerofit.core.units import GIB
 from zerofit.launching import launch as launching
-from zerofit.launching.launch import _tell, launch_request
+from zerofit.launching.launch import announce_plan, launch_request
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.start import PlannedLaunch
 
@@ -45,7 +45,7 @@ def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
 ) -> None:
     to_launch = _plan_launch(monkeypatch, "--no-capture", "--num-processes", "1")
     assert to_launch.rendezvous.gpu_ids == "0"
-    _tell(to_launch, Console())
+    announce_plan(to_launch, Console())
     assert capsys.readouterr().err.endswith(
         "zerofit: one rank uses only GPU 0: with more visible, Trainer would use them all\n"
     )
@@ -57,7 +57,7 @@ def test_other_runs_are_left_with_all_gpus(
 ) -> None:
     to_launch = _plan_launch(monkeypatch, "--no-capture", *flags)
     assert to_launch.rendezvous.gpu_ids is None
-    _tell(to_launch, Console())
+    announce_plan(to_launch, Console())
     assert "uses GPU" not in capsys.readouterr().err
 
 

@@ -20,11 +20,11 @@ from zerofit.core.units import GIB
 from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.recover import (
     Recovery,
-    keep_the_groups,
-    keep_the_training,
     limits_after,
     lost_steps,
     record_recoveries,
+    with_groups_of,
+    with_training_of,
 )
 from zerofit.launching.run_folder import RunFolder
 from zerofit.planning.problem import MemoryLimits
@@ -72,7 +72,7 @@ def _end(
         phase=phase,
         peak_bytes=peak,
         missing_bytes=missing,
-        room_bytes=room,
+        available_bytes=room,
         observed=observation(phase, step=step, checkpoint_step=saved),
     )
 
@@ -185,7 +185,7 @@ def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
     )
     plan = replace(PLAN, strategy=strategy, topology=Topology(world_size=4))
     plan = replace(plan, workload=replace(plan.workload, global_batch_size=64))
-    found = keep_the_training(Request(plan=plan, precision=Precision.FP16), plan)
+    found = with_training_of(Request(plan=plan, precision=Precision.FP16), plan)
     assert found == Request(
         optimizer=OptimizerName.LION,
         precision=Precision.FP16,
@@ -195,20 +195,20 @@ def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
     )
     assert set(found.said_by.values()) == {"the plan file"}
     own = Request(zero_stage=ZeroStage.PARAMETERS)
-    assert keep_the_training(own, plan) is own  # the planner's own plan: all of it is open
+    assert with_training_of(own, plan) is own  # the planner's own plan: all of it is open
 
 
 def test_ranks_share_samples_as_before_and_no_other_way_is_searched() -> None:
     topology = Topology(world_size=4, tensor_parallel_size=2)
-    kept = keep_the_groups(Request(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
+    kept = with_groups_of(Request(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
     sizes = (kept.tensor_parallel_size, kept.sequence_parallel_size, kept.pipeline_parallel_size)
     assert (sizes, kept.zero_stage) == ((2, 1, 1), ZeroStage.GRADIENTS)
     assert kept.said_by == {"tensor_parallel_size": "the plan before"}
     in_stages = Topology(world_size=4, pipeline_parallel_size=2, pipeline_stages_per_rank=2)
-    kept = keep_the_groups(Request(), replace(PLAN, topology=in_stages))
+    kept = with_groups_of(Request(), replace(PLAN, topology=in_stages))
     assert (kept.pipeline_parallel_size, kept.pipeline_stages_per_rank) == (2, 2)
     by_flag = Request(tensor_parallel_size=2)
-    assert keep_the_groups(by_flag, replace(PLAN, topology=topology)).said_by == {}
+    assert with_groups_of(by_flag, replace(PLAN, topology=topology)).said_by == {}
 
 
 def test_the_record_says_how_the_run_went_on_and_how_it_ended(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _recoveries(run: Run) -> list[dict[str, Any]]:
         assert "ran out of GPU memory" in recovery["cause"]
         assert recovery["strategy"] != recovery["strategy_before"]
         resumed = recovery["resumed_from"]
-        how = f"resumes from {resumed}" if resumed else "starts anew"
+        how = f"resumes from {resumed}" if resumed else "starts over"
         said = f"out of memory with {recovery['strategy_before']}: {how} with {recovery['strategy']}"
         assert said in run.stderr
         saved = int(resumed.rpartition("-")[2]) if resumed else 0

@@ -69,10 +69,10 @@ _INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 
 
-_BELOW = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
+_NEEDS_ZERO_FIX = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
 _FIXES = {
-    "zero-needs-deepspeed": _BELOW,
-    "optimizer-offload-needs-zero": _BELOW,
+    "zero-needs-deepspeed": _NEEDS_ZERO_FIX,
+    "optimizer-offload-needs-zero": _NEEDS_ZERO_FIX,
     "param-offload-needs-zero3": "put zero-3 before offload-param, or leave offload-param out",
     "offload-needs-adam": "leave out the rung of another optimizer, or offload-optimizer",
     "fp16-needs-gpu": "leave fp16 out, name bf16 in its place, or measure on a GPU",
@@ -271,12 +271,12 @@ def _measure(
             click.echo(f"{head} ...", err=True)
             start = time.monotonic()
         else:
-            said = f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in total"
+            said = f"{head}: {_outcome_words(outcome)}; {time.monotonic() - start:.0f} s in total"
             click.echo(for_terminal(said), err=True)
             measured.append((step, outcome))
 
 
-def _said(outcome: TrialOutcome) -> str:
+def _outcome_words(outcome: TrialOutcome) -> str:
     measured = outcome.measured
     if measured is None:
         return f"{outcome.state}: {outcome.reason}"

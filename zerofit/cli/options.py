@@ -170,7 +170,6 @@ run_dir_option = click.option(
     show_default=True,
     help="Folder that contains the run folders.",
 )
-"""The folder for run folders."""
 
 
 def script_options(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerofit.core.setting import Said
     from zerofit.launching.nodes import Nodes
 
-_STRATEGY = (
+_PLANNED_FIELDS = (
     "engine",
     "zero_stage",
     "optimizer_offload",
@@ -33,22 +33,22 @@ _STRATEGY = (
     "sequence_parallel_size",
 )
 """Settings that the planner chooses itself; precision, clipping and accumulation would change results."""
-_NODES = ("num_processes", "machine_rank", "main_process_port")
-_TAKEN = """
+_NODE_KEYS = ("num_processes", "machine_rank", "main_process_port")
+_KNOWN_KEYS = """
     zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
     train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
     zero_allow_untested_optimizer tensor_parallel
     """
 """Keys of a DeepSpeed file that are imported, or that zerofit's own file has."""
-_TAKEN_OF_ZERO = "stage offload_optimizer offload_param contiguous_gradients"
+_KNOWN_ZERO_KEYS = "stage offload_optimizer offload_param contiguous_gradients"
 """Keys of its section zero_optimization, likewise."""
-_BY_SCRIPT = {
+_SCRIPT_FIELDS = {
     "gradient_clipping": "gradient_clipping",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
 }
-"""Keys whose "auto" accelerate or Trainer fills in from the script, and their fields of Strategy."""
-_GROUP = ("tensor_parallel", "autotp_size")
+"""Keys whose "auto" accelerate or Trainer replaces by the script's value, and their fields of Strategy."""
+_TENSOR_PARALLEL_KEY = ("tensor_parallel", "autotp_size")
 _PARALLELISM = "parallelism_config"
 
 
@@ -150,10 +150,10 @@ def with_config_files(
     taken = {
         name: value
         for name, value in files.fields.items()
-        if getattr(request, name) is None and not (is_planned and name in _STRATEGY)
+        if getattr(request, name) is None and not (is_planned and name in _PLANNED_FIELDS)
     }
     if request.engine is Engine.NATIVE:
-        taken = {name: value for name, value in taken.items() if name not in _STRATEGY}
+        taken = {name: value for name, value in taken.items() if name not in _PLANNED_FIELDS}
     if nodes.ranks_per_node is not None or nodes.gpu_ids is not None:
         own = {name: value for name, value in files.nodes.items() if name != "num_processes"}
     else:
@@ -206,25 +206,25 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
 
 
 def _by_script(deepspeed: Document) -> tuple[str, ...]:
-    return tuple(field for key, field in _BY_SCRIPT.items() if deepspeed.value(key) == "auto")
+    return tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
 
 
 def _left_out(deepspeed: Document) -> tuple[str, ...]:
     """Return the keys of a DeepSpeed file that have no counterpart in zerofit."""
-    section, size = _GROUP
+    section, size = _TENSOR_PARALLEL_KEY
     beside = deepspeed.value(section)
-    keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _TAKEN.split()]
+    keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _KNOWN_KEYS.split()]
     keys += [f"{section}.{key}" for key in (beside if isinstance(beside, dict) else ()) if key != size]
     zero = deepspeed.value("zero_optimization")
-    of_zero = [key for key in (zero if isinstance(zero, dict) else ()) if key not in _TAKEN_OF_ZERO.split()]
+    of_zero = [key for key in (zero if isinstance(zero, dict) else ()) if key not in _KNOWN_ZERO_KEYS.split()]
     return (*keys, *(f"zero_optimization.{key}" for key in of_zero))
 
 
 def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return the sizes of groups that share samples, by field of Request, if a file sets them."""
+    """Return the sizes of tensor- and sequence-parallel groups in the files, by field of Request."""
     groups = {}
     for name, document, path in (
-        ("tensor_parallel_size", deepspeed, _GROUP),
+        ("tensor_parallel_size", deepspeed, _TENSOR_PARALLEL_KEY),
         ("tensor_parallel_size", accelerate, (_PARALLELISM, f"{_PARALLELISM}_tp_size")),
         ("sequence_parallel_size", accelerate, (_PARALLELISM, f"{_PARALLELISM}_sp_size")),
     ):
@@ -237,7 +237,7 @@ def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str
 def _nodes(file: Document | None) -> dict[str, Any]:
     if file is None:
         return {}
-    nodes: dict[str, Any] = {name: whole_number(file.value(name)) for name in _NODES}
+    nodes: dict[str, Any] = {name: whole_number(file.value(name)) for name in _NODE_KEYS}
     nodes["num_nodes"] = whole_number(file.value("num_machines"))
     nodes["main_process_ip"] = file.value("main_process_ip")
     nodes["gpu_ids"] = file.value("gpu_ids")

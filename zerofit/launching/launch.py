@@ -37,7 +37,7 @@ from zerofit.launching.recover import (
     may_recover,
     next_attempt,
     record_recoveries,
-    tell_if_it_starts_anew,
+    warn_if_not_resumable,
 )
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import (
@@ -202,10 +202,10 @@ def launch(
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
     if dry_run:
-        _tell(to_launch, observer)
+        announce_plan(to_launch, observer)
         return run
     if plan.recovers:
-        tell_if_it_starts_anew(plan, policy, observer)
+        warn_if_not_resumable(plan, policy, observer)
     attempt = Attempt(
         launch=to_launch,
         folder=folder,
@@ -226,7 +226,7 @@ def launch(
 def _run(
     attempt: Attempt, policy: RecoverPolicy, *, hang_limit_s: float | None, observer: Observer
 ) -> tuple[Attempt, RunEnd]:
-    """Run a launch to its end, with other plans if out of memory; return the last attempt."""
+    """Run a launch to its end, recovering from out of memory; return the last attempt."""
     folder = attempt.folder
     ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
     while following := next_attempt(attempt, ended, policy, check_launch, observer):
@@ -238,7 +238,7 @@ def _run(
 
 
 def _not_started(tuning: Tuning) -> LaunchedRun:
-    """Return the result of a launch whose trials were stopped, or of which none could be measured."""
+    """Return the result of a launch that starts no run: its trials were stopped, or none was measured."""
     stopped_by = tuning.stopped_by
     unmeasured = "no trial could be measured, so no run is started"
     cause = f"stopped by {stopped_by.name}" if stopped_by else unmeasured
@@ -262,7 +262,7 @@ def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) 
     """Announce a run, and run it to its end."""
     to_launch, folder = attempt.launch, attempt.folder
     fill_run_folder(folder, launch_files(to_launch, folder))
-    _tell(to_launch, observer)
+    announce_plan(to_launch, observer)
     observer.say(f"run folder {folder.path}")
     observer.detail(f"zerofit: command: {launch_command(to_launch, folder)}")
     if to_launch.plan.strategy.engine is Engine.DEEPSPEED:
@@ -304,7 +304,7 @@ def launch_request(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> LaunchRequest:
-    """Return the launch request of this node, with the ranks that nodes, hostfile and GPUs give.
+    """Return the launch request of this node, with the number of ranks from nodes, hostfile and GPUs.
 
     Args:
         target: the script or `-m module`, and its arguments.
@@ -319,7 +319,7 @@ def launch_request(
         config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
     )
     if files is not None:
-        # Whether a strategy is planned is only known after counting GPUs; the nodes are needed before.
+        # The nodes are needed first: whether a strategy is planned is only known after counting GPUs.
         _, nodes = with_config_files(files, request, nodes, is_planned=True)
         request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
     on_cpu = asks_for_cpu(request)
@@ -347,19 +347,19 @@ def launch_request(
         dry_run=dry_run,
         config_files=files,
     )
-    stands = launch.makes_a_plan or launch.brings_a_strategy
-    if files is None and not stands:
+    has_strategy = launch.makes_a_plan or launch.has_given_strategy
+    if files is None and not has_strategy:
         files = _files_of_script(target)
         launch = replace(launch, config_files=files)
     if files is None:
         return launch
     observer.say(files.line)
-    request, _ = with_config_files(files, launch.request, nodes, is_planned=stands)
+    request, _ = with_config_files(files, launch.request, nodes, is_planned=has_strategy)
     return replace(launch, request=request)
 
 
 def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return the settings in the DeepSpeed file that a script's arguments name; None without one."""
+    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
     named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
     if (file := next(named, None)) is None:
         return None
@@ -376,7 +376,7 @@ def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
     plan, target = to_launch.plan, to_launch.target
     script, arguments = script_path(target), script_arguments(target)
     check_resumed_checkpoint(arguments)
-    # Without the checkpoint's ranks and stage, since the ranks convert it.
+    # The checkpoint's ranks and stage are not checked, since the ranks convert it.
     targets = Targets(
         files=() if script is None else (script_file(script),),
         arguments=arguments,
@@ -395,7 +395,7 @@ def _tell_finding(observer: Observer, text: str) -> None:
     observer.detail(rest)
 
 
-def _tell(to_launch: PlannedLaunch, observer: Observer) -> None:
+def announce_plan(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Report the strategy, and every change to the script's settings."""
     plan = to_launch.plan
     machine, strategy = head_lines(plan)

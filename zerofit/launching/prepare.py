@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from zerofit.planning.subject import Subject
     from zerofit.scripts.capture.capture import CapturedScript
 
-_OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
+_SCRIPT_ORIGINS = (Origin.SCRIPT, Origin.PLANNER)
 """Origins of values that came from a plan's script."""
 
 
@@ -181,7 +181,7 @@ def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
 
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:
-    """Return the request with the script's own micro-batch, from which the global batch is made."""
+    """Return the request with the script's micro-batch, to reach the global batch with."""
     from zerofit.planning.from_capture import problem_from_capture
 
     if not launch.captures:
@@ -205,7 +205,7 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
 
 
 def _follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
-    """Return the request with the plan file's capture, and that capture; None if the plan has none.
+    """Return the request for a plan file's script, and its capture; None if it is followed without one.
 
     A plan for the same script with other arguments is followed if its capture shows the same batches and
     model.
@@ -257,7 +257,7 @@ def _on_these_ranks(launch: LaunchRequest, plan: Plan, capture: Capture) -> Plan
 
 def _without_script(plan: Plan) -> Plan:
     """Return the plan without the facts of the script that it was made for."""
-    reasons = tuple(reason for reason in plan.reasons if reason.origin not in _OF_SCRIPT)
+    reasons = tuple(reason for reason in plan.reasons if reason.origin not in _SCRIPT_ORIGINS)
     return replace(plan, capture=None, reasons=reasons)
 
 

@@ -30,9 +30,9 @@ class LaunchRequest:
     request: Request
     model: ModelFlags
     machine: Machine
-    """This node; in a dry run the one that is planned for."""
+    """This node; in a dry run the one to plan for."""
     elsewhere: MachineFlags
-    """The other machine that is planned for, when testing on the CPU or in a dry run."""
+    """Flags of another machine to plan for, in a test on the CPU or a dry run."""
     captures: bool
     """True if the script may be captured."""
     capture_limit_s: float
@@ -46,9 +46,9 @@ class LaunchRequest:
     limits: MemoryLimits = _NO_LIMITS
     """Memory limits from earlier attempts of the run."""
     made_folders: tuple[Path, ...] = ()
-    """Folders that earlier attempts made: a cached capture holds whatever is in them."""
+    """Folders that earlier attempts created, whose contents don't invalidate a cached capture."""
     num_fastest: int = 0
-    """Number of fastest alternative strategies to plan, for trials."""
+    """Number of the fastest alternative strategies to plan, for trials."""
     config_files: ConfigFiles | None = None
     """The settings in the launch line's configuration files; None without files."""
 
@@ -69,14 +69,14 @@ class LaunchRequest:
         return self.dry_run and not self.on_cpu and (self.gpus is not None or is_planned)
 
     @property
-    def brings_a_strategy(self) -> bool:
+    def has_given_strategy(self) -> bool:
         """True if a preset or plan file gives the strategy."""
         return self.request.preset is not None or self.request.plan is not None
 
     @property
     def plans_for_script(self) -> bool:
         """True if a plan is made from a capture of the script."""
-        is_open = self.model.model is None and self.captures and not self.brings_a_strategy
+        is_open = self.model.model is None and self.captures and not self.has_given_strategy
         return is_open and (not self.on_cpu or self.gpus is not None)
 
     @property
@@ -87,7 +87,7 @@ class LaunchRequest:
     @property
     def why_unplanned(self) -> str:
         """The flag that prevents planning."""
-        if self.brings_a_strategy:
+        if self.has_given_strategy:
             return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
         return "--cpu" if self.captures else "--no-capture"
 

@@ -26,6 +26,7 @@ from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.secrets import secret_variables
 from zerofit.core.strategy import Engine
+from zerofit.core.supported import release_of
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.explain_run import TRACE_PREFIX
 from zerofit.launching.hang import RunWatch
@@ -111,7 +112,7 @@ def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, st
     """
     if plan.topology.on_cpu or plan.topology.world_size == 1:
         return {}
-    is_new = plan.versions.torch is None or _release(plan.versions.torch) >= (2, 9)
+    is_new = plan.versions.torch is None or release_of(plan.versions.torch) >= (2, 9)
     size, place = (
         ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
         if is_new
@@ -123,10 +124,6 @@ def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, st
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
     return {name: value for name, value in wanted.items() if name not in inherited}
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
 def _arguments(launch: PlannedLaunch, folder: RunFolder) -> tuple[str, ...]:
