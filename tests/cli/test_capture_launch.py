@@ -25,10 +25,11 @@ from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launching import launch as launching
 from zerofit.launching import prepare
-from zerofit.launching.launch import announce_plan, check_rules, launch_request
+from zerofit.launching import request as request_file
+from zerofit.launching.launch import announce_plan, check_rules
 from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import PlannedLaunch, launch_files
 from zerofit.planning.applied_table import applied_rows
@@ -61,7 +62,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
             assert capture is not None, f"{target} was captured"
             yield SimpleNamespace(capture=capture, is_kept=False)
 
-        monkeypatch.setattr(launching, "probe_machine", lambda **_: machine)
+        monkeypatch.setattr(request_file, "probe_machine", lambda **_: machine)
         monkeypatch.setattr(prepare, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []

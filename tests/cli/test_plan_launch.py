@@ -13,9 +13,10 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_to_json
 from zerofit.core.units import GIB
-from zerofit.launching import launch as launching
-from zerofit.launching.launch import announce_plan, launch_request
+from zerofit.launching import request as request_file
+from zerofit.launching.launch import announce_plan
 from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.request import launch_request
 from zerofit.launching.start import PlannedLaunch
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PlannedLaunch:
     """Return the launch that the flags make on a node with eight GPUs."""
-    monkeypatch.setattr(launching, "probe_machine", lambda **_: _EIGHT)
+    monkeypatch.setattr(request_file, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     settings = launch_settings(launch_flags(*flags, "train.py"))
     return prepare_launch(launch_request(("train.py",), **settings), Console())
@@ -148,7 +149,7 @@ def test_a_dry_run_of_a_plan_on_a_login_node_is_of_the_machine_that_was_planned_
 ) -> None:
     planned = _plan_launch(monkeypatch, "--no-capture", "--zero-stage", "3").plan
     (folder / "plan.json").write_text(plan_to_json(planned))
-    monkeypatch.setattr(launching, "probe_machine", lambda **_: _NOTHING)
+    monkeypatch.setattr(request_file, "probe_machine", lambda **_: _NOTHING)
     settings = launch_settings(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
     to_launch = prepare_launch(launch_request(("train.py",), **settings, dry_run=True), Console())
     assert to_launch.plan.strategy == planned.strategy

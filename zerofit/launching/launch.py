@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.checking.inputs.strategy import situation_of_launch
 from zerofit.checking.read_targets import script_file
 from zerofit.checking.targets import Targets
@@ -24,11 +23,9 @@ from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
-from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
 from zerofit.launching.hang import closing_line
-from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
 from zerofit.launching.output_folders import new_folders
-from zerofit.launching.prepare import prepare_launch, specified_machine
+from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.recover import (
     Attempt,
     RecoverMode,
@@ -39,7 +36,7 @@ from zerofit.launching.recover import (
     record_recoveries,
     warn_if_not_resumable,
 )
-from zerofit.launching.request import LaunchRequest
+from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import (
     RUNS,
     check_run_dir,
@@ -59,12 +56,10 @@ from zerofit.launching.start import (
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
-from zerofit.machine.this_node import probe_machine
-from zerofit.machine.versions import check_libraries, check_libraries_of
+from zerofit.machine.versions import check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, settings_of
-from zerofit.planning.plan_from_flags import asks_for_cpu
-from zerofit.scripts.target import check_script, script_arguments, script_path, script_target
+from zerofit.planning.inputs import CAPTURE_LIMIT_S
+from zerofit.scripts.target import script_arguments, script_path, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,12 +201,12 @@ def launch(
         return run
     if plan.recovers:
         warn_if_not_resumable(plan, policy, observer)
+    own_folders = new_folders(to_launch.target, plan.capture, cwd=Path.cwd())
     attempt = Attempt(
         launch=to_launch,
         folder=folder,
-        request=request,
+        request=replace(request, own_folders=own_folders),
         free_gpu_bytes=free_gpu_bytes(),
-        new_folders=new_folders(to_launch.target, plan.capture, cwd=Path.cwd()),
     )
     attempt, ended = _run(attempt, policy, hang_limit_s=hang_limit_s, observer=observer)
     return replace(
@@ -288,87 +283,6 @@ def _ops_of(plan: Plan) -> tuple[str, ...]:
     if plan.strategy.optimizer_offload is not OffloadDevice.NONE:
         ops = (*ops, "cpu_adam")
     return (*ops, "async_io") if plan.strategy.uses_nvme else ops
-
-
-def launch_request(
-    target: tuple[str, ...],
-    *,
-    plan: Plan | str | Path | None = None,
-    gpus: str | None = None,
-    captures: bool = True,
-    capture_limit_s: float = CAPTURE_LIMIT_S,
-    hostfile: str | Path | None = None,
-    config_file: str | None = None,
-    deepspeed_file: str | None = None,
-    dry_run: bool = False,
-    observer: Observer = SILENT,
-    **settings: Any,
-) -> LaunchRequest:
-    """Return the launch request of this node, with the number of ranks from nodes, hostfile and GPUs.
-
-    Args:
-        target: the script or `-m module`, and its arguments.
-        settings: other arguments are those of `launch`; a dry run uses the GPUs of `gpus`, or the plan's if
-            there is no GPU here.
-    """
-    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
-    model, elsewhere, request = settings_of({**settings, "gpus": gpus, "plan": plan})
-    check_script(target)
-    check_libraries(observer)
-    files = read_config_files(
-        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
-    )
-    if files is not None:
-        # The nodes are needed first: whether a strategy is planned is only known after counting GPUs.
-        _, nodes = with_config_files(files, request, nodes, is_planned=True)
-        request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
-    on_cpu = asks_for_cpu(request)
-    plans_elsewhere = dry_run and not on_cpu
-    if plans_elsewhere and elsewhere != MachineFlags():
-        machine = specified_machine(elsewhere, nodes=nodes).machine
-    else:
-        machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
-    if plans_elsewhere and request.plan is not None and not machine.gpus:
-        machine = request.plan.machine
-    if nodes.ranks_per_node == RANK_FOR_EACH_GPU:
-        nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
-    if hostfile is not None:
-        nodes = with_hostfile(nodes, Path(hostfile))
-    launch = LaunchRequest(
-        target=target,
-        request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
-        model=model,
-        machine=machine,
-        elsewhere=elsewhere,
-        captures=captures,
-        capture_limit_s=capture_limit_s,
-        plan_file=None if plan is None or isinstance(plan, Plan) else Path(plan),
-        nodes=nodes,
-        dry_run=dry_run,
-        config_files=files,
-    )
-    has_strategy = launch.makes_a_plan or launch.has_given_strategy
-    if files is None and not has_strategy:
-        files = _files_of_script(target)
-        launch = replace(launch, config_files=files)
-    if files is None:
-        return launch
-    observer.say(files.line)
-    request, _ = with_config_files(files, launch.request, nodes, is_planned=has_strategy)
-    return replace(launch, request=request)
-
-
-def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
-    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
-    if (file := next(named, None)) is None:
-        return None
-    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
-    if files is None:
-        return None
-    # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
-    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
-    return replace(files, left_out=left_out)
 
 
 def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 from zerofit.configs.write.command import Rendezvous
 from zerofit.core.errors import UserError
+from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.port import DEFAULT_PORT, free_port, is_port_free
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from zerofit.core.plan import Topology
+    from zerofit.machine.machine_spec import SpecifiedMachine
+    from zerofit.planning.inputs import MachineFlags
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """A host's name or address, without characters special to a shell or ssh."""
@@ -125,6 +128,19 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
         machine_rank=machine_rank,
         main_process_ip=nodes.main_process_ip or next(iter(hosts)),
     )
+
+
+def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
+    """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
+    from zerofit.planning.planned_machine import machine_of
+
+    specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
+    if (indices := nodes.gpu_indices) is None:
+        return specified
+    gpus = specified.machine.gpus
+    check_gpu_ids(indices, len(gpus), listed_by=f"--gpus {flags.gpus}")
+    machine = replace(specified.machine, gpus=tuple(gpus[index] for index in indices))
+    return replace(specified, machine=machine)
 
 
 def _read_hostfile(path: Path) -> dict[str, int]:

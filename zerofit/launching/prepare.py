@@ -13,12 +13,10 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
 from zerofit.core.secrets import masked
 from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
-from zerofit.launching.nodes import find_rendezvous
+from zerofit.launching.nodes import find_rendezvous, specified_machine
 from zerofit.launching.start import PlannedLaunch
-from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.inputs import MachineFlags
 from zerofit.planning.plan_from_flags import choose, rehearsed
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
     from zerofit.core.request import Request
-    from zerofit.launching.nodes import Nodes
     from zerofit.launching.request import LaunchRequest
     from zerofit.planning.subject import Subject
     from zerofit.scripts.capture.capture import CapturedScript
@@ -124,7 +121,7 @@ def _captured(
         launch.target,
         limit_s=launch.capture_limit_s,
         gpus=machine.gpus,
-        made_folders=launch.made_folders,
+        made_folders=launch.own_folders,
         instead=instead,
         observer=observer,
     )
@@ -165,19 +162,6 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
             is_named=launch.gpus is not None,
         )
     return specified
-
-
-def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
-    """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
-    from zerofit.planning.planned_machine import machine_of
-
-    specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
-    if (indices := nodes.gpu_indices) is None:
-        return specified
-    gpus = specified.machine.gpus
-    check_gpu_ids(indices, len(gpus), listed_by=f"--gpus {flags.gpus}")
-    machine = replace(specified.machine, gpus=tuple(gpus[index] for index in indices))
-    return replace(specified, machine=machine)
 
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:

@@ -114,8 +114,6 @@ class Attempt:
     """The request that it was planned for."""
     free_gpu_bytes: tuple[int, ...]
     """Free memory of each GPU before the run."""
-    new_folders: tuple[Path, ...] = ()
-    """Possible output folders that did not exist before the run."""
     number: int = 0
     """Number of earlier restarts."""
     recoveries: tuple[Recovery, ...] = ()
@@ -216,13 +214,12 @@ def _next_plan(
     request = replace(attempt.request, request=said)
     if not request.on_cpu:
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
-    request = replace(request, made_folders=attempt.new_folders)
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
     request = replace(request, limits=limits_after(request.limits, estimate, end, on_cpu=request.on_cpu))
     first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
     newest = newest_checkpoint(first) if resume_way(failed.plan.capture).is_known else None
     if newest is None:  # planning may run the script again, which may refuse its own outputs
-        moved.update(move_aside(attempt.new_folders, number=number))
+        moved.update(move_aside(request.own_folders, number=number))
     launch, checkpoint = _replanned(request, failed.plan, newest, observer)
     way = resume_way(launch.plan.capture)
     if not way.is_known:
@@ -238,7 +235,7 @@ def _next_plan(
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
     if checkpoint is None:
-        moved.update(move_aside(attempt.new_folders, number=number))
+        moved.update(move_aside(request.own_folders, number=number))
     resumed = None if checkpoint is None else checkpoint.path
     recovery = Recovery(
         cause=end.cause or "",
@@ -268,7 +265,6 @@ def _next_plan(
         folder=RunFolder(path=Path(recovery.folder)),
         request=request,
         free_gpu_bytes=attempt.free_gpu_bytes,
-        new_folders=attempt.new_folders,
         number=number,
         recoveries=(*attempt.recoveries, recovery),
     )

@@ -37,8 +37,7 @@ from zerofit.launching.clusters.job import (
     variables_to_pass,
 )
 from zerofit.launching.launch import check_rules
-from zerofit.launching.nodes import Nodes
-from zerofit.launching.prepare import specified_machine
+from zerofit.launching.nodes import Nodes, specified_machine
 from zerofit.launching.run_folder import (
     RUNS,
     RunFolder,

@@ -107,7 +107,7 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
     if refused:
         raise UserError(
             "chat-refused",
-            "the chat template refuses chunk of the chats",
+            "the chat template refuses some of the chats",
             found=shorten(refused),
             why="templates may require certain roles in a certain order",
             fix="write the messages as documented for the model",
