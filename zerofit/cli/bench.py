@@ -16,6 +16,7 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_gpus, complete_model
+from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.ladder_table import head_words, ladder_table
 from zerofit.cli.parameters import CONTEXT, TASK, Verb, Word, number_option
@@ -180,8 +181,6 @@ def ladder(
     )
     steps = climb(named, base, is_cumulative=is_cumulative)
     if plot is not None:
-        from zerofit.cli.draw_plot import check_can_plot
-
         check_can_plot(plot, force=force)
     if output is not None and not force and (output / "ladder.json").exists():
         raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")

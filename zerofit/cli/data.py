@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_file
+from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.options import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
@@ -129,8 +130,6 @@ def data(
     """
     is_script = module or sources[0].endswith(".py")
     if plot is not None:
-        from zerofit.cli.draw_plot import check_can_plot
-
         check_can_plot(plot, force=force)
     if output is not None:
         check_can_write(output, force=force, flag="--output FILE")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_file, complete_gpus, complete_script
+from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.launch_lines import launch_line_options, line_sentences, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
@@ -142,8 +143,6 @@ def plan(
     target = _target(script, script_args, module=module, model=model_flags.model)
     check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
     if plot is not None:
-        from zerofit.cli.draw_plot import check_can_plot
-
         check_can_plot(plot, force=force)
     if output is not None and not force:
         _check_output(output, target)

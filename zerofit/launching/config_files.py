@@ -17,7 +17,7 @@ from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.launching.other_launchers import fsdp_refused
 
 if TYPE_CHECKING:
-    from zerofit.checking.situation import RunSettings, Situation
+    from zerofit.checking.situation import RunSettings
     from zerofit.configs.document import Document
     from zerofit.core.request import Request
     from zerofit.core.setting import Said
@@ -107,12 +107,14 @@ def read_config_files(
     targets = read_targets(words, schemas=load_schemas(), stdin=io.BytesIO().read)
     situation = situations(targets)[0]
     is_named = config_file is not None or deepspeed_file is not None
-    _check_readable(situation if is_named else replace(situation, broken=()))
-    files = (situation.accelerate, situation.deepspeed)
+    checked = situation if is_named else replace(situation, broken=())
+    if errors := check(checked, rules=FILE_RULES).of(Severity.ERROR):
+        raise ExceptionGroup("files that can't be read", [one.as_error() for one in errors])
+    accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed)
     documents = [one for one in files if one is not None]
     if not documents:
         return None
-    is_fsdp = situation.accelerate is not None and situation.accelerate.value("distributed_type") == "FSDP"
+    is_fsdp = accelerate is not None and accelerate.value("distributed_type") == "FSDP"
     if is_fsdp and config_file is not None and deepspeed_file is None:
         raise fsdp_refused(
             f"distributed_type: FSDP   ({config_file})",
@@ -128,11 +130,13 @@ def read_config_files(
         name=documents[0].name,
         fields={name: one.value for name, one in said.items()},
         said_by={name: str(one.place or documents[0].name) for name, one in said.items()},
-        nodes=_nodes(situation.accelerate),
-        on_cpu=situation.accelerate is not None and situation.accelerate.value("use_cpu") is True,
+        nodes=_nodes(accelerate),
+        on_cpu=accelerate is not None and accelerate.value("use_cpu") is True,
         engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
-        left_out=_left_out(situation.deepspeed) if situation.deepspeed else (),
-        by_script=_by_script(situation.deepspeed) if situation.deepspeed else (),
+        left_out=_left_out(deepspeed) if deepspeed else (),
+        by_script=tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
+        if deepspeed
+        else (),
     )
 
 
@@ -166,12 +170,6 @@ def with_config_files(
     return request, replace(nodes, **filled)
 
 
-def _check_readable(situation: Situation) -> None:
-    errors = check(situation, rules=FILE_RULES).of(Severity.ERROR)
-    if errors:
-        raise ExceptionGroup("files that can't be read", [one.as_error() for one in errors])
-
-
 def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
     """Return strategy and precision by field of Request; settings outside files are left out."""
     all_said: dict[str, Said[Any] | None] = {
@@ -203,10 +201,6 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
             if said is not None and isinstance(said.value, int | float) and said.value > 0:
                 numbers[name] = said
     return numbers
-
-
-def _by_script(deepspeed: Document) -> tuple[str, ...]:
-    return tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
 
 
 def _left_out(deepspeed: Document) -> tuple[str, ...]:

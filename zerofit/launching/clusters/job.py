@@ -152,11 +152,6 @@ class Rendered:
     limit_s: float = CLIENT_LIMIT_S
     """Time limit of submitting."""
 
-    @property
-    def command_line(self) -> str:
-        """The command for a shell."""
-        return shlex.join(self.command)
-
 
 def job_name(run: str) -> str:
     """Return a run's name as one of a job: lower-case letters, digits and "-", a letter first."""

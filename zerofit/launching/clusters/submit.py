@@ -220,7 +220,9 @@ def submit(
         folder.path / JOB_FILE: job_to_json(submission.job),
         **rendered.files,
     }
-    run = SubmittedRun(plan=plan, folder=folder.path, files=files, command=rendered.command_line, job_id=None)
+    run = SubmittedRun(
+        plan=plan, folder=folder.path, files=files, command=shlex.join(rendered.command), job_id=None
+    )
     return run if dry_run else _submit_job(run, folder, rendered, engine, flags, observer)
 
 
