@@ -297,7 +297,7 @@ def _gib(size: float) -> int:
         ("CUDA error: out of memory", FullGpu()),
     ],
 )
-def test_what_an_allocation_lacked_is_read_off_torchs_message(text: str, expected: FullGpu) -> None:
+def test_a_failed_allocation_is_parsed_from_torchs_message(text: str, expected: FullGpu) -> None:
     assert full_gpu(text) == expected
 
 
@@ -327,7 +327,7 @@ def test_what_an_allocation_lacked_is_read_off_torchs_message(text: str, expecte
         ),
     ],
 )
-def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing(
+def test_out_of_gpu_memory_is_reported_with_phase_and_missing_bytes(
     message: str, words: str, missing_bytes: int, peak_bytes: int, available_bytes: int
 ) -> None:
     verdict = judge(
