@@ -12,7 +12,7 @@ from zerofit.core.presets import find_preset
 from zerofit.core.units import GIB
 from zerofit.core.version import VERSION
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
-from zerofit.launching.clusters.job import ClusterFlags, Job, Resources, ToSubmit
+from zerofit.launching.clusters.job import ClusterFlags, Job, Resources, Submission
 
 _RUN = "2026-01-01_00-00-00-train"
 _HEAD = """\
@@ -50,7 +50,7 @@ _FLAGS = ClusterFlags(
 )
 
 
-def _example(engine: str, module: object, flags: ClusterFlags) -> ToSubmit:
+def _example(engine: str, module: object, flags: ClusterFlags) -> Submission:
     folder = Path("/shared/project/zerofit-runs") / _RUN
     gpu = GpuSpec(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 * GIB)
     machine = Machine(
@@ -86,7 +86,7 @@ def _example(engine: str, module: object, flags: ClusterFlags) -> ToSubmit:
         nvme_path=None,
         wall_time_s=None,
     )
-    return ToSubmit(
+    return Submission(
         job=job,
         plan=plan,
         resources=resources,

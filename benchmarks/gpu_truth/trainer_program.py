@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from zerofit.machine.this_node import process_bytes
 from zerofit.measuring.measure import NUM_WARM_UP
-from zerofit.measuring.memory import forget_making, forget_peak, limited_memory
+from zerofit.measuring.memory import limited_memory, reset_after_creation, reset_peak
 from zerofit.measuring.random_model import SEED, make_model, make_samples
 from zerofit.measuring.results import TrialMeasurement
 from zerofit.measuring.trial_program import main
@@ -70,7 +70,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         """Begin an attempt, with the batch that it has."""
         self._ended = []
         self.batch_size = int(state.train_batch_size)
-        forget_peak()
+        reset_peak()
         if self._device != "cpu":
             torch.cuda.reset_peak_memory_stats()
 
@@ -96,12 +96,12 @@ def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement
     device = "cpu" if spec.on_cpu else "cuda"
     num_steps = NUM_WARM_UP + spec.num_steps
     clock = Clock(device)
-    forget_peak()
+    reset_peak()
     imported = process_bytes("VmRSS")
     with limited_memory(spec.memory_limit_bytes, device):
         tell("making the model")
         model = make_model(spec, device)
-        forget_making(device)
+        reset_after_creation(device)
         samples = Samples(make_samples(model, spec), spec.batch_size * num_steps)
         tell("training")
         arguments = _arguments(spec, num_steps)

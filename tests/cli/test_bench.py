@@ -95,7 +95,7 @@ def test_a_rung_runs_and_one_that_cannot_is_left_out(run_zerofit: RunZerofit, fo
     assert counted.optimizer_states == pytest.approx(parts.optimizer_states, rel=0.1)
 
 
-def test_ctrl_c_ends_the_rung_and_prints_what_there_is(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_rung_and_prints_the_results_so_far(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "zerofit", "bench", "ladder", "--cpu", "--rungs", "baseline,bf16"],
         cwd=tmp_path,
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_rung_and_prints_what_there_is(tmp_path: Path) -> None:
     assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
-def test_a_ladder_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_a_ladder_is_not_overwritten(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "ladder.json").write_text("{}")
     finished = run_zerofit("bench", "ladder", "--cpu", "--output", "out", cwd=folder)
@@ -130,7 +130,7 @@ def test_a_ladder_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> 
     assert finished.returncode == 2
 
 
-def test_a_plot_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_a_plot_is_not_overwritten(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
     (folder / "ladder.png").write_bytes(b"mine")
     finished = run_zerofit("bench", "ladder", *_SIZES, "--plot", "ladder.png", "--dry-run", cwd=folder)
@@ -145,7 +145,9 @@ def test_a_plot_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> No
         (("--gpus", "2x4090"), "ladder-on-one-gpu", "--gpus 2x4090"),
     ],
 )
-def test_what_no_rung_can_take_is_refused(folder: Path, said: tuple[str, ...], rule: str, found: str) -> None:
+def test_settings_that_no_rung_supports_are_refused(
+    folder: Path, said: tuple[str, ...], rule: str, found: str
+) -> None:
     arguments = ["--model", str(folder / "tiny"), "--seq-len", "8", "--cpu", "--dry-run", *said]
     with pytest.raises(UserError) as raised:
         ladder.main(arguments, standalone_mode=False)
@@ -176,7 +178,7 @@ def test_ctrl_c_while_predicting_keeps_what_was_measured(
     assert _measured(result) == [_MEASURED, _MEASURED]
 
 
-def test_a_plot_that_can_not_be_drawn_leaves_the_table(
+def test_the_table_is_printed_even_if_the_plot_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -12,7 +12,7 @@ import psutil
 from runs import environment
 
 
-def test_ctrl_c_while_the_script_is_looked_at_ends_with_a_sentence_and_no_child(tmp_path: Path) -> None:
+def test_ctrl_c_during_a_capture_prints_a_sentence_and_leaves_no_child(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\nopen('waits', 'w').close()\ntime.sleep(60)\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "zerofit", "launch", "--dry-run", "--gpus", "1xH100", "train.py"],

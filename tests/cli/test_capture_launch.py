@@ -17,7 +17,7 @@ import pytest
 from captures import LOOP, TRAINER, with_model
 from launch_flags import launch_flags
 
-from zerofit.cli.launch import asked_of
+from zerofit.cli.launch import launch_settings
 from zerofit.cli.output.console import Console
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
@@ -25,10 +25,11 @@ from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launching import launch as launching
 from zerofit.launching import prepare
-from zerofit.launching.launch import _tell, check_rules, launch_request
+from zerofit.launching import request as request_file
+from zerofit.launching.launch import announce_plan, check_rules
 from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import PlannedLaunch, launch_files
 from zerofit.planning.applied_table import applied_rows
@@ -61,12 +62,12 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
             assert capture is not None, f"{target} was captured"
             yield SimpleNamespace(capture=capture, is_cached=False)
 
-        monkeypatch.setattr(launching, "probe_machine", lambda **_: machine)
+        monkeypatch.setattr(request_file, "probe_machine", lambda **_: machine)
         monkeypatch.setattr(prepare, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
-        asked = asked_of(launch_flags(*is_fast, *flags, "train.py"))
-        return prepare_launch(launch_request(target, **asked), Console())
+        settings = launch_settings(launch_flags(*is_fast, *flags, "train.py"))
+        return prepare_launch(launch_request(target, **settings), Console())
 
     return made
 
@@ -87,13 +88,13 @@ def test_a_script_alone_is_captured_and_planned(plan_launch: Any, capsys: pytest
     assert "\ngpt2 (GPT2LMHeadModel, 124 M parameters), sequence 128, global batch 32" in said
 
 
-def test_flags_are_what_the_plan_keeps_to(plan_launch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_follows_the_flags(plan_launch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     to_launch = plan_launch("--zero-stage", "2", "--micro-batch-size", "4", "--gradient-checkpointing")
     strategy = to_launch.plan.strategy
     assert (strategy.zero_stage, strategy.micro_batch_size) == (ZeroStage.GRADIENTS, 4)
     assert (strategy.gradient_accumulation_steps, strategy.gradient_checkpointing) == (4, True)
     capsys.readouterr()
-    _tell(to_launch, Console())
+    announce_plan(to_launch, Console())
     told = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in told[3:]] == [
         "batch on each rank",
@@ -119,7 +120,7 @@ def test_the_run_folders_plan_holds_the_capture(plan_launch: Any) -> None:
         ("--model", "gpt2", "--seq-len", "128", "--global-batch", "32"),
     ],
 )
-def test_what_does_without_a_capture(plan_launch: Any, flags: tuple[str, ...]) -> None:
+def test_launches_without_a_capture(plan_launch: Any, flags: tuple[str, ...]) -> None:
     assert plan_launch(*flags, capture=None).plan.capture is None
 
 
@@ -163,9 +164,7 @@ _PLANNING, _CAPTURE = "planning-flag-without-planning", "capture-limit-without-c
         ),
     ],
 )
-def test_a_flag_that_would_be_ignored_or_mean_two_things_is_refused(
-    plan_launch: Any, flags: str, rule: str, found: str
-) -> None:
+def test_ignored_or_ambiguous_flags_are_refused(plan_launch: Any, flags: str, rule: str, found: str) -> None:
     with pytest.raises(UserError) as error:
         plan_launch(*flags.split())
     assert (error.value.rule, error.value.found) == (rule, found)
@@ -226,7 +225,7 @@ def test_fp16_is_rehearsed_in_fp32(plan_launch: Any) -> None:
     assert reasons == ["CPU ranks have no fp16, which the plan for the GPUs takes"]
 
 
-def test_what_the_script_cannot_take_is_refused(plan_launch: Any) -> None:
+def test_settings_that_the_script_does_not_support_are_refused(plan_launch: Any) -> None:
     mixing = with_model(LOOP, mixes_samples=("bn1",))
     for flags in (("--micro-batch-size", "4"), ("--cpu", "--gpus", "2xA100-40G", "--micro-batch-size", "4")):
         with pytest.raises(UserError) as error:
@@ -234,7 +233,7 @@ def test_what_the_script_cannot_take_is_refused(plan_launch: Any) -> None:
         assert error.value.rule == "script-cannot-take"
 
 
-def test_what_does_not_fit_is_not_launched_and_the_way_without_a_plan_is_named(plan_launch: Any) -> None:
+def test_nothing_is_launched_that_does_not_fit_and_no_capture_is_suggested(plan_launch: Any) -> None:
     huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
     with pytest.raises(UserError) as error:
         plan_launch(capture=with_model(LOOP, facts=huge))
@@ -297,7 +296,9 @@ def test_a_plan_file_on_other_ranks_keeps_the_scripts_batch(plan_launch: Any, pl
     assert (plan.workload.global_batch_size, plan.strategy.micro_batch_size, steps) == (64, 4, 4)
 
 
-def test_a_plan_file_is_no_way_around_what_the_script_cannot_take(plan_launch: Any, plan_file: Path) -> None:
+def test_a_plan_file_does_not_bypass_what_the_script_does_not_support(
+    plan_launch: Any, plan_file: Path
+) -> None:
     with pytest.raises(UserError) as error:
         plan_launch("--plan", "p.json", "--global-batch", "64", capture=None)
     assert error.value.rule == "global-batch-is-the-scripts"

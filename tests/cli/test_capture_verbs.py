@@ -165,13 +165,13 @@ def test_a_file_of_something_else_is_noticed_before_the_script_is_run(
         (check_module, ("train.py",)),
     ],
 )
-def test_a_limit_for_no_capture_is_refused(run: _Run, module: Any, words: tuple[str, ...]) -> None:
+def test_a_capture_limit_without_a_capture_is_refused(run: _Run, module: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(UserError) as error:
         run(module, "--capture-limit", "5", *words)
     assert error.value.rule == "capture-limit-without-capture"
 
 
-def test_a_loop_that_counts_its_passes_is_told_so(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_manual_accumulation_is_reported(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand = replace(LOOP, gradient_accumulation_steps=1, accumulates=False, accumulates_by_hand=4)
     assert run(plan_module, "--fast", *_GPUS, "--micro-batch-size", "2", "train.py", capture=by_hand) == 0
     said = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_a_loop_that_counts_its_passes_is_told_so(run: _Run, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["capture"]["accumulates_by_hand"] == 4
 
 
-def test_where_nothing_fits_nothing_is_said_of_changes(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_if_nothing_fits_no_changes_are_listed(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
     capture = with_model(LOOP, facts=huge)
     assert run(plan_module, "--fast", *_GPUS, "train.py", capture=capture) == 1
@@ -195,7 +195,7 @@ def test_a_capture_of_before_is_told_as_such(run: _Run, capsys: pytest.CaptureFi
     assert "\n  captured earlier    took 11.5 s, 600.0 MiB of host memory\n" in capsys.readouterr().out
 
 
-def test_a_model_of_no_name_is_named_once(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_name_is_named_once(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     facts = replace(LOOP.model.facts, name="GPT2LMHeadModel")
     assert run(plan_module, "--fast", *_GPUS, "train.py", capture=with_model(LOOP, facts=facts)) == 0
     assert "\nGPT2LMHeadModel (124 M parameters), sequence 128" in capsys.readouterr().out

@@ -83,7 +83,9 @@ def test_an_error_is_printed_whole_and_exits_1(run_zerofit: RunZerofit, folder: 
     assert (finished.returncode, finished.stderr) == (1, "")
 
 
-def test_what_is_right_exits_0_and_says_how_many_rules_hold(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_a_valid_configuration_exits_0_with_the_number_of_rules(
+    run_zerofit: RunZerofit, folder: Path
+) -> None:
     finished = _check(run_zerofit, folder, "--route accelerate good.json acc_good.yaml")
     assert finished.stdout.splitlines()[-1].startswith("ok: good.json, acc_good.yaml: ")
     assert (finished.returncode, finished.stderr) == (0, "")
@@ -198,7 +200,7 @@ def test_a_file_that_cannot_be_read_as_what_it_should_be_is_a_finding(
         ("file.py", b"x = " + b"(" * 5000 + b")" * 5000, "script-syntax"),
     ],
 )
-def test_so_is_a_broken_accelerate_file_or_script(
+def test_a_broken_accelerate_file_or_script_is_a_finding(
     run_zerofit: RunZerofit, folder: Path, name: str, data: bytes, rule: str
 ) -> None:
     (folder / name).write_bytes(data)
@@ -246,7 +248,7 @@ def test_explain_prints_the_page_and_rules_the_list(run_zerofit: RunZerofit, fol
     assert "error    param-offload-needs-zero3" in [line[:34] for line in lines]
 
 
-def test_colour_stands_on_a_terminal_only(folder: Path) -> None:
+def test_colour_only_on_a_terminal(folder: Path) -> None:
     pty = pytest.importorskip("pty")
     reader, writer = pty.openpty()
     command = [sys.executable, "-m", "zerofit", "check", "--route", "accelerate", "bad.json"]

@@ -62,7 +62,7 @@ def _texts(folder: Path) -> dict[str, str]:
     return {path.name: path.read_bytes().decode() for path in folder.iterdir()}
 
 
-def test_what_is_mended_keeps_all_else_and_a_backup(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+def test_a_fix_keeps_everything_else_and_a_backup(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json").chmod(0o640)
     finished = _fix(run_zerofit, tmp_path, "ds.json")
     assert _texts(tmp_path) == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
@@ -101,7 +101,7 @@ def test_a_precision_is_taken_out_where_the_deepspeed_file_has_it(
     assert (tmp_path / "acc.yaml").read_text() == file.replace("  zero_stage: 2\n", "") + left
 
 
-def test_nothing_to_mend(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+def test_nothing_to_fix(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     _write(tmp_path / "ds.json", _AFTER)
     finished = _fix(run_zerofit, tmp_path, "ds.json")
     assert finished.stderr == "zerofit: nothing to fix: no finding has exactly one right answer\n"
@@ -121,7 +121,7 @@ def test_no_backup_is_ever_overwritten(run_zerofit: RunZerofit, tmp_path: Path) 
     }
 
 
-def test_a_link_stays_a_link_and_its_target_is_mended(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+def test_a_link_stays_a_link_and_its_target_is_fixed(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     _write(tmp_path / "real/ds.json")
     (tmp_path / "link.json").symlink_to("real/ds.json")

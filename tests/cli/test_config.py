@@ -44,7 +44,7 @@ def _texts(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_what_dry_run_prints_is_what_is_written(
+def test_dry_run_prints_the_files_that_are_written(
     run_zerofit: RunZerofit, golden: _Golden, tmp_path: Path, name: str
 ) -> None:
     printed = _config(run_zerofit, tmp_path, "--dry-run", *_CASES[name])
@@ -180,7 +180,7 @@ def test_launch_script_for_the_cpu_says_so_to_accelerate(
     assert [word for word in text.split() if word.startswith(("DS_", "ACCELERATE_"))] == [setting]
 
 
-def test_what_was_decided_is_said_on_stderr(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+def test_decisions_are_printed_on_stderr(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     finished = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
     assert finished.stderr.splitlines()[1:] == [
         "zerofit: strategy: DeepSpeed ZeRO-3, optimizer on cpu, parameters on cpu, bf16 on 8 GPU ranks",

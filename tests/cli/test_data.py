@@ -178,7 +178,7 @@ def test_table_document_and_plot_of_one_report(run_zerofit: RunZerofit, tmp_path
     )
 
 
-def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
+def test_counted_words_are_not_tokens_and_nothing_is_recommended(
     run_zerofit: RunZerofit, folder: Path
 ) -> None:
     finished = run_zerofit("data", "a.jsonl", "--count", "words", cwd=folder)
@@ -201,7 +201,7 @@ def test_tables_leave_columns_out_where_the_terminal_is_narrow(run_zerofit: RunZ
     assert header.split() == ["max_length", "samples", "cut", "tokens", "lost", "dynamic", "bucketed"]
 
 
-def test_values_that_are_no_text_are_told(report: _Report, tmp_path: Path) -> None:
+def test_non_text_values_are_reported(report: _Report, tmp_path: Path) -> None:
     lines = [f'{{"text": {value}}}\n' for value in ('"a b"', "5", "null", '""', '["a"]')]
     (tmp_path / "mixed.jsonl").write_text("".join([*lines, '{"other": 1}']))
     document = report("mixed.jsonl --count words", tmp_path)
@@ -213,7 +213,7 @@ def test_values_that_are_no_text_are_told(report: _Report, tmp_path: Path) -> No
     ]
 
 
-def test_a_later_file_without_the_column_is_told(run_zerofit: RunZerofit, saved: Path) -> None:
+def test_a_later_file_without_the_column_is_reported(run_zerofit: RunZerofit, saved: Path) -> None:
     finished = run_zerofit("data", "saved", "masked.parquet", "--count", "words", cwd=saved)
     assert finished.stderr.splitlines()[:3] == [
         "error[data-file-broken]: a file of the dataset can't be read",
@@ -286,7 +286,7 @@ def test_help_needs_no_heavy_library() -> None:
 
 
 @pytest.mark.parametrize("name", ["later.jsonl", "later.parquet"])
-def test_rows_without_ids_are_told_as_such(report: _Report, tmp_path: Path, name: str) -> None:
+def test_rows_without_ids_are_reported(report: _Report, tmp_path: Path, name: str) -> None:
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2], []]}), tmp_path / "a.parquet")
@@ -331,7 +331,7 @@ def test_memory_does_not_grow_with_long_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--plot", "--output"])
-def test_what_can_not_be_written_is_said_before_anything_is_read(
+def test_unwritable_output_is_refused_before_anything_is_read(
     run_zerofit: RunZerofit, tmp_path: Path, flag: str
 ) -> None:
     """The source is not there, which would be the next thing to be said."""

@@ -171,7 +171,7 @@ _RATE = Rate(
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_what_was_measured_is_printed_even_where_it_can_not_be_kept(
+def test_measurements_are_printed_even_if_they_cannot_be_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
 ) -> None:
     cache = tmp_path / "cache"

@@ -55,13 +55,13 @@ def test_folder_and_standard_input_as_json(tmp_path: Path) -> None:
     assert (of_stdin["failed"], of_stdin["cause"]["id"]) == (True, "gpu-out-of-memory")
 
 
-def test_log_of_a_run_that_went_well() -> None:
+def test_log_of_a_successful_run() -> None:
     done = _explain("-", stdin="loss 2.0\nsaved\n")
     assert (done.returncode, done.stdout) == (0, "no failure in stdin\n")
 
 
 @pytest.mark.parametrize(("name", "error"), [("", "no-logs"), ("absent.log", "log-not-readable")])
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, error: str) -> None:
+def test_an_unreadable_log_is_named(tmp_path: Path, name: str, error: str) -> None:
     done = _explain(str(tmp_path / name))
     assert done.returncode == 2
     assert done.stderr.startswith(f"error[{error}]: ")
@@ -133,7 +133,7 @@ def test_last_start_of_a_run_is_explained(tmp_path: Path, start: str) -> None:
         ("signal", "rank 1 was killed by signal 9 (SIGKILL)", _FULL, "gpu-out-of-memory"),
     ],
 )
-def test_verdict_of_the_launch_counts_where_logs_show_no_root(
+def test_the_launch_gives_the_cause_if_logs_show_none(
     tmp_path: Path, kind: str, sentence: str, log: str, failure: str
 ) -> None:
     run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, kind=kind, cause=sentence, log=log, rank=1)

@@ -44,7 +44,7 @@ def _tokens(line: str, *more: str, stdin: str | None = None) -> list[dict[str, A
         ("--chat-template prompts.txt --chat", None),
     ],
 )
-def test_a_flag_that_changes_nothing_is_said(generate_folder: Path, more: str, said: str | None) -> None:
+def test_a_flag_without_effect_is_reported(generate_folder: Path, more: str, said: str | None) -> None:
     lines = [line for line in _run(_LINE, *more.split()).stderr.splitlines() if "has no effect" in line]
     assert lines == ([f"zerofit: {said}"] if said else [])
 
@@ -123,7 +123,7 @@ def test_a_dry_run_says_what_it_plans_on_stderr(generate_folder: Path) -> None:
     assert lines[-1] == "zerofit: generation: greedy, at most 8 new tokens (--max-new-tokens says so)"
 
 
-def test_the_job_says_all_that_the_ranks_need(generate_folder: Path) -> None:
+def test_the_job_file_has_everything_that_the_ranks_need(generate_folder: Path) -> None:
     job = _job(_LINE, "--batch-size", "2", "--dtype", "bf16", "--seed", "3", "--top-p", "0.9")
     run = generate_folder / "zerofit-runs"
     assert Path(job["prompts"]).parent.parent == run
@@ -259,7 +259,7 @@ def test_where_the_length_comes_from(
     )
 
 
-def test_the_models_own_settings_count_and_are_said(generate_folder: Path, generate_models: Path) -> None:
+def test_the_models_own_settings_are_used_and_printed(generate_folder: Path, generate_models: Path) -> None:
     shutil.copytree(generate_models / "gpt2", generate_folder / "own")
     (generate_folder / "own" / "generation_config.json").write_text(
         '{"do_sample": true, "temperature": 0.25}'

@@ -67,7 +67,7 @@ print([one.exception.rule for one in ended], {"torch", "transformers"} & sys.mod
 """
 
 
-def test_what_needs_no_tokenizer_is_said_before_seconds_of_imports(generate_folder: Path) -> None:
+def test_checks_without_the_tokenizer_come_before_slow_imports(generate_folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _RUN, *_AT_ONCE], capture_output=True, text=True)
     rules = ["prompts-empty", "model-folder-without-weights", "tokenizer-missing"]
     assert done.stdout == f"{rules} set()\n", done.stderr

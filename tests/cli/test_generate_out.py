@@ -38,7 +38,7 @@ def test_a_run_that_is_going_on_stops_another_and_its_dry_run(generate_folder: P
         assert _error(_LINE, "--dry-run").rule == "generate-out-in-use"
 
 
-def test_a_dry_run_says_what_is_done_already(generate_folder: Path) -> None:
+def test_a_dry_run_reports_finished_prompts(generate_folder: Path) -> None:
     _unfinished(_job(_LINE))
     assert _run(_LINE).stderr.splitlines()[-1] == "zerofit: 1 of 2 prompts are already done"
 
@@ -85,7 +85,7 @@ def test_sampling_goes_on_in_the_batches_in_which_it_began(generate_folder: Path
     assert refused.fix.endswith("if batches alone differ: --batch-size 2")
 
 
-def test_batches_of_unfinished_results_that_no_longer_fit_are_said(generate_folder: Path) -> None:
+def test_unfinished_batches_that_no_longer_fit_are_reported(generate_folder: Path) -> None:
     _unfinished({**_job(_SAMPLED), "batch_size": 10**12})
     refused = _error(_SAMPLED)
     assert refused.rule == "nothing-fits"
@@ -128,7 +128,7 @@ def test_a_dry_run_shows_the_first_of_many_prompts(generate_folder: Path) -> Non
         ),
     ],
 )
-def test_a_run_that_was_stopped_says_what_is_kept(
+def test_a_stopped_run_reports_the_kept_results(
     tmp_path: Path, left: dict[str, str], is_named: bool, expected: str
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -154,7 +154,7 @@ except UserError as error:
 @pytest.mark.parametrize(
     ("reader", "exit_code", "found"), [("gone", 141, "Broken pipe"), ("full", 1, "No space left on device")]
 )
-def test_results_that_nobody_takes_are_said_to_be_in_their_file(
+def test_results_that_cannot_be_printed_are_in_their_file(
     tmp_path: Path, reader: str, exit_code: int, found: str
 ) -> None:
     out = tmp_path / "results.jsonl"

@@ -45,7 +45,7 @@ def _refused(rungs: str, num_ranks: int, facts: ModelFacts) -> list[str]:
         ("offload-optimizer", 1, ["optimizer-offload-needs-zero", "zero-needs-deepspeed"]),
     ],
 )
-def test_what_breaks_a_rule_is_refused_by_it(
+def test_rungs_that_violate_a_rule_are_refused_by_it(
     rungs: str, num_ranks: int, refused: list[str], facts: ModelFacts
 ) -> None:
     assert _refused(rungs, num_ranks, facts) == refused
@@ -90,7 +90,7 @@ def test_the_message_names_the_rung() -> None:
         ),
     ],
 )
-def test_what_to_do_is_said_in_rungs_without_flags_of_other_verbs(
+def test_fixes_name_rungs_and_no_flags_of_other_verbs(
     rungs: str, found: str, fix: str, facts: ModelFacts
 ) -> None:
     base = baseline(batch_size=4, sequence_length=16, attention="eager")

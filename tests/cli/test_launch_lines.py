@@ -242,10 +242,11 @@ error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
         (
             None,
             """\
-error[config-file-missing]: there is no such configuration file
-  found: acc.yaml
-  why:   the current folder has no such file
-  fix:   name an existing file
+error[named-file-missing]: a named configuration does not exist
+  found: --config_file acc.yaml
+  why:   accelerate and Trainer look for it in the folder in which the command runs, and fail without it
+  fix:   write the path relative to the folder in which the command runs
+  see:   https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py#L154-L156
 """,
         ),
     ],

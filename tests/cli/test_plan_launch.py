@@ -1,4 +1,4 @@
-"""What launch makes of the flags, on a machine with many GPUs: it is told of them, not asked for real."""
+"""What launch makes of the flags, on a machine with many GPUs: it is told of them, not settings for real."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 from launch_flags import launch_flags
 
-from zerofit.cli.launch import asked_of
+from zerofit.cli.launch import launch_settings
 from zerofit.cli.output.console import Console
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_to_json
 from zerofit.core.units import GIB
-from zerofit.launching import launch as launching
-from zerofit.launching.launch import _tell, launch_request
+from zerofit.launching import request as request_file
+from zerofit.launching.launch import announce_plan
 from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.request import launch_request
 from zerofit.launching.start import PlannedLaunch
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
@@ -34,10 +35,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PlannedLaunch:
     """Return the launch that the flags make on a node with eight GPUs."""
-    monkeypatch.setattr(launching, "probe_machine", lambda **_: _EIGHT)
+    monkeypatch.setattr(request_file, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    asked = asked_of(launch_flags(*flags, "train.py"))
-    return prepare_launch(launch_request(("train.py",), **asked), Console())
+    settings = launch_settings(launch_flags(*flags, "train.py"))
+    return prepare_launch(launch_request(("train.py",), **settings), Console())
 
 
 def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
@@ -45,7 +46,7 @@ def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
 ) -> None:
     to_launch = _plan_launch(monkeypatch, "--no-capture", "--num-processes", "1")
     assert to_launch.rendezvous.gpu_ids == "0"
-    _tell(to_launch, Console())
+    announce_plan(to_launch, Console())
     assert capsys.readouterr().err.endswith(
         "zerofit: one rank uses only GPU 0: with more visible, Trainer would use them all\n"
     )
@@ -57,7 +58,7 @@ def test_other_runs_are_left_with_all_gpus(
 ) -> None:
     to_launch = _plan_launch(monkeypatch, "--no-capture", *flags)
     assert to_launch.rendezvous.gpu_ids is None
-    _tell(to_launch, Console())
+    announce_plan(to_launch, Console())
     assert "uses GPU" not in capsys.readouterr().err
 
 
@@ -148,28 +149,28 @@ def test_a_dry_run_of_a_plan_on_a_login_node_is_of_the_machine_that_was_planned_
 ) -> None:
     planned = _plan_launch(monkeypatch, "--no-capture", "--zero-stage", "3").plan
     (folder / "plan.json").write_text(plan_to_json(planned))
-    monkeypatch.setattr(launching, "probe_machine", lambda **_: _NOTHING)
-    asked = asked_of(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
-    to_launch = prepare_launch(launch_request(("train.py",), **asked, dry_run=True), Console())
+    monkeypatch.setattr(request_file, "probe_machine", lambda **_: _NOTHING)
+    settings = launch_settings(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
+    to_launch = prepare_launch(launch_request(("train.py",), **settings, dry_run=True), Console())
     assert to_launch.plan.strategy == planned.strategy
     assert to_launch.plan.topology.world_size == 8
     with pytest.raises(UserError) as error:
-        prepare_launch(launch_request(("train.py",), **asked), Console())
+        prepare_launch(launch_request(("train.py",), **settings), Console())
     assert error.value.rule == "no-gpu"
 
 
 def test_the_machine_of_a_dry_run_is_described_as_for_a_plan() -> None:
     words = ("--gpus", "8xH100", "--host-ram", "1T", "--cpu-cores", "32")
-    asked = asked_of(launch_flags(*words, "--no-capture", "train.py"))
-    machine = launch_request(("train.py",), **asked, dry_run=True).machine
+    settings = launch_settings(launch_flags(*words, "--no-capture", "train.py"))
+    machine = launch_request(("train.py",), **settings, dry_run=True).machine
     assert (len(machine.gpus), machine.num_cpu_cores) == (8, 32)
     assert machine.host_memory_bytes == 1024 * GIB
-    some = asked_of(launch_flags(*words, "--gpu-ids", "0,5", "--no-capture", "train.py"))
+    some = launch_settings(launch_flags(*words, "--gpu-ids", "0,5", "--no-capture", "train.py"))
     assert len(launch_request(("train.py",), **some, dry_run=True).machine.gpus) == 2
-    wrong = asked_of(launch_flags(*words, "--gpu-ids", "0,8", "--no-capture", "train.py"))
+    wrong = launch_settings(launch_flags(*words, "--gpu-ids", "0,8", "--no-capture", "train.py"))
     with pytest.raises(UserError, match="--gpus 8xH100 lists 0 to 7"):
         launch_request(("train.py",), **wrong, dry_run=True)
-    asked = asked_of(launch_flags(*words[2:], "--cpu", "train.py"))
+    settings = launch_settings(launch_flags(*words[2:], "--cpu", "train.py"))
     with pytest.raises(UserError) as error:
-        prepare_launch(launch_request(("train.py",), **asked), Console())
+        prepare_launch(launch_request(("train.py",), **settings), Console())
     assert error.value.rule == "gpus-missing"

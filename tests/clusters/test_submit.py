@@ -12,7 +12,7 @@ import pytest
 from runs import Run, run_command
 
 from zerofit.core.errors import UserError
-from zerofit.launching.clusters.job import code_digest, passed_on
+from zerofit.launching.clusters.job import code_digest, variables_to_pass
 from zerofit.launching.nodes import is_host
 
 _SCRIPTS = Path(__file__).parent / "scripts"
@@ -188,10 +188,15 @@ def test_only_listed_and_named_variables_are_passed_on() -> None:
     environ = dict.fromkeys(
         ("PATH", "HF_HOME", "HF_TOKEN", "NCCL_DEBUG", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY", "MINE"), "x"
     )
-    assert passed_on(environ, ("MINE",), shares_disks=True) == ("HF_HOME", "NCCL_DEBUG", "PATH", "MINE")
-    assert passed_on(environ, ("HF_TOKEN",), shares_disks=False) == ("NCCL_DEBUG", "HF_TOKEN")
+    assert variables_to_pass(environ, ("MINE",), shares_disks=True) == (
+        "HF_HOME",
+        "NCCL_DEBUG",
+        "PATH",
+        "MINE",
+    )
+    assert variables_to_pass(environ, ("HF_TOKEN",), shares_disks=False) == ("NCCL_DEBUG", "HF_TOKEN")
     with pytest.raises(UserError, match="the variable to pass on is not set") as error:
-        passed_on(environ, ("MINE=secret",), shares_disks=True)
+        variables_to_pass(environ, ("MINE=secret",), shares_disks=True)
     assert "secret" not in error.value.found
 
 

@@ -84,7 +84,7 @@ def test_an_export_is_the_gathered_weights_bit_by_bit(saved: Path, tmp_path: Pat
     assert (again.returncode, "export-folder-not-empty" in again.stderr) == (2, True)
 
 
-def test_a_partial_one_that_is_named_is_refused_before_the_start(
+def test_an_incomplete_checkpoint_in_the_arguments_is_refused_before_the_start(
     saved: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = _copy(saved, tmp_path)

@@ -270,14 +270,14 @@ def _gib(size: float) -> int:
     [
         (
             _OUT_OF_MEMORY.format(allowed=""),
-            FullGpu(missing_bytes=_gib(1.5), peak_bytes=_gib(72), room_bytes=_gib(71.5)),
+            FullGpu(missing_bytes=_gib(1.5), peak_bytes=_gib(72), available_bytes=_gib(71.5)),
         ),
         (
             _LIMITED,
             FullGpu(
                 missing_bytes=_gib(0.25) - _gib(16.78) + _gib(16.54) + 150 * 1024,
                 peak_bytes=_gib(16.54) + _gib(0.25),
-                room_bytes=_gib(16.78),
+                available_bytes=_gib(16.78),
                 allowed_bytes=_gib(16.78),
             ),
         ),
@@ -286,23 +286,23 @@ def _gib(size: float) -> int:
             FullGpu(
                 missing_bytes=_gib(1.5),
                 peak_bytes=_gib(72),
-                room_bytes=_gib(71.5),
+                available_bytes=_gib(71.5),
                 others_bytes=_gib(8.19) + _gib(0.5),
             ),
         ),
         (  # fragments
             _OUT_OF_MEMORY.format(allowed="").replace("2.00 GiB", "20.00 MiB"),
-            FullGpu(missing_bytes=0, peak_bytes=_gib(70 + 20 / 1024), room_bytes=_gib(71.5)),
+            FullGpu(missing_bytes=0, peak_bytes=_gib(70 + 20 / 1024), available_bytes=_gib(71.5)),
         ),
         ("CUDA error: out of memory", FullGpu()),
     ],
 )
-def test_what_an_allocation_lacked_is_read_off_torchs_message(text: str, expected: FullGpu) -> None:
+def test_a_failed_allocation_is_parsed_from_torchs_message(text: str, expected: FullGpu) -> None:
     assert full_gpu(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("message", "words", "missing_bytes", "peak_bytes", "room_bytes"),
+    ("message", "words", "missing_bytes", "peak_bytes", "available_bytes"),
     [
         (
             _OUT_OF_MEMORY.format(allowed=""),
@@ -327,8 +327,8 @@ def test_what_an_allocation_lacked_is_read_off_torchs_message(text: str, expecte
         ),
     ],
 )
-def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing(
-    message: str, words: str, missing_bytes: int, peak_bytes: int, room_bytes: int
+def test_out_of_gpu_memory_is_reported_with_phase_and_missing_bytes(
+    message: str, words: str, missing_bytes: int, peak_bytes: int, available_bytes: int
 ) -> None:
     verdict = judge(
         launcher_code=1,
@@ -350,6 +350,6 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing(
         phase=Phase.BACKWARD,
         missing_bytes=missing_bytes,
         peak_bytes=peak_bytes,
-        room_bytes=room_bytes,
+        available_bytes=available_bytes,
         observed=observation(Phase.BACKWARD, step=12),
     )

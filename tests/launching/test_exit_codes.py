@@ -71,7 +71,7 @@ def test_a_traceback_begins_in_the_script(launch: Launch) -> None:
     assert traceback[3] == "RuntimeError: the script's own error"
 
 
-def test_the_run_folder_tells_all_but_secrets(launch: Launch, tmp_path: Path) -> None:
+def test_the_run_folder_records_everything_but_secrets(launch: Launch, tmp_path: Path) -> None:
     (temporary := tmp_path / "tmp").mkdir()
     secrets = ("--hub_token", "secret0", "--api-key=secret1")
     run = launch(
@@ -118,7 +118,7 @@ def test_the_scripts_own_flags_stay_the_scripts(launch: Launch, tmp_path: object
     assert json.loads(run.stdout) == ["--num_processes", "9", "-m", "--cpu"]
 
 
-def test_the_command_file_says_what_was_run_and_where(launch: Launch, tmp_path: Path) -> None:
+def test_the_command_file_has_the_command_and_its_folder(launch: Launch, tmp_path: Path) -> None:
     run = launch("--num-processes", "1", str(SCRIPTS / "arguments.py"), "a b").check()
     command = run.run_folder / "command.sh"
     shebang, comment, folder, *rest = command.read_text().splitlines()

@@ -49,7 +49,7 @@ LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:29500\n"
 
 
 @pytest.mark.parametrize("log", [LOST + TRACEBACK, TRACEBACK + LOST], ids=["victim first", "cause first"])
-def test_root_wins_over_the_victims(log: str) -> None:
+def test_a_root_cause_precedes_its_consequences(log: str) -> None:
     found = _explained(log)
     assert found.cause is not None
     assert found.cause.failure.id == "gpu-out-of-memory"
@@ -81,7 +81,7 @@ def test_earliest_root_of_a_log_wins() -> None:
         ),
     ],
 )
-def test_vague_root_loses_to_any_other(vague: str, specific: str, cause: str) -> None:
+def test_a_vague_root_cause_comes_after_any_other(vague: str, specific: str, cause: str) -> None:
     assert _cause(f"{vague}\nLast error:\n{specific}\n") == cause
     alone = _explained(vague).cause
     assert alone is not None
@@ -100,7 +100,7 @@ def test_logs_of_ranks_are_ordered_by_their_times(tmp_path: Path) -> None:
     assert (found.cause.failure.id, found.cause.at.rank) == ("disk-full", 1)
 
 
-def test_exception_that_got_out_is_the_cause_of_a_chain() -> None:
+def test_the_exception_that_propagated_is_the_cause_of_a_chain() -> None:
     handled = "Traceback (most recent call last):\n  File 'a.py', line 1\nKeyError: 'cache'\n\n"
     during = "During handling of the above exception, another exception occurred:\n\n"
     direct = "The above exception was the direct cause of the following exception:\n\n"

@@ -37,11 +37,11 @@ _OLD = {
     ],
     ids=["new", "2.9", "2.8", "CPU", "one rank"],
 )
-def test_names_follow_the_version_of_torch(plan: Plan, environment: dict[str, str]) -> None:
+def test_variable_names_follow_the_version_of_torch(plan: Plan, environment: dict[str, str]) -> None:
     assert flight_recorder(plan, _FOLDER, inherited={}) == environment
 
 
-def test_what_the_user_has_set_stands() -> None:
+def test_variables_that_the_user_has_set_are_kept() -> None:
     assert "TORCH_FR_BUFFER_SIZE" not in flight_recorder(
         _PLAN, _FOLDER, inherited={"TORCH_FR_BUFFER_SIZE": "9"}
     )

@@ -102,7 +102,7 @@ def test_what_one_rank_generates_under_zero_2_is_its_own_matter(launch: Launch) 
 
 
 @pytest.mark.evidence
-def test_a_script_that_waits_for_the_others_on_its_way_out_is_ended_too(launch: Launch) -> None:
+def test_a_script_that_waits_for_the_others_in_finally_is_ended_too(launch: Launch) -> None:
     run = launch(*WATCHED, str(GENERATES), "in_a_last_act", "done")
     assert run.exit_code == 2, run.stderr
     assert run.record()["cause"] == f"rank 0 exited with 2: {HEADLINE}"

@@ -49,7 +49,7 @@ def test_a_plan_file_is_followed(script: Path, tmp_path: Path) -> None:
         assert run.plan.strategy == first.plan.strategy
 
 
-def test_a_script_that_is_not_there_is_named(script: Path) -> None:
+def test_a_missing_script_is_named(script: Path) -> None:
     with pytest.raises(zerofit.UserError) as error:
         zerofit.launch("trian.py")
     assert error.value.fix == "did you mean train.py?"

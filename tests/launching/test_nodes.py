@@ -27,11 +27,11 @@ _TWO_NODES = Topology(num_nodes=2, world_size=4)
         (Nodes(ranks_per_node=2, num_nodes=3, num_processes=6), 6),
     ],
 )
-def test_world_size_however_it_is_said(nodes: Nodes, world_size: int | None) -> None:
+def test_world_size_from_any_flags(nodes: Nodes, world_size: int | None) -> None:
     assert nodes.world_size == world_size
 
 
-def test_ranks_said_twice_must_agree() -> None:
+def test_two_flags_for_the_number_of_ranks_must_agree() -> None:
     with pytest.raises(UserError) as error:
         _ = Nodes(ranks_per_node=2, num_nodes=3, num_processes=4).world_size
     assert error.value.found == "--num-processes 4 and --nproc-per-node 2 on 3 nodes"
@@ -45,7 +45,7 @@ def test_gpu_indices(gpu_ids: str | None, indices: tuple[int, ...] | None) -> No
 
 
 @pytest.mark.parametrize("gpu_ids", ["", "a", "0,", "0;1", "0-3", "1.5"])
-def test_gpu_ids_that_are_no_list_of_numbers_are_refused(gpu_ids: str) -> None:
+def test_invalid_gpu_ids_are_refused(gpu_ids: str) -> None:
     with pytest.raises(UserError) as error:
         _ = Nodes(gpu_ids=gpu_ids).gpu_indices
     assert (error.value.rule, error.value.found) == ("bad-gpu-ids", f"--gpu-ids {gpu_ids}")
@@ -120,14 +120,14 @@ def test_flags_win_over_the_hostfile(tmp_path: Path, text: str, flags: Nodes, no
         "node0:2",
     ],
 )
-def test_a_line_that_is_not_a_plain_host_with_slots_is_refused(tmp_path: Path, line: str) -> None:
+def test_an_invalid_hostfile_line_is_refused(tmp_path: Path, line: str) -> None:
     path = _hostfile(tmp_path, f"# nodes\n{line}\n")
     with pytest.raises(UserError) as error:
         with_hostfile(Nodes(machine_rank=0), path)
     assert (error.value.rule, error.value.found) == ("bad-hostfile", f"line 2: {line}   ({path})")
 
 
-def test_a_node_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_node_is_refused(tmp_path: Path) -> None:
     path = _hostfile(tmp_path, "node0 slots=2\nnode1 slots=2\nnode0 slots=2\n")
     with pytest.raises(UserError) as error:
         with_hostfile(Nodes(machine_rank=0), path)
@@ -193,7 +193,7 @@ _AT_NODE_0 = {"main_process_ip": "node0"}
         ({"machine_rank": 1}, 1, "node-out-of-range", "--machine-rank 1 with one node"),
     ],
 )
-def test_what_each_node_must_know(said: dict[str, Any], num_nodes: int, rule: str, found: str) -> None:
+def test_settings_that_each_node_needs(said: dict[str, Any], num_nodes: int, rule: str, found: str) -> None:
     with pytest.raises(UserError) as error:
         find_rendezvous(Nodes(**said), Topology(num_nodes=num_nodes, world_size=2 * num_nodes))
     assert (error.value.rule, error.value.found) == (rule, found)

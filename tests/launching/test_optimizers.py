@@ -31,7 +31,7 @@ def test_sgd_is_refused_under_offload(launch: Launch) -> None:
 
 
 @pytest.mark.evidence
-def test_sgd_trains_under_offload_where_nobody_checks(launch: Launch) -> None:
+def test_sgd_trains_under_offload_with_no_check(launch: Launch) -> None:
     run = launch("--no-check", *_OFFLOAD, _OPTIMIZERS, "SGD").check()
     assert "error[" not in run.stderr
     assert "done" in run.stdout
@@ -46,7 +46,7 @@ def test_trainers_sgd_is_refused_before_anything_starts(launch: Launch, data_dir
 
 
 @pytest.mark.slow
-def test_other_numbers_under_zero_are_warned_of(launch: Launch) -> None:
+def test_optimizers_that_differ_under_zero_are_warned_about(launch: Launch) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", _OPTIMIZERS, "Adafactor").check()
     assert run.stderr.count("warning[zero-flattens-tensors]: this optimizer gives different results") == 1
 

@@ -1,4 +1,4 @@
-"""A launch line of another launcher behind `zerofit launch`: how it is read, and what is refused."""
+"""Command lines of other launchers: how they are parsed, and what is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_line_reads_as_flags_of_zerofit(line: str) -> None:
     assert shlex.join([*read.words, *(["-m"] if read.is_module else []), *read.target]) == _READ[line]
 
 
-def test_variables_and_flags_without_use_are_kept_apart() -> None:
+def test_variables_and_ignored_flags_are_separated() -> None:
     read = read_line(shlex.split("A=1 CUDA_VISIBLE_DEVICES=0,1 accelerate launch --multi_gpu train.py"))
     assert read is not None
     assert read.environment == (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1"))
@@ -54,7 +54,7 @@ def test_variables_and_flags_without_use_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("line", ["train.py --lr 1", "pack.train", "zerofit launch train.py"])
-def test_script_is_no_launch_line(line: str) -> None:
+def test_a_script_is_not_a_launch_line(line: str) -> None:
     assert read_line(line.split()) is None
 
 

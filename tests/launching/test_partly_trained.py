@@ -79,7 +79,7 @@ def test_under_zero_3_frozen_parameters_are_partitioned_and_have_no_state(
         *((stage, ("--qlora",)) for stage in (None, "2")),
     ],
 )
-def test_what_is_to_train_alone_moves(
+def test_only_trained_parameters_change(
     stage: str | None, flags: tuple[str, ...], route: str, launch: Launch, tmp_path: Path
 ) -> None:
     if (route, stage) == ("late", "3"):

@@ -1,4 +1,4 @@
-"""When a run that was out of memory goes on, within which memory, and what that costs."""
+"""Recovery from out of memory: the next plan's memory limits, kept settings and lost steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from zerofit.core.units import GIB
 from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.recover import (
     Recovery,
-    keep_the_groups,
-    keep_the_training,
     limits_after,
     lost_steps,
     record_recoveries,
+    with_groups_of,
+    with_training_of,
 )
 from zerofit.launching.run_folder import RunFolder
 from zerofit.planning.problem import MemoryLimits
@@ -72,12 +72,12 @@ def _end(
         phase=phase,
         peak_bytes=peak,
         missing_bytes=missing,
-        room_bytes=room,
+        available_bytes=room,
         observed=observation(phase, step=step, checkpoint_step=saved),
     )
 
 
-def test_the_failed_phase_may_take_less_and_no_phase_more_than_there_was() -> None:
+def test_the_failed_phase_must_shrink_and_no_phase_may_exceed_the_available_memory() -> None:
     """10 GiB were asked for and 8 were there: the estimate of 20 GiB is of the same, so 16 GiB are there."""
     estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
     limits = limits_after(MemoryLimits(), estimate, _end(missing=2 * GIB))
@@ -87,23 +87,21 @@ def test_the_failed_phase_may_take_less_and_no_phase_more_than_there_was() -> No
     }
 
 
-def test_the_phases_of_a_step_that_was_done_had_enough() -> None:
+def test_phases_of_a_completed_step_had_enough_memory() -> None:
     estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
     limits = limits_after(MemoryLimits(), estimate, _end(missing=2 * GIB, step=1))
     assert dict(limits.phases) == {RunPhase.FORWARD: pytest.approx(0.95 * 16 * GIB), None: 30 * GIB}
 
 
 @pytest.mark.parametrize(("step", "most_gib"), [(0, 12), (1, 30)])
-def test_no_phase_may_take_more_than_tensors_could_when_the_failed_one_had_just_begun(
-    step: int, most_gib: int
-) -> None:
+def test_no_phase_may_exceed_what_tensors_could_use(step: int, most_gib: int) -> None:
     """The script allows itself 12 GiB, and 1 MiB was missing: 20 GiB of the estimate were never there."""
     estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
     limits = limits_after(MemoryLimits(), estimate, _end(missing=2**20, room=12 * GIB, step=step))
     assert dict(limits.phases) == {RunPhase.FORWARD: int(0.95 * 12 * GIB), None: most_gib * GIB}
 
 
-def test_of_a_phase_that_is_not_estimated_the_largest_one_is_lowered() -> None:
+def test_for_a_phase_without_an_estimate_the_largest_one_is_lowered() -> None:
     limits = limits_after(MemoryLimits(), _estimate(forward=20 * GIB), _end(Phase.EVALUATING, missing=None))
     assert min(size for _, size in limits.phases) == pytest.approx(0.95 * 20 * GIB)
     assert {phase for phase, _ in limits.phases} == {None}
@@ -116,13 +114,13 @@ def test_limits_of_earlier_attempts_stay() -> None:
     assert limits_after(before, None, _end()) == before
 
 
-def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
+def test_out_of_host_memory_lowers_only_the_host_limit() -> None:
     end = RunEnd(exit_code=137, cause="", kind=EndKind.HOST_OUT_OF_MEMORY)
     limits = limits_after(MemoryLimits(), _estimate(host=100 * GIB, forward=GIB), end)
     assert limits == MemoryLimits(host_bytes=95 * GIB)
 
 
-def test_a_full_host_of_cpu_ranks_counts_as_the_gpu_that_they_stand_for() -> None:
+def test_out_of_host_memory_on_cpu_ranks_lowers_the_gpu_limit() -> None:
     end = replace(_end(Phase.BACKWARD, step=3, peak=GIB), kind=EndKind.HOST_OUT_OF_MEMORY)
     estimate = _estimate(host=100 * GIB, forward=10 * GIB, backward=20 * GIB)
     limits = limits_after(MemoryLimits(), estimate, end, on_cpu=True)
@@ -132,7 +130,7 @@ def test_a_full_host_of_cpu_ranks_counts_as_the_gpu_that_they_stand_for() -> Non
 @pytest.mark.parametrize("missing", [None, 1, 2 * GIB])
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATING])
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_each_plan_needs_less_than_all_that_failed(
+def test_each_plan_needs_less_than_all_failed_ones(
     phase: Phase, missing: int | None, *, on_cpu: bool
 ) -> None:
     """So a run needs no other sign that it gets on."""
@@ -143,7 +141,7 @@ def test_each_plan_needs_less_than_all_that_failed(
     assert beyond.endswith("more than allowed after running out of memory")
 
 
-def test_workspaces_of_a_gpu_stay_when_cpu_ranks_lack_memory() -> None:
+def test_cuda_workspaces_are_not_scaled_on_cpu_ranks() -> None:
     """No CPU rank has 16 of the 20 GiB: half of what was asked for was there, so 2 GiB of the others."""
     terms = tuple(
         Term(name=name, num_bytes=size, holder=Holder.TENSORS, formula="", source="")
@@ -175,7 +173,7 @@ def test_lost_steps_are_those_after_the_checkpoint() -> None:
     assert lost_steps(RunEnd(exit_code=137, cause="", kind=EndKind.HOST_OUT_OF_MEMORY), None) is None
 
 
-def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
+def test_a_plan_files_training_settings_are_kept_when_its_strategy_is_not() -> None:
     strategy = Strategy(
         zero_stage=ZeroStage.GRADIENTS,
         optimizer=OptimizerName.LION,
@@ -185,7 +183,7 @@ def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
     )
     plan = replace(PLAN, strategy=strategy, topology=Topology(world_size=4))
     plan = replace(plan, workload=replace(plan.workload, global_batch_size=64))
-    found = keep_the_training(Request(plan=plan, precision=Precision.FP16), plan)
+    found = with_training_of(Request(plan=plan, precision=Precision.FP16), plan)
     assert found == Request(
         optimizer=OptimizerName.LION,
         precision=Precision.FP16,
@@ -195,23 +193,23 @@ def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
     )
     assert set(found.said_by.values()) == {"the plan file"}
     own = Request(zero_stage=ZeroStage.PARAMETERS)
-    assert keep_the_training(own, plan) is own  # the planner's own plan: all of it is open
+    assert with_training_of(own, plan) is own  # the planner's own plan: all of it is open
 
 
-def test_ranks_share_samples_as_before_and_no_other_way_is_searched() -> None:
+def test_parallel_groups_are_kept() -> None:
     topology = Topology(world_size=4, tensor_parallel_size=2)
-    kept = keep_the_groups(Request(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
+    kept = with_groups_of(Request(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
     sizes = (kept.tensor_parallel_size, kept.sequence_parallel_size, kept.pipeline_parallel_size)
     assert (sizes, kept.zero_stage) == ((2, 1, 1), ZeroStage.GRADIENTS)
     assert kept.said_by == {"tensor_parallel_size": "the plan before"}
     in_stages = Topology(world_size=4, pipeline_parallel_size=2, pipeline_stages_per_rank=2)
-    kept = keep_the_groups(Request(), replace(PLAN, topology=in_stages))
+    kept = with_groups_of(Request(), replace(PLAN, topology=in_stages))
     assert (kept.pipeline_parallel_size, kept.pipeline_stages_per_rank) == (2, 2)
     by_flag = Request(tensor_parallel_size=2)
-    assert keep_the_groups(by_flag, replace(PLAN, topology=topology)).said_by == {}
+    assert with_groups_of(by_flag, replace(PLAN, topology=topology)).said_by == {}
 
 
-def test_the_record_says_how_the_run_went_on_and_how_it_ended(tmp_path: Path) -> None:
+def test_the_record_has_the_recoveries_and_the_final_end(tmp_path: Path) -> None:
     folder = RunFolder(path=tmp_path)
     folder.run.write_text(
         json.dumps({"started_at": "2026-01-01T00:00:00+00:00", "exit_code": 1, "cause": "full"})

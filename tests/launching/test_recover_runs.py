@@ -96,7 +96,7 @@ def _recoveries(run: Run) -> list[dict[str, Any]]:
         assert "ran out of GPU memory" in recovery["cause"]
         assert recovery["strategy"] != recovery["strategy_before"]
         resumed = recovery["resumed_from"]
-        how = f"resumes from {resumed}" if resumed else "starts anew"
+        how = f"resumes from {resumed}" if resumed else "starts over"
         said = f"out of memory with {recovery['strategy_before']}: {how} with {recovery['strategy']}"
         assert said in run.stderr
         saved = int(resumed.rpartition("-")[2]) if resumed else 0
@@ -130,7 +130,7 @@ def peaks(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         if cell not in _ALLOCATING_NOTHING
     ],
 )
-def test_a_run_goes_on_from_its_checkpoint(
+def test_a_run_recovers_from_its_checkpoint(
     route: str,
     plan: str,
     phase: str,
@@ -157,7 +157,7 @@ def test_a_run_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(
+def test_an_optimizer_step_out_of_memory_recovers_with_sharded_states(
     data_dir: Path, plain_losses: PlainLosses, tmp_path: Path
 ) -> None:
     example, flags = _EXAMPLES["trainer"], ("--gpus=2x24GB", "--num-processes=2")

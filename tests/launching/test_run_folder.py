@@ -1,4 +1,4 @@
-"""The folder that each run leaves: its name, and what stands in its way."""
+"""The run folder: its name, and errors if it can't be created."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_folder_is_named_after_time_and_target(tmp_path: Path, target: str, name
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_the_same_second_get_separate_folders(tmp_path: Path) -> None:
     folders = [new_run_folder(tmp_path / "runs", target="train.py", at=_AT) for _ in range(3)]
     assert [folder.path.name for folder in folders] == [
         "2026-03-01_14-05-09-train",
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert (error.value.rule, error.value.found) == ("run-folder-not-writable", f"Is a directory: {tmp_path}")
 
 
-def test_git_sees_nothing_of_a_folder_of_runs_that_is_new(tmp_path: Path) -> None:
+def test_git_ignores_a_new_folder_of_runs(tmp_path: Path) -> None:
     runs, own = tmp_path / "zerofit-runs", tmp_path / "own"
     for _ in range(2):
         new_run_folder(runs, target="train.py", at=_AT)

@@ -97,9 +97,7 @@ _DDP = (_plan(0, 8, 1.0, 4), _plan(0, 4, 1.3, 3), _plan(0, 2, 2.0, 2))
         pytest.param(_DDP[:1], {0: _took(1.0)}, None, id="all were tried"),
     ],
 )
-def test_what_is_tried_next(
-    plans: tuple[Plan, ...], results: dict[int, TrialResult], following: int | None
-) -> None:
+def test_next_trial(plans: tuple[Plan, ...], results: dict[int, TrialResult], following: int | None) -> None:
     assert next_to_try(plans, results) == following
 
 
@@ -119,7 +117,7 @@ def _tuning(*results: tuple[Plan, TrialResult]) -> Tuning:
     )
 
 
-def test_the_table_has_the_fastest_first_and_says_why_others_have_no_time() -> None:
+def test_the_table_has_the_fastest_first_and_the_reasons_of_unmeasured_ones() -> None:
     tuning = _tuning(
         (_plan(0, 8, 0.4, 3), _OUT_OF_MEMORY), (_plan(1, 8, 0.5), _took(0.6)), (_plan(2, 8, 0.5), _took(0.55))
     )
@@ -134,7 +132,7 @@ def test_the_table_has_the_fastest_first_and_says_why_others_have_no_time() -> N
     )
 
 
-def test_a_rehearsal_compares_no_times_with_those_of_gpus() -> None:
+def test_trials_on_cpu_ranks_are_not_compared_with_predictions_for_gpus() -> None:
     tuning = _tuning((_plan(1, 8, 0.5, on_cpu=True), _took(0.6)))
     assert tuning_table(replace(tuning, is_out_of_time=True), width=None).splitlines()[1:] == [
         ">  ZeRO-1    8 x 1  600 ms  500 ms     -      2.0 GiB  1.0 GiB    1.0 GiB",
@@ -145,7 +143,7 @@ def test_a_rehearsal_compares_no_times_with_those_of_gpus() -> None:
     ]
 
 
-def test_the_plan_of_the_fastest_says_that_it_was_measured() -> None:
+def test_the_fastest_plan_has_its_measurement_as_reason() -> None:
     launch = _tuning((_plan(1, 8, 0.5), _took(0.6)), (_plan(2, 8, 0.5), _took(0.55))).launch
     assert launch is not None
     (reason,) = launch.plan.reasons

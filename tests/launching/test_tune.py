@@ -46,7 +46,7 @@ def _files(folder: Path) -> dict[str, str]:
     return {str(one.relative_to(out)): one.read_text() for one in out.rglob("*") if one.is_file()}
 
 
-def test_the_fastest_is_measured_kept_and_noted_and_no_file_changes(
+def test_trials_are_measured_stored_and_change_no_file(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without DeepSpeed: its op for CPU ranks is built below XDG_CACHE_HOME, too.
@@ -83,7 +83,7 @@ def test_the_fastest_is_measured_kept_and_noted_and_no_file_changes(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_trial_and_the_same_command_goes_on(data_dir: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_trial_and_the_same_command_continues(data_dir: Path, tmp_path: Path) -> None:
     before = _users_files(tmp_path)
     command = [*_TUNE, "--zero-stage=2", "--trials=2", *accelerate_example(data_dir, micro_batch_size=4)]
     process = subprocess.Popen(
@@ -109,9 +109,7 @@ def test_ctrl_c_ends_a_trial_and_the_same_command_goes_on(data_dir: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_out_of_memory_is_a_result_and_what_needs_as_much_is_not_tried(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_after_out_of_memory_strategies_that_need_as_much_are_skipped(data_dir: Path, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, (_LIMITED, os.environ.get("PYTHONPATH"))))
     one = ("--num-processes=1", "--gpus=1x24GB", "--optimizer=adamw", "--no-gradient-checkpointing")
     run = _tune(

@@ -84,7 +84,7 @@ def test_the_exit_code_passes_through(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_is_passed_on_and_the_command_may_end_as_it_likes(
+def test_a_signal_is_forwarded_and_the_commands_exit_code_returned(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     name = number.name.removeprefix("SIG")

@@ -17,11 +17,11 @@ from zerofit.machine.this_node import process_bytes
 from zerofit.measuring.memory import (
     GpuReading,
     LiveTensors,
-    forget_making,
     gpu_fraction,
+    limited_for_deepspeed,
     limited_memory,
     read_gpu,
-    told_to_deepspeed,
+    reset_after_creation,
 )
 from zerofit.measuring.results import TrialState
 from zerofit.measuring.trial import run_trial
@@ -92,7 +92,7 @@ def test_what_making_a_model_took_is_forgotten() -> None:
     del whole
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("this kernel keeps a process's peak")
-    forget_making("cpu")
+    reset_after_creation("cpu")
     assert process_bytes("VmHWM") < with_it - 128 * 2**20
 
 
@@ -177,6 +177,6 @@ def test_deepspeed_finds_what_a_limit_of_20_gib_leaves_until_it_is_lifted(
     free_bytes: int, reserved_bytes: int, left_bytes: int
 ) -> None:
     accelerator = _Accelerator(free_bytes=free_bytes, reserved_bytes=reserved_bytes)
-    with told_to_deepspeed(20 * GIB, accelerator):
+    with limited_for_deepspeed(20 * GIB, accelerator):
         assert accelerator.available_memory() == left_bytes
     assert accelerator.available_memory() == free_bytes

@@ -38,7 +38,7 @@ def editable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("module", ["zerofit_example.train", "zerofit_example.inner.deep"])
 def test_a_module_of_an_editable_install_is_found_and_not_imported(editable: Path, module: str) -> None:
-    check_script(module, module=True)
+    check_script(("-m", module))
     assert "zerofit_example" not in sys.modules
 
 
@@ -47,13 +47,13 @@ def test_a_module_of_an_editable_install_is_found_and_not_imported(editable: Pat
 )
 def test_what_python_could_not_run_is_refused(editable: Path, module: str) -> None:
     with pytest.raises(UserError) as error:
-        check_script(module, module=True)
+        check_script(("-m", module))
     assert (error.value.rule, error.value.found) == ("module-missing", f"-m {module}")
 
 
 def test_a_package_with_a_main_module_can_be_run(editable: Path) -> None:
     (editable / "__main__.py").touch()
-    check_script("zerofit_example", module=True)
+    check_script(("-m", "zerofit_example"))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_package_with_a_main_module_can_be_run(editable: Path) -> None:
 def test_what_is_no_python_script_is_refused(tmp_path: Path, name: str, text: str, rule: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as error:
-        check_script(str(tmp_path / name), module=False)
+        check_script((str(tmp_path / name),))
     assert error.value.rule == rule
 
 
 def test_a_name_longer_than_any_file_s_is_that_of_no_script() -> None:
     with pytest.raises(UserError) as error:
-        check_script("a" * 400 + ".py", module=False)
+        check_script(("a" * 400 + ".py",))
     assert error.value.rule == "script-missing"

@@ -18,6 +18,6 @@ _OWN = {
 
 
 def launch_flags(*arguments: str) -> dict[str, Any]:
-    """Return the flags of a command line as zerofit.cli.launch.asked_of gets them."""
+    """Return the flags of a command line as zerofit.cli.launch.launch_settings gets them."""
     parameters = launch.make_context("launch", list(arguments)).params
     return {name: value for name, value in parameters.items() if name not in _OWN}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from typed_flags import check_flags_were_typed
 
 from zerofit.core.rank_observation import read_observation
+from zerofit.launching.hang import dump_stacks
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
@@ -80,20 +80,15 @@ def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
 
 
 def _stacks(pid: int, folder: Path) -> str:
-    """Return each process under a command that hangs, and the stacks of those that are ranks."""
-    processes = psutil.Process(pid).children(recursive=True)
-    live = (path for path in folder.glob("zerofit-runs/*/**/rank*.live"))
-    ranks = [read_observation(path.parent, int(path.stem.removeprefix("rank"))) for path in live]
-    dumps = {rank.pid: rank.dump_signal for rank in ranks if rank is not None}
-    for process in processes:
-        # A DataLoader's worker has its rank's handler.
-        if (number := dumps.get(process.pid) or dumps.get(process.ppid())) is not None:
-            process.send_signal(number)
-            time.sleep(1.0)
-    shown = [
-        f"{process.pid} of {process.ppid()}, {process.status()}: {process.name()}" for process in processes
-    ]
-    shown += [f"{path}\n{path.read_text()}" for path in folder.glob("zerofit-runs/*/**/rank*.stack")]
+    """Return each process under a command that hangs, and the stacks of its ranks and their workers."""
+    processes = {one.pid: one for one in psutil.Process(pid).children(recursive=True)}
+    shown = [f"{one.pid} of {one.ppid()}, {one.status()}: {one.name()}" for one in processes.values()]
+    for ranks_folder in folder.glob("zerofit-runs/*/**/ranks"):
+        live = (int(path.stem.removeprefix("rank")) for path in ranks_folder.glob("rank*.live"))
+        found = {rank: read_observation(ranks_folder, rank) for rank in live}
+        ranks = {rank: one for rank, one in found.items() if one is not None and one.pid in processes}
+        dump_stacks(ranks, ranks_folder)
+        shown += [f"{path}\n{path.read_text()}" for path in ranks_folder.glob("rank*.stack")]
     return "\n".join(shown)
 
 

@@ -204,7 +204,7 @@ class _Reading:
             if script == name:
                 from zerofit.scripts.target import check_script
 
-                check_script(name, module=False)
+                check_script((name,))
             if script is not None:
                 self._add(script, script_file(script))
         except UserError as error:

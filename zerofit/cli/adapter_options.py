@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.parameters import Number, ParamType, Word
+from zerofit.cli.parameters import POSITIVE, Number, ParamType, Word
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.freezing import WORDS, is_word
 from zerofit.core.strategy import Lora, Quantization
@@ -72,12 +72,12 @@ ADAPTER_OPTIONS = (
     click.option("--qlora", is_flag=True, help="The same as --lora --quantize nf4."),
     click.option(
         "--lora-rank",
-        type=Number(int, least=1),
+        type=POSITIVE,
         help=f"Rank of the adapters; default: {Lora().rank}. With --lora, --qlora or --allow lora.",
     ),
     click.option(
         "--lora-alpha",
-        type=Number(int, least=1),
+        type=POSITIVE,
         help="Adapters are scaled by this over their rank; default: twice the rank.",
     ),
     click.option(
@@ -97,7 +97,7 @@ ADAPTER_OPTIONS = (
     click.option(
         "--quantize",
         "quantization",
-        type=Word("quantize", {one.value: one for one in Quantization}),
+        type=Word("quantize", Quantization),
         help="Storage format of frozen linear layers (bitsandbytes); with --lora.",
     ),
 )

@@ -16,10 +16,11 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_gpus, complete_model
+from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.ladder_table import head_words, ladder_table
-from zerofit.cli.parameters import CONTEXT, TASK, Number, Verb, Word, number_option
-from zerofit.configs.write.write_files import file_exists, write_files
+from zerofit.cli.parameters import CONTEXT, TASK, Verb, Word, number_option
+from zerofit.configs.write.write_files import file_exists, not_writable, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
@@ -67,13 +68,12 @@ _LIMIT_S = 1800
 """ASSUMPTION: no rung takes half an hour for a model worth measuring; --rung-limit changes it."""
 _INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
-_POSITIVE = Number(int, least=1)
 
 
-_BELOW = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
+_NEEDS_ZERO_FIX = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
 _FIXES = {
-    "zero-needs-deepspeed": _BELOW,
-    "optimizer-offload-needs-zero": _BELOW,
+    "zero-needs-deepspeed": _NEEDS_ZERO_FIX,
+    "optimizer-offload-needs-zero": _NEEDS_ZERO_FIX,
     "param-offload-needs-zero3": "put zero-3 before offload-param, or leave offload-param out",
     "offload-needs-adam": "leave out the rung of another optimizer, or offload-optimizer",
     "fp16-needs-gpu": "leave fp16 out, name bf16 in its place, or measure on a GPU",
@@ -181,8 +181,6 @@ def ladder(
     )
     steps = climb(named, base, is_cumulative=is_cumulative)
     if plot is not None:
-        from zerofit.cli.draw_plot import check_can_plot
-
         check_can_plot(plot, force=force)
     if output is not None and not force and (output / "ladder.json").exists():
         raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")
@@ -272,12 +270,12 @@ def _measure(
             click.echo(f"{head} ...", err=True)
             start = time.monotonic()
         else:
-            said = f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in total"
+            said = f"{head}: {_outcome_words(outcome)}; {time.monotonic() - start:.0f} s in total"
             click.echo(for_terminal(said), err=True)
             measured.append((step, outcome))
 
 
-def _said(outcome: TrialOutcome) -> str:
+def _outcome_words(outcome: TrialOutcome) -> str:
     measured = outcome.measured
     if measured is None:
         return f"{outcome.state}: {outcome.reason}"
@@ -325,13 +323,7 @@ def _folder(output: Path | None) -> Iterator[Path]:
             shutil.rmtree(logs, ignore_errors=True)
             logs.mkdir(parents=True)
         except OSError as error:
-            raise UserError(
-                "not-writable",
-                "a folder can't be written",
-                found=f"{error.strerror}: {error.filename}",
-                why="its parent folder is not writable",
-                fix="name a writable folder: --output FOLDER",
-            ) from None
+            raise not_writable(f"{error.strerror}: {error.filename}", flag="--output FOLDER") from None
         yield logs
         return
     folder = Path(tempfile.mkdtemp(prefix="zerofit-ladder-"))

@@ -14,7 +14,7 @@ from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_file, complete_words
 from zerofit.cli.options import capture_limit_option, json_option
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
-from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
 from zerofit.planning.inputs import check_capture_limit
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
 
-_ROUTES = {route.value: route for route in Route}
-
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
@@ -38,9 +36,9 @@ _ROUTES = {route.value: route for route in Route}
 )
 @click.option("--dry-run", is_flag=True, help="With --fix: print the change as a diff, and write nothing.")
 @click.option(
-    "--route", type=Word("route", _ROUTES), help="Reader of the DeepSpeed file, if no script shows it."
+    "--route", type=Word("route", Route), help="Reader of the DeepSpeed file, if no script shows it."
 )
-@click.option("--num-processes", type=Number(int, least=1), help="Ranks on all nodes together.")
+@click.option("--num-processes", type=POSITIVE, help="Ranks on all nodes together.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")
 @click.option("--here", is_flag=True, help="The run is on this machine: check it against its GPUs.")
 @click.option(

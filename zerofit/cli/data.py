@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_file
+from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.options import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
-from zerofit.cli.parameters import CONTEXT, TASK, Number, Parsed, Verb, Word, number_option
+from zerofit.cli.parameters import CONTEXT, POSITIVE, TASK, Parsed, Verb, Word, number_option
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
 from zerofit.data.lengths.report import BatchSetup, LengthUnit, MeasuredLengths, length_report
 from zerofit.models.task import Task
 from zerofit.planning.inputs import check_capture_limit
-from zerofit.scripts.target import check_script, script_of
+from zerofit.scripts.target import check_script, script_of, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 8
 """TrainingArguments' per_device_train_batch_size (transformers/training_args.py)."""
-_POSITIVE = Number(int, least=1)
 _FILE_FLAGS = ("tokenizer", "text", "split", "count", "limit", "sample")
 """Flags for files: for a script they follow from the script."""
 _INSTEAD = "name the files of its dataset: `zerofit data FILE --tokenizer DIR`"
@@ -60,14 +60,10 @@ class _DataVerb(Verb):
     """A verb whose flags may follow files, but not a script, to which they would belong."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            values, rest, _ = self.make_parser(ctx).parse_args(list(args))
-        except click.UsageError as error:
-            error.ctx = ctx
-            raise
+        values, rest = self.peek(ctx, args)
         sources = values.get("sources")
         first = next(iter(sources if isinstance(sources, tuple) else rest), "")
-        is_script = bool(values.get("module")) is True or first.endswith(".py")
+        is_script = bool(values.get("module")) or first.endswith(".py")
         ctx.allow_interspersed_args = not is_script
         return super().parse_args(ctx, args)
 
@@ -82,17 +78,17 @@ class _DataVerb(Verb):
 @click.option("--split", metavar="NAME", help="Split of a DatasetDict; default: train.")
 @click.option(
     "--count",
-    type=Word("count", {unit.value: unit for unit in LengthUnit}),
+    type=Word("count", LengthUnit),
     default=LengthUnit.TOKENS.value,
     show_default=True,
     help="Unit of length; words and characters need no tokenizer.",
 )
-@click.option("--max-length", type=_POSITIVE, help="Truncate samples to this length; default: recommended.")
+@click.option("--max-length", type=POSITIVE, help="Truncate samples to this length; default: recommended.")
 @number_option(
     "--batch-size", help=f"Samples of one forward pass on one rank; the script's, or {DEFAULT_BATCH_SIZE}."
 )
 @click.option("--task", type=TASK, help=TASK.listed("Task; causal-lm can pack its samples."))
-@click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")
+@click.option("--limit", type=POSITIVE, metavar="ROWS", help="Count the first rows only.")
 @click.option("--sample", type=_SHARE, metavar="SHARE", help="Count a random share of the rows: 5%.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.option(
@@ -134,8 +130,6 @@ def data(
     """
     is_script = module or sources[0].endswith(".py")
     if plot is not None:
-        from zerofit.cli.draw_plot import check_can_plot
-
         check_can_plot(plot, force=force)
     if output is not None:
         check_can_write(output, force=force, flag="--output FILE")
@@ -205,8 +199,8 @@ def _of_script(
             why="the script itself determines its samples",
             fix=f"leave out {', '.join(given)}, or name the files of the dataset",
         )
-    check_script(target[0], module=module)
-    command = (*(("-m",) if module else ()), *target)
+    command = script_target(target[0], target[1:], module=module)
+    check_script(command)
     with captured(command, limit_s=limit_s, instead=_INSTEAD, observer=Console()) as script:
         capture = script.capture
     lengths = capture.lengths

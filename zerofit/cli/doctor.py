@@ -168,5 +168,5 @@ def with_unreadable_gpus(
     """Return the lines, with the reason why a launch would be refused in the GPUs' line, if any."""
     if unreadable is None:
         return lines
-    told = warning("GPUs", unreadable.found, why=unreadable.why, fix=unreadable.fix)
-    return tuple(told if line.topic == told.topic else line for line in lines)
+    replaced = warning("GPUs", unreadable.found, why=unreadable.why, fix=unreadable.fix)
+    return tuple(replaced if line.topic == replaced.topic else line for line in lines)

@@ -11,13 +11,10 @@ from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import gpu_ids_option, rendezvous_options, run_dir_option
 from zerofit.cli.output.console import Console, show_files
-from zerofit.cli.parameters import CONTEXT, Number, Word
-from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
+from zerofit.cli.parameters import CONTEXT, DTYPE, OFFLOAD, POSITIVE, ZERO_STAGE, Number, Word
 from zerofit.generation.generation_job import Gather
 
-_POSITIVE = Number(int, least=1)
 _AT_LEAST_0, _PART = Number(float, least=0), Number(float, least=0, most=1)
-_DTYPES = {precision.value: precision for precision in Precision} | DTYPES
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _MOST_SHOWN = 20
 """Prompts shown by a dry run. ASSUMPTION: enough as a sample; thousands would bury the command."""
@@ -70,7 +67,7 @@ _MOST_SHOWN = 20
     shell_complete=complete_file,
     help="JSONL with the completions; - is standard output, at the end.",
 )
-@click.option("--max-new-tokens", type=_POSITIVE, help="Maximum number of tokens in a completion.")
+@click.option("--max-new-tokens", type=POSITIVE, help="Maximum number of tokens in a completion.")
 @click.option(
     "--generation-config", type=_FILE, help="JSON file with settings of transformers' GenerationConfig."
 )
@@ -80,8 +77,8 @@ _MOST_SHOWN = 20
 @click.option(
     "--top-k", type=Number(int, least=0), help="Sample from this many of the most likely tokens; 0 is all."
 )
-@click.option("--num-beams", type=_POSITIVE, help="Number of beams.")
-@click.option("--num-return-sequences", type=_POSITIVE, help="Completions per prompt.")
+@click.option("--num-beams", type=POSITIVE, help="Number of beams.")
+@click.option("--num-return-sequences", type=POSITIVE, help="Completions per prompt.")
 @click.option(
     "--repetition-penalty",
     type=Number(float, least=0, without_least=True),
@@ -90,30 +87,30 @@ _MOST_SHOWN = 20
 @click.option("--seed", type=Number(int, least=0), default=0, show_default=True, help="Random seed.")
 @click.option("--chat", is_flag=True, help="Treat plain prompts as user messages of a chat.")
 @click.option("--chat-template", type=_FILE, help="Jinja file to use instead of the tokenizer's template.")
-@click.option("--batch-size", type=_POSITIVE, help="Prompts in one call on one rank.")
+@click.option("--batch-size", type=POSITIVE, help="Prompts in one call on one rank.")
 @click.option(
     "--dtype",
-    type=Word("dtype", _DTYPES),
+    type=DTYPE,
     metavar="[fp32|fp16|bf16]",
     help="Format of the weights; default: the model's own.",
 )
 @click.option(
     "--gather",
-    type=Word("gather", {gather.value: gather for gather in Gather}),
+    type=Word("gather", Gather),
     default=Gather.AUTO.value,
     show_default=True,
     help="Under ZeRO-3: gather the weights once, or layer by layer for every token.",
 )
 @click.option(
     "--zero-stage",
-    type=Word("zero-stage", {str(stage.value): stage for stage in ZeroStage}),
+    type=ZERO_STAGE,
     metavar="[0|3]",
     help="0: the whole model on each rank. 3: partitioned over the ranks.",
 )
 @click.option(
     "--param-offload",
     "--offload-param",
-    type=Word("offload", {device.value: device for device in OffloadDevice}),
+    type=OFFLOAD,
     help="Where partitioned weights are kept under ZeRO-3.",
 )
 @click.option(
@@ -122,8 +119,8 @@ _MOST_SHOWN = 20
     shell_complete=complete_file,
     help="Folder on the NVMe disk, for offload to nvme.",
 )
-@click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU.")
-@click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Number of nodes.")
+@click.option("--num-processes", type=POSITIVE, help="Ranks on all nodes together; default: one per GPU.")
+@click.option("--num-machines", "--nnodes", "num_nodes", type=POSITIVE, help="Number of nodes.")
 @rendezvous_options
 @gpu_ids_option
 @click.option("--cpu", is_flag=True, help="Generate on the CPU, ignoring GPUs.")

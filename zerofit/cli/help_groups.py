@@ -28,9 +28,9 @@ _GROUPS = {
     "Run": ("model", "no_capture", "no_check", "dry_run", "quiet", "verbose", "module"),
 }
 """Common parameters of all verbs, by group."""
-_LONGEST = 30
+_MAX_FLAG_WIDTH = 30
 """Maximum width of a flag with its value; for a wider one the kind of value replaces its choices."""
-_AROUND = 4
+_MARGINS = 4
 """Margins before a flag and between it and its text."""
 
 
@@ -79,7 +79,7 @@ class GroupedVerb(Verb):
             if not rows:
                 continue
             with formatter.section(group):
-                room = formatter.width - max(len(flag) for flag, _ in rows) - _AROUND
+                room = formatter.width - max(len(flag) for flag, _ in rows) - _MARGINS
                 formatter.write_dl([(flag, _fitting(text, room)) for flag, text in rows])
         formatter.write_paragraph()
         formatter.write_text("--help-all shows every flag, each with its whole text.")
@@ -89,7 +89,7 @@ def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
     """Return a flag by its first name, and the first sentence of its help."""
     metavar = "" if option.is_flag else f" {option.make_metavar(ctx)}"
     flag = option.opts[0] if option.opts[0].startswith("--") else ", ".join(option.opts)
-    if len(flag + metavar) > _LONGEST:
+    if len(flag + metavar) > _MAX_FLAG_WIDTH:
         metavar = f" {(option.type.name or 'value').upper()}"
     text = (option.help or "").partition(";")[0]
     return flag + metavar, ("[required] " if option.required else "") + text.rstrip(".")

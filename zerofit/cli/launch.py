@@ -58,12 +58,12 @@ from zerofit.launching.recover import RecoverMode
     "hang_limit_s",
     metavar="SECONDS",
     least=0,
-    help="End a run in which no rank makes progress for this long, and print all stacks; 0 is never. "
+    help="End a run in which no rank makes progress for this long, and store all stacks; 0 is never. "
     "Default: 5 min, or 20 times the longest phase so far if that is more, and 30 min in the first step.",
 )
 @click.option(
     "--recover",
-    type=Word("recover", {mode.value: mode for mode in RecoverMode}),
+    type=Word("recover", RecoverMode),
     default=RecoverMode.AUTO.value,
     show_default=True,
     help="When memory runs out: continue with another plan from the last checkpoint, ask first, or end.",
@@ -133,7 +133,7 @@ def launch(
         num_trials=tune,
         dry_run=dry_run,
         observer=console,
-        **asked_of(flags),
+        **launch_settings(flags),
     )
     if run.exit_code is None:
         show_files(run.files if console.shows_details else {})
@@ -147,7 +147,7 @@ def launch(
     return run.exit_code
 
 
-def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
+def launch_settings(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags of strategy, model and nodes as arguments of zerofit.launch."""
     flags["ranks_per_node"] = resolve_line_flags(flags)
     return {"captures": not flags.pop("no_capture"), **settings_from(flags)}

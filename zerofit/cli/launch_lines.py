@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.parameters import Number, remember_typed
+from zerofit.cli.parameters import Number, option_group, remember_typed
 from zerofit.core.strategy import Engine
 from zerofit.launching.nodes import RANK_FOR_EACH_GPU
 from zerofit.launching.other_launchers import read_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
+    from collections.abc import Sequence
 
 _RANKS = ("num_processes", "ranks_per_node")
 _RANK_FLAGS = ("--num-processes", "--nproc-per-node", "--num-gpus")
 _LINE = "zerofit: a command line of another launcher"
 """Key of a parsed command line in a context."""
-_LINE_OPTIONS = (
+launch_line_options = option_group(
     click.option(
         "--nproc-per-node",
         "--num-gpus",
@@ -48,13 +46,7 @@ _LINE_OPTIONS = (
         "--multi-gpu", is_flag=True, help="Accepted for accelerate; all GPUs of the node are used anyway."
     ),
 )
-
-
-def launch_line_options(command: _Command) -> _Command:
-    """Add the flags of other launchers."""
-    for option in reversed(_LINE_OPTIONS):
-        command = option(command)
-    return command
+"""The flags of other launchers."""
 
 
 def resolve_line_flags(flags: dict[str, Any]) -> int | None:

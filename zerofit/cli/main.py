@@ -36,20 +36,20 @@ _VERBS = {
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
 
 
-_READER_HAS_GONE = 141
+_BROKEN_PIPE = 141
 """Exit code where the reader of the output has exited: 128 + SIGPIPE, as for other tools."""
 
 
-class _ReaderHasGoneError(Exception):
+class _BrokenPipeError(Exception):
     """A BrokenPipeError that click does not turn into exit code 1, which means that nothing fits."""
 
 
 @contextmanager
-def _reader_has_gone_raised() -> Iterator[None]:
+def _broken_pipe_raised() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise _ReaderHasGoneError from None
+        raise _BrokenPipeError from None
 
 
 class _LazyGroup(click.Group):
@@ -59,11 +59,11 @@ class _LazyGroup(click.Group):
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        with _reader_has_gone_raised():
+        with _broken_pipe_raised():
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _reader_has_gone_raised():
+        with _broken_pipe_raised():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -109,11 +109,11 @@ def main() -> NoReturn:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     try:
         _run()
-    except (BrokenPipeError, _ReaderHasGoneError):
+    except (BrokenPipeError, _BrokenPipeError):
         # Python would complain again while closing them.
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        sys.exit(_READER_HAS_GONE)
+        sys.exit(_BROKEN_PIPE)
 
 
 def _run() -> NoReturn:

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
 from zerofit.cli.completion import complete_file, complete_script, complete_words
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import Number, Word, number_option, typed_words
+from zerofit.cli.parameters import (
+    OFFLOAD,
+    POSITIVE,
+    ZERO_STAGE,
+    Number,
+    Word,
+    number_option,
+    option_group,
+    typed_words,
+)
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.launching.flags_behind import check_flags_behind
+from zerofit.core.strategy import Engine, OptimizerName, Precision
+from zerofit.launching.misplaced_flags import check_misplaced_flags
 from zerofit.planning.inputs import CAPTURE_LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
-
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
-_STAGES = {str(stage.value): stage for stage in ZeroStage}
-
-
-def _words(enum: Any) -> dict[str, Any]:
-    return {member.value: member for member in enum}
-
-
-_OPTIMIZER = Word("optimizer", _words(OptimizerName))
-_POSITIVE = Number(int, least=1)
-
+_OPTIMIZER = Word("optimizer", OptimizerName)
 _ATTENTIONS = {
     name.replace("_", "-"): name
     for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -50,24 +48,24 @@ _START_OPTIONS = (
     click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
 _FIELD_OPTIONS = (
-    click.option("--engine", type=Word("engine", _words(Engine)), help="DeepSpeed, or PyTorch alone."),
+    click.option("--engine", type=Word("engine", Engine), help="DeepSpeed, or PyTorch alone."),
     click.option(
         "--zero-stage",
-        type=Word("zero-stage", _STAGES),
+        type=ZERO_STAGE,
         help="ZeRO stage: the states that DeepSpeed shards over the ranks.",
     ),
     click.option(
         "--offload-optimizer",
         "--offload-optimizer-device",
         "optimizer_offload",
-        type=Word("offload", _words(OffloadDevice)),
+        type=OFFLOAD,
         help="Where optimizer states are stored.",
     ),
     click.option(
         "--offload-param",
         "--offload-param-device",
         "param_offload",
-        type=Word("offload", _words(OffloadDevice)),
+        type=OFFLOAD,
         help="Where parameter shards are stored; needs ZeRO-3.",
     ),
     click.option(
@@ -82,9 +80,9 @@ _FIELD_OPTIONS = (
         type=Word("precision", _PRECISIONS),
         help="Format of the forward and backward pass.",
     ),
-    click.option("--micro-batch-size", type=_POSITIVE, help="Samples per rank in one forward pass."),
+    click.option("--micro-batch-size", type=POSITIVE, help="Samples per rank in one forward pass."),
     click.option(
-        "--gradient-accumulation-steps", type=_POSITIVE, help="Forward passes per rank in one optimizer step."
+        "--gradient-accumulation-steps", type=POSITIVE, help="Forward passes per rank in one optimizer step."
     ),
     number_option("--global-batch-size", "--global-batch", help="Samples per optimizer step over all ranks."),
     click.option("--gradient-clipping", type=Number(float, least=0), help="Maximum gradient norm; 0 is off."),
@@ -114,34 +112,29 @@ _FIELD_OPTIONS = (
         "--sequence-parallel-size",
         "--sp-size",
         "--parallelism-config-sp-size",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Ranks that share the tokens of each sample, for long sequences (Ulysses).",
     ),
     click.option(
         "--pipeline-parallel-size",
         "--pp-size",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Ranks that share the blocks of the model, and pass activations on.",
     ),
     click.option(
         "--pipeline-stages-per-rank",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Stages that each rank of a pipeline holds (interleaved 1F1B): less waiting, more memory.",
     ),
 )
 num_processes_option = click.option(
-    "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; default: one per GPU."
+    "--num-processes", type=POSITIVE, help="Ranks on all nodes together; default: one per GPU."
 )
-_OF_ANY_NODE = (
-    num_processes_option,
-    click.option("--cpu", "on_cpu", is_flag=True, help="Run on the CPU as a test, ignoring GPUs."),
+_cpu_option = click.option("--cpu", "on_cpu", is_flag=True, help="Run on the CPU as a test, ignoring GPUs.")
+_num_nodes_option = click.option(
+    "--num-machines", "--nnodes", "num_nodes", type=POSITIVE, help="Number of nodes."
 )
-_RANK_OPTIONS = (
-    _OF_ANY_NODE[0],
-    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Number of nodes."),
-    _OF_ANY_NODE[1],
-)
-_RENDEZVOUS_OPTIONS = (
+rendezvous_options = option_group(
     click.option(
         "--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0."
     ),
@@ -153,6 +146,7 @@ _RENDEZVOUS_OPTIONS = (
         help="Port on node 0; 0 picks a free one.",
     ),
 )
+"""The flags for the rendezvous of nodes."""
 
 no_check_option = click.option(
     "--no-check", is_flag=True, help="Continue even if the rules of `zerofit check` say that it can't work."
@@ -176,7 +170,6 @@ run_dir_option = click.option(
     show_default=True,
     help="Folder that contains the run folders.",
 )
-"""The folder for run folders."""
 
 
 def script_options(
@@ -199,8 +192,7 @@ def script_options(
             console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
             return command(console=console, is_checked=not no_check, **flags)
 
-        return _with(
-            run,
+        return option_group(
             module_option,
             run_dir_option,
             no_check_option,
@@ -210,35 +202,19 @@ def script_options(
             wide_option,
             click.argument("script", shell_complete=complete_script),
             click.argument("script_args", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file),
-        )
+        )(run)
 
     return add
 
 
-def strategy_options(command: _Command) -> _Command:
-    """Add the flags for a strategy and its ranks."""
-    return _with(command, *_START_OPTIONS, *_FIELD_OPTIONS, *_RANK_OPTIONS)
-
-
-def one_node_options(command: _Command) -> _Command:
-    """Add the flags for a strategy's fields and the ranks of one node."""
-    return _with(command, *_FIELD_OPTIONS, *_OF_ANY_NODE)
-
-
-def field_options(command: _Command) -> _Command:
-    """Add the flags for a strategy's fields only."""
-    return _with(command, *_FIELD_OPTIONS)
-
-
-def rendezvous_options(command: _Command) -> _Command:
-    """Add the flags for the rendezvous of nodes."""
-    return _with(command, *_RENDEZVOUS_OPTIONS)
-
-
-def _with(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
+strategy_options = option_group(
+    *_START_OPTIONS, *_FIELD_OPTIONS, num_processes_option, _num_nodes_option, _cpu_option
+)
+"""The flags for a strategy and its ranks."""
+one_node_options = option_group(*_FIELD_OPTIONS, num_processes_option, _cpu_option)
+"""The flags for a strategy's fields and the ranks of one node."""
+field_options = option_group(*_FIELD_OPTIONS)
+"""The flags for a strategy's fields only."""
 
 
 def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
@@ -249,21 +225,16 @@ def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
     """
     settings = {**flags, **adapter_settings(flags), "typed": typed_words()}
     if flags["checkpoint_every"] is not None:
-        settings["gradient_checkpointing"] = _checkpoints(flags["gradient_checkpointing"])
+        if flags["gradient_checkpointing"] is False:
+            raise UserError(
+                "checkpoint-every-without-checkpointing",
+                "blocks can't be recomputed without gradient checkpointing",
+                found="--checkpoint-every with --no-gradient-checkpointing",
+                why="--checkpoint-every selects the blocks that recompute their activations",
+                fix="leave one of the two out",
+            )
+        settings["gradient_checkpointing"] = True
     return {name: value for name, value in settings.items() if name not in ADAPTER_FLAGS}
-
-
-def _checkpoints(said: bool | None) -> bool:
-    """Return True: --checkpoint-every implies gradient checkpointing."""
-    if said is not False:
-        return True
-    raise UserError(
-        "checkpoint-every-without-checkpointing",
-        "blocks can't be recomputed without gradient checkpointing",
-        found="--checkpoint-every with --no-gradient-checkpointing",
-        why="--checkpoint-every selects the blocks that recompute their activations",
-        fix="leave one of the two out",
-    )
 
 
 def check_script_flags(script: str, script_args: tuple[str, ...]) -> None:
@@ -275,4 +246,4 @@ def check_script_flags(script: str, script_args: tuple[str, ...]) -> None:
         for name in (*one.opts, *one.secondary_opts)
         if name.startswith("--")
     }
-    check_flags_behind((script, *script_args), before=typed_words()[0], flags=flags)
+    check_misplaced_flags((script, *script_args), before=typed_words()[0], flags=flags)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from zerofit.cli.completion import matching
 from zerofit.core.errors import UserError, bad_value, nearest
+from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.models.task import Task
 
 CONTEXT = {
@@ -23,7 +27,7 @@ _TYPED = "zerofit: typed words"
 """Key of the typed command line in a context."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from click import ParamType as ParamType
     from click.shell_completion import CompletionItem
@@ -41,11 +45,16 @@ _LONGEST_METAVAR = 64
 
 
 class Word(ParamType[Any]):
-    """One of a few words, each standing for a value; a wrong one gets the most similar as suggestion."""
+    """One of a few words, each standing for a value; a wrong one gets the most similar as suggestion.
 
-    def __init__(self, name: str, words: dict[str, Any]) -> None:
+    Args:
+        name: for the help.
+        words: the value of each word, or an enum, whose values are the words.
+    """
+
+    def __init__(self, name: str, words: Mapping[str, Any] | type[Enum]) -> None:
         self.name = name
-        self._words = words
+        self._words = dict(words) if isinstance(words, Mapping) else {one.value: one for one in words}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -77,7 +86,10 @@ class Word(ParamType[Any]):
         return f"{sentence.rstrip('.')}; one of {', '.join(self._words)}."
 
 
-TASK = Word("task", {task.value: task for task in Task})
+TASK = Word("task", Task)
+OFFLOAD = Word("offload", OffloadDevice)
+ZERO_STAGE = Word("zero-stage", {str(stage.value): stage for stage in ZeroStage})
+DTYPE = Word("dtype", {precision.value: precision for precision in Precision} | DTYPES)
 
 
 class Parsed(ParamType[Any]):
@@ -108,18 +120,31 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         remember_typed(ctx, args)
-        try:
+        with _of_context(ctx):
             return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            error.ctx = ctx  # click omits it if a flag lacks its value
-            raise
+
+    def peek(self, ctx: click.Context, args: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the unconverted values of a command line by parameter, and the words left over."""
+        with _of_context(ctx):
+            values, rest, _ = self.make_parser(ctx).parse_args(list(args))
+        return values, rest
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return flags, and none behind SCRIPT, where they would be the script's."""
-        is_behind = not ctx.allow_interspersed_args and any(
+        """Return flags, but none after SCRIPT, where they would be the script's."""
+        is_after = not ctx.allow_interspersed_args and any(
             ctx.params.get(one.name or "") for one in self.params if isinstance(one, click.Argument)
         )
-        return [] if is_behind else super().shell_complete(ctx, incomplete)
+        return [] if is_after else super().shell_complete(ctx, incomplete)
+
+
+@contextmanager
+def _of_context(ctx: click.Context) -> Iterator[None]:
+    """Set the context of click's errors, which it omits if a flag lacks its value."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.ctx = ctx
+        raise
 
 
 def remember_typed(ctx: click.Context, args: list[str], *, again: bool = False) -> None:
@@ -205,6 +230,20 @@ class Number(ParamType[float | str]):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         return matching(self._words, incomplete)
+
+
+POSITIVE = Number(int, least=1)
+
+
+def option_group(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds options to a command, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def number_option(

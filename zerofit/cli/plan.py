@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_file, complete_gpus, complete_script
+from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.launch_lines import launch_line_options, line_sentences, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
@@ -24,7 +25,7 @@ from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
-from zerofit.cli.parameters import CONTEXT, Number, typed_words
+from zerofit.cli.parameters import CONTEXT, POSITIVE, typed_words
 from zerofit.cli.plan_options import FixingVerb, as_flag, machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     "--num-machines",
     "--nnodes",
     "num_nodes",
-    type=Number(int, least=1),
+    type=POSITIVE,
     help="Number of nodes.",
 )
 @num_processes_option
@@ -142,8 +143,6 @@ def plan(
     target = _target(script, script_args, module=module, model=model_flags.model)
     check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
     if plot is not None:
-        from zerofit.cli.draw_plot import check_can_plot
-
         check_can_plot(plot, force=force)
     if output is not None and not force:
         _check_output(output, target)
@@ -279,8 +278,9 @@ def _target(
             why="the script determines the model",
             fix="leave one of the two out",
         )
-    check_script(script, module=module)
-    return script_target(script, arguments, module=module)
+    target = script_target(script, arguments, module=module)
+    check_script(target)
+    return target
 
 
 def _check_output(output: Path, target: tuple[str, ...] | None) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerofit.cli.completion import complete_gpus, complete_model, matching
 from zerofit.cli.launch_lines import LaunchLineVerb
 from zerofit.cli.parameters import (
+    DTYPE,
+    POSITIVE,
     TASK,
-    Number,
     ParamType,
     Parsed,
     Word,
     number_option,
+    option_group,
     remember_typed,
 )
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
-from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import parse_bytes
 from zerofit.planning.inputs import Loop
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
-
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
-
-
-_POSITIVE = Number(int, least=1)
 
 
 class _Allowed(ParamType[frozenset[Allow]]):
@@ -45,7 +41,7 @@ class _Allowed(ParamType[frozenset[Allow]]):
     ) -> frozenset[Allow]:
         if isinstance(value, frozenset):
             return value
-        word = Word("allow", {one.value: one for one in Allow})
+        word = Word("allow", Allow)
         return frozenset(word.convert(part.strip(), param, ctx) for part in value.split(",") if part.strip())
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -78,7 +74,7 @@ _RESERVE = Parsed(
     fix="write it as in --reserve 5% or --reserve 4G",
 )
 
-_MODEL_OPTIONS = (
+model_options = option_group(
     click.option(
         "--model",
         metavar="MODEL",
@@ -107,12 +103,12 @@ _MODEL_OPTIONS = (
     ),
     click.option(
         "--loop",
-        type=Word("loop", {loop.value: loop for loop in Loop}),
+        type=Word("loop", Loop),
         help="Training loop; default: the script's, otherwise plain, which needs more.",
     ),
     click.option(
         "--dtype",
-        type=Word("dtype", {precision.value: precision for precision in Precision} | DTYPES),
+        type=DTYPE,
         metavar="[fp32|fp16|bf16]",
         help="Format in which the script loads the weights; default: the checkpoint's.",
     ),
@@ -148,13 +144,14 @@ _MODEL_OPTIONS = (
         help="Use the fastest strategy, even in 16 bits if SCRIPT names no precision.",
     ),
 )
+"""The flags for model and workload."""
 
 _MACHINE_OPTIONS = (
     click.option("--host-ram", metavar="SIZE", help="Host memory of one node, such as 1T; with --gpus."),
     click.option(
         "--nvme", metavar="SIZE", help="Free space on one node's NVMe disks, such as 7T; with --gpus."
     ),
-    click.option("--cpu-cores", type=_POSITIVE, help="Physical cores of one node; with --gpus."),
+    click.option("--cpu-cores", type=POSITIVE, help="Physical cores of one node; with --gpus."),
     click.option(
         "--host-bandwidth",
         metavar="RATE",
@@ -164,28 +161,16 @@ _MACHINE_OPTIONS = (
 )
 
 
-def model_options(command: _Command) -> _Command:
-    """Add the flags for model and workload."""
-    for option in reversed(_MODEL_OPTIONS):
-        command = option(command)
-    return command
-
-
 def machine_options(
     *, gpus: str = "GPUs of one node, such as 8xA100-80G; default: the local ones."
-) -> Callable[[_Command], _Command]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the flags for another machine.
 
     Args:
         gpus: the help of --gpus.
     """
-
-    def add(command: _Command) -> _Command:
-        for option in reversed(_MACHINE_OPTIONS):
-            command = option(command)
-        return click.option("--gpus", metavar="SPEC", shell_complete=complete_gpus, help=gpus)(command)
-
-    return add
+    gpus_option = click.option("--gpus", metavar="SPEC", shell_complete=complete_gpus, help=gpus)
+    return option_group(gpus_option, *_MACHINE_OPTIONS)
 
 
 class FixingVerb(LaunchLineVerb):
@@ -208,16 +193,11 @@ class FixingVerb(LaunchLineVerb):
 
     def _split_at_the_script(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
         """Return zerofit's own flags, and the script with its arguments, if any."""
-        try:
-            values, _, _ = self.make_parser(ctx).parse_args(list(args))
-        except click.UsageError as error:
-            error.ctx = ctx
-            raise
-        behind = values.get("script_args")
+        values, _ = self.peek(ctx, args)
+        script_args = values.get("script_args")
         number = int(isinstance(values.get("script"), str))
-        number += (
-            len(behind) if isinstance(behind, tuple) else 0
-        )  # otherwise click's marker for a missing value
+        if isinstance(script_args, tuple):  # otherwise click's marker for a missing value
+            number += len(script_args)
         return args[: len(args) - number], args[len(args) - number :]
 
 

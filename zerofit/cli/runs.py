@@ -13,7 +13,7 @@ from zerofit.cli.options import json_option, run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.core.units import format_bytes
 from zerofit.launching.clusters.follow import cancel, find_run, print_log, run_status, status_lines
-from zerofit.launching.kept_runs import kept_runs, remove_run, runs_to_prune
+from zerofit.launching.run_list import list_runs, remove_run, runs_to_prune
 
 
 @click.group(context_settings=CONTEXT)
@@ -59,7 +59,7 @@ def cancel_one(run: str, run_dir: Path) -> None:
 @run_dir_option
 def list_all(run_dir: Path, as_json: bool) -> None:
     """List the runs of this machine: size, state and name, the oldest first."""
-    found = kept_runs(run_dir)
+    found = list_runs(run_dir)
     if as_json:
         click.echo(json.dumps([run.as_json() for run in found], indent=2))
         return
@@ -87,7 +87,7 @@ def prune(
         message = "without a limit all runs would be removed: use --older-than DAYS, --keep-last N, or both"
         raise click.UsageError(message, click.get_current_context())
     pruning = runs_to_prune(
-        kept_runs(run_dir),
+        list_runs(run_dir),
         now=datetime.now(),
         older_than_days=older_than,
         keep_last=keep_last,

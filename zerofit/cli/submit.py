@@ -58,7 +58,7 @@ _WALL_TIME = Parsed(
 )
 @click.option(
     "--on",
-    type=Word("scheduler", {one.value: one for one in ClusterEngine}),
+    type=Word("scheduler", ClusterEngine),
     help="The scheduler (required).",
 )
 @number_option(

@@ -17,15 +17,15 @@ _OBJECTS = (
     *("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code"),
 )
 """Arguments of generate() that are not settings; lockstep.py refuses some of them."""
-_TOKENS_ALONE = ("the results contain only tokens and text", "call model.generate() itself")
-_NOT_SERVED = {
+_TOKENS_ONLY = ("the results contain only tokens and text", "call model.generate() itself")
+_UNSUPPORTED = {
     "streamer": ("it streams the tokens of one prompt in one process", "use progress= or out="),
     "synced_gpus": ("it follows from the model: ZeRO-3 and more than one rank", "leave it out"),
-    "return_dict_in_generate": _TOKENS_ALONE,
-    "output_scores": _TOKENS_ALONE,
-    "output_logits": _TOKENS_ALONE,
-    "output_attentions": _TOKENS_ALONE,
-    "output_hidden_states": _TOKENS_ALONE,
+    "return_dict_in_generate": _TOKENS_ONLY,
+    "output_scores": _TOKENS_ONLY,
+    "output_logits": _TOKENS_ONLY,
+    "output_attentions": _TOKENS_ONLY,
+    "output_hidden_states": _TOKENS_ONLY,
     "max_length": (
         "it includes the prompt, so it means something else for each prompt",
         "use max_new_tokens, one for all or a list",
@@ -81,9 +81,9 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
     Raises:
         UserError: a setting is unknown, unsupported, or refused by transformers.
     """
-    for name in _NOT_SERVED.keys() - {"min_length"}:
+    for name in _UNSUPPORTED.keys() - {"min_length"}:
         if settings.get(name) is not None:
-            raise _without_meaning(name, f"{name}={settings[name]!r}")
+            raise _unsupported_setting(name, f"{name}={settings[name]!r}")
     try:
         config = _whole_config(model, given)
         _update(config, {name: value for name, value in settings.items() if name not in _OBJECTS})
@@ -93,7 +93,7 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
         raise settings_disagree({"generation_config": given, **settings}, error) from error
     if config.min_length and not model.config.is_encoder_decoder:
         where = "given or in the model's generation settings"
-        raise _without_meaning("min_length", f"min_length={config.min_length}, {where}")
+        raise _unsupported_setting("min_length", f"min_length={config.min_length}, {where}")
     objects = {name: settings[name] for name in _OBJECTS if settings.get(name) is not None}
     pads = (config.pad_token_id, getattr(tokenizer, "pad_token_id", None), *eos, 0)
     config.pad_token_id = int(next(token for token in pads if token is not None))
@@ -127,8 +127,8 @@ def settings_disagree(settings: Mapping[str, Any], error: Exception) -> UserErro
     )
 
 
-def _without_meaning(name: str, found: str) -> UserError:
-    why, fix = _NOT_SERVED[name]
+def _unsupported_setting(name: str, found: str) -> UserError:
+    why, fix = _UNSUPPORTED[name]
     return UserError(
         "generate-setting-without-meaning",
         f"zerofit.generate does not support {name}",

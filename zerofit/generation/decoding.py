@@ -16,16 +16,16 @@ class StopRecorder:
     Tokens after the end can look like others, so the end must be recorded during generation.
     """
 
-    def __init__(self, criteria: Sequence[Any], *, go_on: Callable[[], None]) -> None:
+    def __init__(self, criteria: Sequence[Any], *, on_token: Callable[[], None]) -> None:
         self._criteria = criteria
-        self._go_on = go_on
+        self._on_token = on_token
         self._lengths: Any = None
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         """Return which sequences end here; transformers calls this after each token."""
         import torch
 
-        self._go_on()
+        self._on_token()
         ended = torch.zeros(input_ids.shape[0], device=input_ids.device, dtype=torch.bool)
         for criterion in self._criteria:
             answer = criterion(input_ids, scores, **kwargs)  # a bool for each sequence, or a single one

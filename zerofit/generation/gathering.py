@@ -54,7 +54,7 @@ def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
     added = missing_bytes(model)
     passing = max((sum(map(gathered_bytes, bucket)) for bucket in _buckets(_missing(model))), default=0)
     taken = added + passing + needed_bytes
-    taken, free = _worst(taken + int(taken * _RESERVE), free_bytes())
+    taken, free = _over_all_ranks(taken + int(taken * _RESERVE), free_bytes())
     fits = taken <= free
     whole = sum(
         map(gathered_bytes, partitioned_parameters(model))
@@ -78,7 +78,7 @@ def _refuse_zenflow(gather: Gather) -> bool:
     return False
 
 
-def _worst(taken_bytes: int, free_bytes: int) -> tuple[int, int]:
+def _over_all_ranks(taken_bytes: int, free_bytes: int) -> tuple[int, int]:
     """Return the maximum needed and the minimum free over all ranks."""
     import torch
     from deepspeed.accelerator import get_accelerator
@@ -241,13 +241,13 @@ def _offloads(model: Module) -> tuple[Any, ...]:
     found = {}
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
-            for held in _held_by(hook, depth=3):
+            for held in _closure_contents(hook, depth=3):
                 if isinstance(held, DeepSpeedZeRoOffload):
                     found[id(held)] = held
     return tuple(found.values())
 
 
-def _held_by(function: Any, *, depth: int) -> Iterator[Any]:
+def _closure_contents(function: Any, *, depth: int) -> Iterator[Any]:
     """Yield the contents of a function's closure, and of the closures of functions in it."""
     for cell in getattr(function, "__closure__", None) or ():
         try:
@@ -256,7 +256,7 @@ def _held_by(function: Any, *, depth: int) -> Iterator[Any]:
             continue
         yield held
         if depth > 1 and callable(held):
-            yield from _held_by(held, depth=depth - 1)
+            yield from _closure_contents(held, depth=depth - 1)
 
 
 def _end_prefetches(offload: Any) -> None:

@@ -22,7 +22,7 @@ from zerofit.generation.ranks.meeting import arranged, meet
 from zerofit.generation.ranks.ranks import Progress, Ranks, all_ranks
 from zerofit.generation.request import GenerationOptions, GenerationRequest, read_request
 from zerofit.generation.results.results import Results, open_results
-from zerofit.generation.script_place import script_line
+from zerofit.generation.script_line import script_line
 
 
 def generate(
@@ -99,7 +99,7 @@ def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions
     beat = Progress(ranks, name=name, limit_s=options.limit_s)
     with open_results(ranks, request) as results:
         try:
-            _generate(ranks, request, results, go_on=beat.go_on)
+            _generate(ranks, request, results, on_token=beat.on_token)
         except BaseException as error:
             beat.fail(error)
             raise
@@ -110,7 +110,7 @@ def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions
 
 
 def _generate(
-    ranks: Ranks, request: GenerationRequest, results: Results, *, go_on: Callable[[], None]
+    ranks: Ranks, request: GenerationRequest, results: Results, *, on_token: Callable[[], None]
 ) -> None:
     """Generate this rank's prompts, in step with the others if necessary."""
     kind = request.kind
@@ -124,9 +124,9 @@ def _generate(
     settings = uncompiled(request.settings) if by_layer else request.settings
     if in_step:
         settings = ranks.agreed(lambda: settings_in_step(settings, kind.model))
-    caller = ModelCaller(request=request, settings=settings, in_step=in_step, go_on=go_on)
+    caller = ModelCaller(request=request, settings=settings, in_step=in_step, on_token=on_token)
     done, total = len(request.prompts) - sum(len(batch.indices) for batch in left), len(request.prompts)
-    with _ready(caller, by_layer=by_layer):
+    with _prepared(caller, by_layer=by_layer):
         ranks.agreed(caller.rehearse)
         for step in make_steps(
             left,
@@ -136,7 +136,7 @@ def _generate(
         ):
             found = caller.generate(step[ranks.rank])
             done += sum(len(batch.indices) for batch in step if batch is not None)
-            keep = partial(_keep, results, found, request.options.progress, done, total)
+            keep = partial(_store, results, found, request.options.progress, done, total)
             if in_step:
                 ranks.agreed(keep)  # a rank that fails here must not leave the others waiting
             else:
@@ -144,7 +144,7 @@ def _generate(
 
 
 @contextmanager
-def _ready(caller: ModelCaller, *, by_layer: bool) -> Iterator[None]:
+def _prepared(caller: ModelCaller, *, by_layer: bool) -> Iterator[None]:
     """Prepare a model for generation; restore everything at the end."""
     kind = caller.request.kind
     if not kind.is_zero3:
@@ -156,7 +156,7 @@ def _ready(caller: ModelCaller, *, by_layer: bool) -> Iterator[None]:
         yield
 
 
-def _keep(
+def _store(
     results: Results,
     found: Callable[[], list[Generated]],
     progress: Callable[[int, int], None] | None,

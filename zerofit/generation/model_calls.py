@@ -26,7 +26,7 @@ class ModelCaller:
     in_step: bool
     """True if each rank participates in all forward passes of the others: ZeRO-3 without gathering at
     once."""
-    go_on: Callable[[], None]
+    on_token: Callable[[], None]
     """Called after each token."""
 
     def generate(self, batch: PromptBatch | None) -> Callable[[], list[Generated]]:
@@ -45,13 +45,13 @@ class ModelCaller:
             return list
         prompts = [self.request.prompts[index] for index in batch.indices]
         ids, mask = self._padded(prompts)
-        stops, loop = StopRecorder(self.settings.criteria, go_on=self.go_on), GuardedLoop()
+        stops, loop = StopRecorder(self.settings.criteria, on_token=self.on_token), GuardedLoop()
         objects = self._objects(stops)
         if self.in_step:
             objects["custom_generate"] = loop
         seed_sampling(_batch_seed(self.request.options.seed, batch.number), self.request.kind.device)
         found = self._call(ids, mask, self._config(batch.max_new_tokens), **objects)
-        self.go_on()  # the script's own loop may not have called a criterion
+        self.on_token()  # the script's own loop may not have called a criterion
 
         def results() -> list[Generated]:
             loop.check()
@@ -77,7 +77,7 @@ class ModelCaller:
             return
         ids, mask = self._padded([self.request.prompts[0][:1]])
         try:
-            objects = self._objects(StopRecorder(self.settings.criteria, go_on=self.go_on))
+            objects = self._objects(StopRecorder(self.settings.criteria, on_token=self.on_token))
             objects["custom_generate"] = lambda model, input_ids, **_: input_ids
             self._call(ids, mask, self._config(max(self.request.max_new_tokens)), **objects)
         except (TypeError, ValueError, ArithmeticError, IndexError, NotImplementedError) as error:

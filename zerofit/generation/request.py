@@ -70,9 +70,9 @@ class GenerationRequest:
 
         A collective over all ranks if ZeRO-3 partitions the weights.
         """
-        about = (type(self.kind.model).__name__, _of_weights(self.kind.generator))
-        how = (_about_settings(self.settings), self.batch_size, self.options.seed)
-        prompts = _of_prompts(self.prompts, self.max_new_tokens)
+        about = (type(self.kind.model).__name__, _weights_digest(self.kind.generator))
+        how = (_settings_words(self.settings), self.batch_size, self.options.seed)
+        prompts = _prompts_digest(self.prompts, self.max_new_tokens)
         return hashlib.sha256(repr((about, how, prompts)).encode()).hexdigest()
 
 
@@ -111,27 +111,27 @@ def read_request(
         )
 
     request = ranks.agreed(read)
-    return _together(ranks, request) if ranks.are_many else request
+    return _of_all_ranks(ranks, request) if ranks.are_many else request
 
 
-def _together(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
+def _of_all_ranks(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
     """Return the request of all ranks, after checking that theirs agree."""
     options, out = mine.options, mine.options.out
-    alike = {
-        "model": _about_model(mine.kind),
+    arguments = {
+        "model": _model_words(mine.kind),
         "batch_size": str(mine.batch_size),
         "per_rank": str(options.per_rank),
         "gather": str(mine.gather),
         "seed": str(options.seed),
         "out": "None" if out is None else os.path.abspath(out),
         "resume": str(options.resume),
-        **_about_settings(mine.settings),
+        **_settings_words(mine.settings),
     }
     if not options.per_rank:
-        alike["prompts"] = _of_prompts(mine.prompts, ())
-        alike["max_new_tokens"] = _describe_lengths(mine.max_new_tokens)
-    told, num_prompts = ranks.share(alike), ranks.share(len(mine.prompts))
-    ranks.agreed(lambda: _check_alike(told, num_prompts=num_prompts))
+        arguments["prompts"] = _prompts_digest(mine.prompts, ())
+        arguments["max_new_tokens"] = _describe_lengths(mine.max_new_tokens)
+    by_rank, num_prompts = ranks.share(arguments), ranks.share(len(mine.prompts))
+    ranks.agreed(lambda: _check_equal_arguments(by_rank, num_prompts=num_prompts))
     if not options.per_rank:
         return mine
     each = ranks.share_all(list(zip(mine.prompts, mine.max_new_tokens, strict=True)))
@@ -145,7 +145,7 @@ def _together(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
     )
 
 
-def _check_alike(each: Sequence[Mapping[str, str]], *, num_prompts: Sequence[int]) -> None:
+def _check_equal_arguments(each: Sequence[Mapping[str, str]], *, num_prompts: Sequence[int]) -> None:
     for rank, other in enumerate(each):
         unlike = [name for name in {**each[0], **other} if other.get(name) != each[0].get(name)]
         if "prompts" in unlike:
@@ -167,13 +167,13 @@ def _check_alike(each: Sequence[Mapping[str, str]], *, num_prompts: Sequence[int
             )
 
 
-def _about_model(kind: ModelKind) -> str:
+def _model_words(kind: ModelKind) -> str:
     sizes = (getattr(each, "ds_numel", None) or each.numel() for each in kind.generator.parameters())
     how = " partitioned by ZeRO-3" if kind.is_partitioned else ""
     return f"{type(kind.model).__name__} of {sum(sizes):,} parameters{how}"
 
 
-def _about_settings(settings: CallSettings) -> dict[str, str]:
+def _settings_words(settings: CallSettings) -> dict[str, str]:
     values = settings.config.to_dict()
     values.pop("transformers_version", None)
     objects = {name: type(value).__name__ for name, value in settings.objects.items()}
@@ -182,7 +182,7 @@ def _about_settings(settings: CallSettings) -> dict[str, str]:
     return {**given, **objects, "stopping_criteria": str(criteria)}
 
 
-def _of_weights(model: Any) -> str:
+def _weights_digest(model: Any) -> str:
     """Return a digest of some elements of each weight, equal at any ZeRO stage."""
     import torch
 
@@ -197,7 +197,7 @@ def _of_weights(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _of_prompts(prompts: Iterable[Tokens], lengths: Iterable[int]) -> str:
+def _prompts_digest(prompts: Iterable[Tokens], lengths: Iterable[int]) -> str:
     digest = hashlib.sha256()
     for tokens in prompts:
         digest.update(array("q", (len(tokens), *tokens)).tobytes())
@@ -209,7 +209,7 @@ def _describe_lengths(lengths: Sequence[int]) -> str:
     """Return a text that differs if the lengths do."""
     if len(set(lengths)) <= 1:
         return str(lengths[0]) if lengths else "none"
-    return f"{min(lengths)} to {max(lengths)} (sha256 {_of_prompts((), lengths)[:12]})"
+    return f"{min(lengths)} to {max(lengths)} (sha256 {_prompts_digest((), lengths)[:12]})"
 
 
 def _batch_size(batch_size: int) -> int:

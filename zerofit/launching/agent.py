@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that zerofit forwards to this process (zerofit/launching/watch.py)."""
 
 
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     parent, report_fd, device, *launch_arguments = arguments
     end_with_parent(int(parent), by=signal.SIGTERM)  # no run outlives the zerofit that started it
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # and no rank outlives this process
-    for number in _PASSED_ON:
+    for number in _FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, _pass_on)
+            signal.signal(number, _forward)
     if device == "gpu" and (error := _cuda_error()):
         print(error, file=sys.stderr)
         return error.exit_code
@@ -84,7 +84,7 @@ def _failure(exit_code: int, timestamp: int) -> dict[str, int]:
     return {"exit_code": exit_code, "timestamp": timestamp}
 
 
-def _pass_on(number: int, frame: FrameType | None) -> None:
+def _forward(number: int, frame: FrameType | None) -> None:
     """Forward a signal to the ranks and keep waiting; torchrun's own handler replaces this one.
 
     Only zerofit signals this process: a terminal signals its foreground process group, and this is a session

@@ -61,7 +61,7 @@ def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
     )
 
 
-_OR_ELSE = "; `--dry-run --gpus 8xH100` shows what would run on such a node"
+_DRY_RUN_HINT = "; `--dry-run --gpus 8xH100` shows what would run on such a node"
 
 
 def check_gpu_is_here(machine: Machine, *, target: tuple[str, ...] = (), or_else: str = "") -> None:
@@ -87,7 +87,7 @@ def check_flags(launch: LaunchRequest) -> None:
     """Check that the flags don't contradict each other, and that none would be ignored."""
     _check_gpus(launch)
     if not launch.on_cpu:
-        check_gpu_is_here(launch.machine, target=launch.target, or_else=_OR_ELSE)
+        check_gpu_is_here(launch.machine, target=launch.target, or_else=_DRY_RUN_HINT)
     _check_planning_flags(launch)
     if launch.makes_a_plan:
         _check_one_plan_for_all_nodes(launch)
@@ -109,7 +109,7 @@ def _check_gpus(launch: LaunchRequest) -> None:
             fix=put_before("--cpu", launch.target)
             or "add --cpu for the test, or --dry-run to see what would run there",
         )
-    if launch.on_cpu and (not launch.makes_a_plan or launch.brings_a_strategy):
+    if launch.on_cpu and (not launch.makes_a_plan or launch.has_given_strategy):
         other = launch.why_unplanned
         raise UserError(
             "gpus-without-planning",

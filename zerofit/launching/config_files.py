@@ -6,23 +6,24 @@ import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.engine import check
 from zerofit.checking.inputs.accelerate import DEEPSPEED_SECTION, IN_DEEPSPEED_FILE, whole_number
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules.launch.files import RULES as FILE_RULES
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.launching.other_launchers import fsdp_refused
 
 if TYPE_CHECKING:
     from zerofit.checking.situation import RunSettings
-    from zerofit.checking.targets import Targets
     from zerofit.configs.document import Document
     from zerofit.core.request import Request
     from zerofit.core.setting import Said
     from zerofit.launching.nodes import Nodes
 
-_STRATEGY = (
+_PLANNED_FIELDS = (
     "engine",
     "zero_stage",
     "optimizer_offload",
@@ -32,22 +33,22 @@ _STRATEGY = (
     "sequence_parallel_size",
 )
 """Settings that the planner chooses itself; precision, clipping and accumulation would change results."""
-_NODES = ("num_processes", "machine_rank", "main_process_port")
-_TAKEN = """
+_NODE_KEYS = ("num_processes", "machine_rank", "main_process_port")
+_KNOWN_KEYS = """
     zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
     train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
     zero_allow_untested_optimizer tensor_parallel
     """
 """Keys of a DeepSpeed file that are imported, or that zerofit's own file has."""
-_TAKEN_OF_ZERO = "stage offload_optimizer offload_param contiguous_gradients"
+_KNOWN_ZERO_KEYS = "stage offload_optimizer offload_param contiguous_gradients"
 """Keys of its section zero_optimization, likewise."""
-_BY_SCRIPT = {
+_SCRIPT_FIELDS = {
     "gradient_clipping": "gradient_clipping",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
 }
-"""Keys whose "auto" accelerate or Trainer fills in from the script, and their fields of Strategy."""
-_GROUP = ("tensor_parallel", "autotp_size")
+"""Keys whose "auto" accelerate or Trainer replaces by the script's value, and their fields of Strategy."""
+_TENSOR_PARALLEL_KEY = ("tensor_parallel", "autotp_size")
 _PARALLELISM = "parallelism_config"
 
 
@@ -95,7 +96,8 @@ def read_config_files(
         takes_default: True to read the file in accelerate's cache if none is named.
 
     Raises:
-        UserError: a file does not exist, or can't be read; or it requests FSDP.
+        UserError: a file requests FSDP.
+        ExceptionGroup: of a UserError for each file that does not exist or can't be parsed.
     """
     if config_file is None and deepspeed_file is None and not takes_default:
         return None
@@ -103,13 +105,16 @@ def read_config_files(
     words += [] if config_file is None else ["--config_file", config_file]
     words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
     targets = read_targets(words, schemas=load_schemas(), stdin=io.BytesIO().read)
-    _check_readable(targets, is_named=config_file is not None or deepspeed_file is not None)
     situation = situations(targets)[0]
-    files = (situation.accelerate, situation.deepspeed)
+    is_named = config_file is not None or deepspeed_file is not None
+    checked = situation if is_named else replace(situation, broken=())
+    if errors := check(checked, rules=FILE_RULES).of(Severity.ERROR):
+        raise ExceptionGroup("files that can't be read", [one.as_error() for one in errors])
+    accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed)
     documents = [one for one in files if one is not None]
     if not documents:
         return None
-    is_fsdp = situation.accelerate is not None and situation.accelerate.value("distributed_type") == "FSDP"
+    is_fsdp = accelerate is not None and accelerate.value("distributed_type") == "FSDP"
     if is_fsdp and config_file is not None and deepspeed_file is None:
         raise fsdp_refused(
             f"distributed_type: FSDP   ({config_file})",
@@ -125,11 +130,13 @@ def read_config_files(
         name=documents[0].name,
         fields={name: one.value for name, one in said.items()},
         said_by={name: str(one.place or documents[0].name) for name, one in said.items()},
-        nodes=_nodes(situation.accelerate),
-        on_cpu=situation.accelerate is not None and situation.accelerate.value("use_cpu") is True,
+        nodes=_nodes(accelerate),
+        on_cpu=accelerate is not None and accelerate.value("use_cpu") is True,
         engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
-        left_out=_left_out(situation.deepspeed) if situation.deepspeed else (),
-        by_script=_by_script(situation.deepspeed) if situation.deepspeed else (),
+        left_out=_left_out(deepspeed) if deepspeed else (),
+        by_script=tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
+        if deepspeed
+        else (),
     )
 
 
@@ -147,10 +154,10 @@ def with_config_files(
     taken = {
         name: value
         for name, value in files.fields.items()
-        if getattr(request, name) is None and not (is_planned and name in _STRATEGY)
+        if getattr(request, name) is None and not (is_planned and name in _PLANNED_FIELDS)
     }
     if request.engine is Engine.NATIVE:
-        taken = {name: value for name, value in taken.items() if name not in _STRATEGY}
+        taken = {name: value for name, value in taken.items() if name not in _PLANNED_FIELDS}
     if nodes.ranks_per_node is not None or nodes.gpu_ids is not None:
         own = {name: value for name, value in files.nodes.items() if name != "num_processes"}
     else:
@@ -161,25 +168,6 @@ def with_config_files(
     said_by = {name: files.said_by[name] for name in taken}
     request = replace(request, **taken, said_by=said_by, on_cpu=request.on_cpu or files.on_cpu)
     return request, replace(nodes, **filled)
-
-
-def _check_readable(targets: Targets, *, is_named: bool) -> None:
-    for missing in targets.missing:
-        raise UserError(
-            "config-file-missing",
-            "there is no such configuration file",
-            found=missing.value if missing.place is None else f"{missing.text}   ({missing.place})",
-            why="the current folder has no such file",
-            fix="name an existing file",
-        )
-    for broken in targets.broken if is_named else ():
-        raise UserError(
-            "config-file-unreadable",
-            broken.error.problem,
-            found=f"{broken.name}:{broken.error.line}",
-            why=broken.error.why,
-            fix=broken.error.fix,
-        )
 
 
 def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
@@ -215,26 +203,22 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
     return numbers
 
 
-def _by_script(deepspeed: Document) -> tuple[str, ...]:
-    return tuple(field for key, field in _BY_SCRIPT.items() if deepspeed.value(key) == "auto")
-
-
 def _left_out(deepspeed: Document) -> tuple[str, ...]:
     """Return the keys of a DeepSpeed file that have no counterpart in zerofit."""
-    section, size = _GROUP
+    section, size = _TENSOR_PARALLEL_KEY
     beside = deepspeed.value(section)
-    keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _TAKEN.split()]
+    keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _KNOWN_KEYS.split()]
     keys += [f"{section}.{key}" for key in (beside if isinstance(beside, dict) else ()) if key != size]
     zero = deepspeed.value("zero_optimization")
-    of_zero = [key for key in (zero if isinstance(zero, dict) else ()) if key not in _TAKEN_OF_ZERO.split()]
+    of_zero = [key for key in (zero if isinstance(zero, dict) else ()) if key not in _KNOWN_ZERO_KEYS.split()]
     return (*keys, *(f"zero_optimization.{key}" for key in of_zero))
 
 
 def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return the sizes of groups that share samples, by field of Request, if a file sets them."""
+    """Return the sizes of tensor- and sequence-parallel groups in the files, by field of Request."""
     groups = {}
     for name, document, path in (
-        ("tensor_parallel_size", deepspeed, _GROUP),
+        ("tensor_parallel_size", deepspeed, _TENSOR_PARALLEL_KEY),
         ("tensor_parallel_size", accelerate, (_PARALLELISM, f"{_PARALLELISM}_tp_size")),
         ("sequence_parallel_size", accelerate, (_PARALLELISM, f"{_PARALLELISM}_sp_size")),
     ):
@@ -247,7 +231,7 @@ def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str
 def _nodes(file: Document | None) -> dict[str, Any]:
     if file is None:
         return {}
-    nodes: dict[str, Any] = {name: whole_number(file.value(name)) for name in _NODES}
+    nodes: dict[str, Any] = {name: whole_number(file.value(name)) for name in _NODE_KEYS}
     nodes["num_nodes"] = whole_number(file.value("num_machines"))
     nodes["main_process_ip"] = file.value("main_process_ip")
     nodes["gpu_ids"] = file.value("gpu_ids")

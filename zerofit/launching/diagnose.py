@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerofit.core.rank_observation import RankObservation
     from zerofit.core.rank_record import RankRecord
 
-_PEER_LOST = (
+_LOST_PEER_MESSAGES = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -27,7 +27,7 @@ _PEER_LOST = (
     "NCCL",
     "TCPStore",
 )
-"""Errors that a rank raises because another one is gone: never the cause."""
+"""Messages of errors that a rank raises because another one is gone: never the cause."""
 _LOST_PEER = 2
 """From here on a failure is a consequence: the rank lost its peers, or was ended by the launcher."""
 EXIT_STOPPED = 75
@@ -84,8 +84,8 @@ class RunEnd:
     """That rank's phase at its end; None if unknown."""
     missing_bytes: int | None = None
     """Out of GPU memory: requested minus free bytes of the failed allocation; None if unknown."""
-    room_bytes: int | None = None
-    """Out of GPU memory: what torch's tensors could take; None if unknown."""
+    available_bytes: int | None = None
+    """Out of GPU memory: what torch's tensors could use at most; None if unknown."""
     peak_bytes: int | None = None
     """Out of memory: the rank's allocated (GPU) or resident (host) memory, including the failed allocation. A
     lower bound for the phase; None if unknown."""
@@ -133,23 +133,23 @@ def judge(
         cause = f"stopped by {stopped_by.name}"
         return RunEnd(exit_code=128 + stopped_by, cause=cause, kind=EndKind.SIGNAL)
     if launcher_code == 0:
-        return _went_well(records)
-    told = failures or {
+        return _succeeded(records)
+    failed = failures or {
         rank: RankFailure(exit_code=record.exit_code, timestamp=0)
         for rank, record in records.items()
         if record.exit_code
     }
-    if not told and len(records) == num_ranks:  # each recorded success: that counts
-        return _went_well(records)
-    if not told:
+    if not failed and len(records) == num_ranks:  # each recorded success: that counts
+        return _succeeded(records)
+    if not failed:
         return _launcher_failed(launcher_code, oom_kills, host_limit_bytes, has_begun=bool(observations))
 
     def cause_first(rank: int) -> tuple[int, float, int]:
-        code, record = told[rank].exit_code, records.get(rank)
-        return _likely_consequence(code, record), _ended_at(told[rank], record), rank
+        code, record = failed[rank].exit_code, records.get(rank)
+        return _likely_consequence(code, record), _ended_at(failed[rank], record), rank
 
-    rank = min(told, key=cause_first)
-    code, record = told[rank].exit_code, records.get(rank)
+    rank = min(failed, key=cause_first)
+    code, record = failed[rank].exit_code, records.get(rank)
     end = _end_of(rank, code, record, observations.get(rank), oom_kills, host_limit_bytes)
     if _likely_consequence(code, record) < _LOST_PEER:
         return end
@@ -162,7 +162,7 @@ def judge(
     return end
 
 
-def _went_well(records: Mapping[int, RankRecord]) -> RunEnd:
+def _succeeded(records: Mapping[int, RankRecord]) -> RunEnd:
     saved = next((one.saved_to for one in records.values() if one.saved_to is not None), None)
     if saved is None:
         return RunEnd(exit_code=0, cause=None)
@@ -180,7 +180,7 @@ def _likely_consequence(code: int, record: RankRecord | None) -> int:
     if code == -signal.SIGTERM:
         return _LOST_PEER + 1
     text = (record.error_message if record is not None else None) or ""
-    if any(one in text for one in _PEER_LOST) and not shows(GPU_IS_FULL, text):
+    if any(one in text for one in _LOST_PEER_MESSAGES) and not shows(GPU_IS_FULL, text):
         return _LOST_PEER
     # NCCL's watchdog aborts a rank whose peer is gone (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
     return 0 if (code < 0 and code != -signal.SIGABRT) or record is not None else 1
@@ -200,7 +200,7 @@ def _end_of(
         is_full = code == -signal.SIGKILL and bool(oom_kills)
         cause = f"rank {rank} was killed by {_signal_name(-code)}"
         if is_full:
-            cause = _ran_out(f"rank {rank}", observed, host_limit_bytes)
+            cause = _host_oom_words(f"rank {rank}", observed, host_limit_bytes)
         elif code == -signal.SIGKILL and oom_kills is not None:
             cause += "; the kernel's out-of-memory counter has not moved, so someone else sent it"
         return RunEnd(
@@ -213,17 +213,17 @@ def _end_of(
             observed=observed,
         )
     kind = _kind_of(record)
-    cause, full, peak = f"rank {rank} exited with {code}{_error_said(record)}", FullGpu(), None
+    cause, full, peak = f"rank {rank} exited with {code}{_error_words(record)}", FullGpu(), None
     if kind is EndKind.GPU_OUT_OF_MEMORY and record is not None:
         full = full_gpu(record.error_message or "")
         peak = full.peak_bytes or record.peak_gpu_allocated_bytes
         cause = (
-            f"rank {rank} ran out of GPU memory{_where(observed)}{_how_much(full.missing_bytes, peak)}"
-            f"{_who_has_the_rest(full)}"
+            f"rank {rank} ran out of GPU memory{_phase_words(observed)}"
+            f"{_size_words(full.missing_bytes, peak)}{_other_users_words(full)}"
         )
     elif kind is EndKind.HOST_OUT_OF_MEMORY and record is not None:
         peak = record.peak_host_bytes
-        cause = f"rank {rank} ran out of host memory{_where(observed)}{_how_much(None, peak)}"
+        cause = f"rank {rank} ran out of host memory{_phase_words(observed)}{_size_words(None, peak)}"
     return RunEnd(
         exit_code=code,
         cause=cause,
@@ -231,7 +231,7 @@ def _end_of(
         rank=rank,
         phase=phase,
         missing_bytes=full.missing_bytes,
-        room_bytes=full.room_bytes,
+        available_bytes=full.available_bytes,
         peak_bytes=peak,
         observed=observed,
     )
@@ -257,8 +257,8 @@ class FullGpu:
     """Requested minus free bytes."""
     peak_bytes: int | None = None
     """The total that torch's tensors would have reached."""
-    room_bytes: int | None = None
-    """The total that they could have reached: without other processes and CUDA's own memory."""
+    available_bytes: int | None = None
+    """The most that they could use, beside other processes and CUDA's own memory."""
     allowed_bytes: int | None = None
     """The process's own limit, by torch.cuda.set_per_process_memory_fraction()."""
     others_bytes: int = 0
@@ -266,7 +266,7 @@ class FullGpu:
 
 
 def full_gpu(text: str) -> FullGpu:
-    """Return what torch's message says of a failed allocation.
+    """Parse torch's message on a failed allocation.
 
     The message is that of c10/cuda/CUDACachingAllocator.cpp: "Tried to allocate 2.00 GiB. GPU 0 has a total
     capacity of 79.10 GiB of which 512.00 MiB is free. Process 7 has 8.00 GiB memory in use. Including
@@ -290,21 +290,21 @@ def full_gpu(text: str) -> FullGpu:
     return FullGpu(
         missing_bytes=None if asked is None or free is None else max(0, asked - free),
         peak_bytes=None if asked is None or allocated is None else allocated + asked,
-        room_bytes=None if free is None or allocated is None else reserved + free,
+        available_bytes=None if free is None or allocated is None else reserved + free,
         allowed_bytes=allowed,
         others_bytes=sum(sizes(r"Process \d+ has SIZE memory in use")) if has_others else 0,
     )
 
 
-def _who_has_the_rest(full: FullGpu) -> str:
-    """Return why there was less than the GPU has."""
+def _other_users_words(full: FullGpu) -> str:
+    """Return what limits torch to less than the whole GPU, in words."""
     allowed = full.allowed_bytes
     own = "" if allowed is None else f"; the script allows itself {format_bytes(allowed)}"
     others = full.others_bytes and f"; other processes use {format_bytes(full.others_bytes)} of the GPU"
     return f"{own}{others or ''}"
 
 
-def _where(observed: RankObservation | None) -> str:
+def _phase_words(observed: RankObservation | None) -> str:
     return "" if observed is None else f", in {describe(observed)}"
 
 
@@ -317,7 +317,7 @@ def describe(observed: RankObservation) -> str:
     return f"{observed.phase.value} of step {observed.step + 1}"
 
 
-def _how_much(missing: int | None, peak: int | None) -> str:
+def _size_words(missing: int | None, peak: int | None) -> str:
     words = []
     if missing:
         words.append(f"{format_bytes(missing)} more than free")
@@ -340,7 +340,7 @@ def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankOb
     )
 
 
-def _error_said(record: RankRecord | None) -> str:
+def _error_words(record: RankRecord | None) -> str:
     """Return a rank's error in a few words: the summary of zerofit's own errors, the type of others."""
     if record is None or record.error_type in (None, "SystemExit"):
         return ""
@@ -349,10 +349,10 @@ def _error_said(record: RankRecord | None) -> str:
     return f": {record.error_type}"
 
 
-def _ran_out(who: str, observed: RankObservation | None, limit_bytes: int | None) -> str:
+def _host_oom_words(who: str, observed: RankObservation | None, limit_bytes: int | None) -> str:
     """Return the cause of a kill that the kernel's counter of out-of-memory kills confirms."""
     limit = "" if limit_bytes is None else f"; the limit of its cgroup is {format_bytes(limit_bytes)}"
-    return f"{who} ran out of host memory{_where(observed)}, and the kernel killed it{limit}"
+    return f"{who} ran out of host memory{_phase_words(observed)}, and the kernel killed it{limit}"
 
 
 def _launcher_failed(
@@ -363,7 +363,7 @@ def _launcher_failed(
         cause = f"accelerate launch was killed by {_signal_name(-code)}"
         return RunEnd(
             exit_code=128 - code,
-            cause=_ran_out("accelerate launch", None, host_limit_bytes) if is_full else cause,
+            cause=_host_oom_words("accelerate launch", None, host_limit_bytes) if is_full else cause,
             kind=EndKind.HOST_OUT_OF_MEMORY if is_full else EndKind.SIGNAL,
         )
     cause = "accelerate launch failed before it started the script"

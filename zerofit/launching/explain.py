@@ -34,13 +34,13 @@ _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
 _NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b")
 """A message that its program does not treat as an error."""
-_WAITED = re.compile(
+_TIMED_OUT = re.compile(
     r"\[(?:PG (.*) )?Rank (\d+)\].*aught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
 )
 """NCCL's watchdog on the collective that a rank waits in. Source:
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13)."""
-_ANOTHER = "During handling of the above exception, another exception occurred"
-_DIRECT = "The above exception was the direct cause of the following exception"
+_DURING_HANDLING = "During handling of the above exception, another exception occurred"
+_DIRECT_CAUSE = "The above exception was the direct cause of the following exception"
 _KEPT_LINES = 200
 """Lines searched back for a timestamp. ASSUMPTION: no traceback is longer."""
 _SHOWN_LINES = 3
@@ -73,7 +73,7 @@ class EvidenceLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LoggedFailure:
     """A failure found in a log."""
 
     failure: KnownFailure
@@ -93,9 +93,9 @@ class Found:
 class Explanation:
     """Why a run failed, according to its logs."""
 
-    cause: Found | None
+    cause: LoggedFailure | None
     """None if the logs show no failure."""
-    others: tuple[Found, ...]
+    others: tuple[LoggedFailure, ...]
     """Other failures, the first of each kind, earliest first."""
     num_lines: int
     files: tuple[str, ...]
@@ -110,7 +110,7 @@ class _Traceback:
     has_begun: bool = False
     frame: str | None = None
     chained: str | None = None
-    last: Found | None = None
+    last: LoggedFailure | None = None
     """The exception of the last one, which a chained one may replace."""
 
 
@@ -118,7 +118,7 @@ class _Traceback:
 class LogReader:
     """Collects the failures in logs, one file after another."""
 
-    found: dict[tuple[str, str], Found] = field(default_factory=dict)
+    found: dict[tuple[str, str], LoggedFailure] = field(default_factory=dict)
     """The first of each kind in each file."""
     num_lines: int = 0
     files: list[str] = field(default_factory=list)
@@ -152,7 +152,7 @@ class LogReader:
             said = line.said
             of_line = line.rank
             own = of_line if of_line is not None else rank
-            if waited := _WAITED.search(said):
+            if waited := _TIMED_OUT.search(said):
                 self.waiting.setdefault(int(waited[2]), (waited[1], int(waited[3]), waited[4]))
             self.ranks |= set() if own is None else {own}
             traceback = tracebacks.setdefault(own, _Traceback())
@@ -177,7 +177,7 @@ class LogReader:
                 rank=own,
                 moment=next((m for one in reversed(before) if (m := one.moment)), ended_at),
             )
-            self._note(Found(failure=failure, at=at, frame=traceback.frame), traceback, is_exception)
+            self._note(LoggedFailure(failure=failure, at=at, frame=traceback.frame), traceback, is_exception)
         self.num_lines += 0 if line is None else line.number
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
@@ -185,7 +185,7 @@ class LogReader:
         if said.startswith("Traceback (most recent call last)"):
             traceback.has_begun, traceback.frame = True, None
             return True
-        if said.startswith((_ANOTHER, _DIRECT)):
+        if said.startswith((_DURING_HANDLING, _DIRECT_CAUSE)):
             traceback.chained = said
             return True
         if not traceback.has_begun:
@@ -194,13 +194,13 @@ class LogReader:
             traceback.frame = f"{frame[1]}:{frame[2]}"
         return said.startswith((" ", "\t")) or not said
 
-    def _note(self, one: Found, traceback: _Traceback, is_exception: bool) -> None:
+    def _note(self, one: LoggedFailure, traceback: _Traceback, is_exception: bool) -> None:
         if is_exception:
             # In a chain, the exception raised while another was handled is the one that propagated.
             last, chained = traceback.last, traceback.chained
             traceback.has_begun, traceback.chained, traceback.last = False, None, one
             if last is not None and chained and last.failure.role is Role.ROOT and last.failure.is_vague:
-                if chained.startswith(_DIRECT):
+                if chained.startswith(_DIRECT_CAUSE):
                     traceback.last = last
                     return
                 if self.found.get((last.at.file, last.failure.id)) == last and one.failure.role is Role.ROOT:
@@ -211,16 +211,16 @@ class LogReader:
         """Return the cause and the other failures in all logs read."""
         order = {name: number for number, name in enumerate(self.files)}
 
-        def cause_first(one: Found) -> tuple[int, int]:
+        def cause_first(one: LoggedFailure) -> tuple[int, int]:
             rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(one.failure.role)
             return rank_of_role, one.failure.is_vague
 
-        def earliest(one: Found) -> tuple[bool, object, int, int]:
+        def earliest(one: LoggedFailure) -> tuple[bool, object, int, int]:
             moment = one.at.moment if len(self.files) > 1 else None  # within a log, lines are in order
             return moment is None, moment or (), order[one.at.file], one.at.line
 
         found = sorted(self.found.values(), key=lambda one: (cause_first(one), earliest(one)))
-        kinds: dict[str, Found] = {}
+        kinds: dict[str, LoggedFailure] = {}
         for one in found[1:]:
             if one.failure.id != found[0].failure.id:
                 kinds.setdefault(one.failure.id, one)

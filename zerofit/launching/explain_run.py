@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from zerofit.launching.diagnose import EndKind
-from zerofit.launching.explain import EvidenceLine, Explanation, Found, explain_logs, logs_in
+from zerofit.launching.explain import EvidenceLine, Explanation, LoggedFailure, explain_logs, logs_in
 from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, Role, failure_of, failures
 from zerofit.launching.run_folder import attempts, document_in, was_killed
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TRACE_PREFIX = "nccl_trace_rank_"
 """Prefix of a rank's NCCL flight recorder dump in the run's ranks/ folder."""
-_OF_KIND = {
+_FAILURE_OF_KIND = {
     EndKind.GPU_OUT_OF_MEMORY: GPU_IS_FULL,
     EndKind.HOST_OUT_OF_MEMORY: HOST_IS_FULL,
     EndKind.HANG: "hang",
@@ -77,7 +77,7 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
     kind, sentence = run.get("kind"), str(run.get("cause"))
     failure = failure_of(sentence, ends_traceback=False)
     if failure is None or failure.role is Role.CASCADE:
-        name = _OF_KIND.get(EndKind(kind)) if kind in list(EndKind) else None
+        name = _FAILURE_OF_KIND.get(EndKind(kind)) if kind in list(EndKind) else None
         failure = failures()[name] if name else None
     cause = explanation.cause
     if failure is None or (cause is not None and cause.failure.role is Role.ROOT):
@@ -85,7 +85,7 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
     at = EvidenceLine(file="run.json", line=1, text=sentence, rank=run.get("rank"))
     others = (*((cause,) if cause else ()), *explanation.others)
     return Explanation(
-        cause=Found(failure=failure, at=at),
+        cause=LoggedFailure(failure=failure, at=at),
         others=others,
         num_lines=explanation.num_lines,
         files=explanation.files,

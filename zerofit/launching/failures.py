@@ -19,14 +19,14 @@ _FILE = os.path.join(CATALOG_FOLDER, "failures.toml")
 
 GPU_IS_FULL, HOST_IS_FULL = "gpu-out-of-memory", "host-out-of-memory"
 _WORD = re.compile("[A-Za-z]{2,}")
-_COMMON = frozenset(
+_HEALTHY_WORDS = frozenset(
     {
         *("but", "code", "error", "file", "files", "found", "index", "loss"),
         *("model", "open", "step", "torch", "total", "train", "training"),
     }
 )
 """Words common in healthy logs, which don't help a fast search."""
-_OF_TRACEBACKS = (
+_TRACEBACK_WORDS = (
     "Traceback",
     "Error",
     "Exception",
@@ -116,14 +116,14 @@ def _signs_by_word() -> Mapping[str, tuple[_Sign, ...]]:
     found: dict[str, tuple[_Sign, ...]] = {}
     for sign in _signs():
         words = _WORD.findall(sign.literal)
-        word = max(words, key=lambda one: (one.lower() not in _COMMON, len(one)))
+        word = max(words, key=lambda one: (one.lower() not in _HEALTHY_WORDS, len(one)))
         found[word] = (*found.get(word, ()), sign)
     return found
 
 
 def shows_nothing(text: str) -> bool:
     """Return True if a text shows no failure and no traceback: a fast check for most of a log."""
-    if any(word in text for word in _OF_TRACEBACKS):
+    if any(word in text for word in _TRACEBACK_WORDS):
         return False
     return _signs_by_word().keys().isdisjoint(_WORD.findall(text))
 

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,33 +23,34 @@ from zerofit.launching.diagnose import Hang, describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from zerofit.core.observer import Observer
 
-_LEAST_LIMIT_S = 300.0
-_LONGEST_TIMES = 20
-"""A run hangs if it has made no progress for 300 s and 20 times its longest phase so far. ASSUMPTION: no
-working step is slower; torch's own limit is 600 s for NCCL and 1800 s for gloo
+_MIN_LIMIT_S = 300.0
+_LIMIT_IN_PHASES = 20
+"""A run hangs if it has made no progress for 300 s, or 20 times its longest phase if that is more.
+ASSUMPTION: no working step is slower; torch's own limit is 600 s for NCCL and 1800 s for gloo
 (torch/distributed/constants.py)."""
 _FIRST_STEP_LIMIT_S = 1800.0
 """Limit for the first step, which may compile the model. ASSUMPTION, as gloo's limit."""
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 _SUSPENDED_S = 30.0
 """A check delayed this much means that this process, or the machine, was suspended: all limits are reset."""
-_TELL_EVERY_S = 60.0
+_REPORT_EVERY_S = 60.0
 _DUMP_S = 5.0
 """Time limit for a rank to write its stacks. ASSUMPTION: it is one write from a signal handler."""
+_WORKER_DUMP_S = 0.1
+"""The same for a DataLoader worker, which writes into its rank's file. ASSUMPTION."""
 _PY_SPY_S = 30.0
-_WAITING = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
-_FREE = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
+_TIMED_PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+_UNTIMED_PHASES = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
 """Phases without a time limit."""
-_BUSY_SHARE = 0.2
+_BUSY_CORE_SHARE = 0.2
 """Of one core: a rank in the script's own code that uses more is working. ASSUMPTION."""
 _COLLECTIVE = re.compile(r'distributed_c10d\.py", line \d+ in (?!wrapper\b)(\w+)')
 _SHOWN_RANKS = 4
-_LEAST_PACES = 3
-_KEPT_PACES = 1000
+_MIN_STEP_TIMES = 3
+_KEPT_STEP_TIMES = 1000
 """Number of recent checks with a step change, whose median is the step's time."""
 
 
@@ -74,13 +76,13 @@ class RunWatch:
     _stopped_at: dict[int, float] = field(default_factory=dict)
     _last: tuple[float, int] | None = None
     """The first rank's own time and step at the last change of its step."""
-    _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_PACES))
+    _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEP_TIMES))
     """Seconds per step between checks at which it had changed."""
 
     def look(self) -> bool:
         """Check once a second; return True if the run hangs, after writing the stacks of all ranks."""
         now = time.monotonic()
-        if now - self._looked_at < _LOOK_EVERY_S:
+        if now - self._looked_at < _CHECK_EVERY_S:
             return False
         if now - self._looked_at > _SUSPENDED_S:
             self._seen.clear()
@@ -92,7 +94,7 @@ class RunWatch:
         self._tell(found, now)
         if self.hang is None and self.limit_s != 0 and self._hangs(found, now):
             still_s = now - max(at for _, at in self._seen.values())
-            self._dump(found)
+            dump_stacks(found, self.ranks_folder)
             self.hang = self._verdict(found, still_s)
             for rank in self._stopped_at:  # otherwise it could not even be told to end
                 with contextlib.suppress(ProcessLookupError):
@@ -110,7 +112,7 @@ class RunWatch:
 
         A median, since some of the time between two checks is spent saving or evaluating.
         """
-        return statistics.median(self._paces) if len(self._paces) >= _LEAST_PACES else None
+        return statistics.median(self._paces) if len(self._paces) >= _MIN_STEP_TIMES else None
 
     def _note_pace(self, found: Mapping[int, RankObservation]) -> None:
         one = found.get(self.ranks[0])
@@ -131,7 +133,7 @@ class RunWatch:
                 self.observer.say(f"{where}; `kill -CONT {one.pid}` resumes it")
 
     def _hangs(self, found: Mapping[int, RankObservation], now: float) -> bool:
-        """Return True if no rank has made progress within the limit, and none is in a phase without limit."""
+        """Return True if no rank has made progress within the limit, and none is in an untimed phase."""
         for rank, one in found.items():
             if rank not in self._seen or self._seen[rank][0] != one.changed_at:
                 self._seen[rank] = one.changed_at, now
@@ -144,8 +146,8 @@ class RunWatch:
             return False
         others = [one for rank, one in found.items() if rank not in self._stopped_at]
         return (
-            all(one.phase not in _FREE for one in others)
-            and any(one.phase in _WAITING for one in others)
+            all(one.phase not in _UNTIMED_PHASES for one in others)
+            and any(one.phase in _TIMED_PHASES for one in others)
             and not any(one.phase is Phase.BETWEEN_STEPS and _is_busy(one.pid) for one in others)
         )
 
@@ -153,28 +155,8 @@ class RunWatch:
         if self.limit_s is not None:
             return self.limit_s
         longest_s = max(one.longest_phase_s for one in found.values())
-        least_s = _LEAST_LIMIT_S if all(one.step for one in found.values()) else _FIRST_STEP_LIMIT_S
-        return max(least_s, _LONGEST_TIMES * longest_s)
-
-    def _stack_file(self, rank: int) -> Path:
-        return self.ranks_folder / f"rank{rank}.stack"
-
-    def _dump(self, found: Mapping[int, RankObservation]) -> None:
-        """Make every rank write its stacks; if one does not, use py-spy, if installed."""
-        for one in found.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid, one.dump_signal)
-        until = time.monotonic() + _DUMP_S
-        silent = list(found)
-        while silent and time.monotonic() < until:
-            time.sleep(_DUMP_S / 50)
-            silent = [rank for rank in silent if not _size(self._stack_file(rank))]
-        if silent and (py_spy := shutil.which("py-spy")):
-            for rank in silent:
-                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                    command = [py_spy, "dump", "--nonblocking", "--pid", str(found[rank].pid)]
-                    done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
-                    self._stack_file(rank).write_bytes(done.stdout)
+        least_s = _MIN_LIMIT_S if all(one.step for one in found.values()) else _FIRST_STEP_LIMIT_S
+        return max(least_s, _LIMIT_IN_PHASES * longest_s)
 
     def _verdict(self, found: Mapping[int, RankObservation], still_s: float) -> Hang:
         collectives = {rank: self._collective(rank) for rank in found}
@@ -215,15 +197,18 @@ class RunWatch:
     def _collective(self, rank: int) -> str | None:
         """Return the collective in a rank's stacks; None if there is none."""
         with contextlib.suppress(OSError):
-            found = _COLLECTIVE.search(self._stack_file(rank).read_text(encoding="utf-8", errors="replace"))
+            found = _COLLECTIVE.search(
+                _stack_file(self.ranks_folder, rank).read_text(encoding="utf-8", errors="replace")
+            )
             return found and found[1]
         return None
 
     def clear_unused(self) -> None:
         """Remove stack files that no rank has written to."""
         for rank in self.ranks:
-            if not _size(self._stack_file(rank)):
-                self._stack_file(rank).unlink(missing_ok=True)
+            file = _stack_file(self.ranks_folder, rank)
+            if not _size(file):
+                file.unlink(missing_ok=True)
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""
@@ -232,7 +217,7 @@ class RunWatch:
             return
         if self._first is None:
             self._first = now, one.step
-        if now - self._told_at < _TELL_EVERY_S:
+        if now - self._told_at < _REPORT_EVERY_S:
             return
         self._told_at = now
         self.observer.progress(
@@ -243,6 +228,50 @@ class RunWatch:
         if self._first is None or step == self._first[1]:
             return None
         return (now - self._first[0]) / (step - self._first[1])
+
+
+def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> None:
+    """Make ranks and their DataLoader workers write their stacks to `rank<N>.stack` in the ranks' folder.
+
+    For a rank that does not respond, py-spy writes them, if installed.
+    """
+    for one in ranks.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, one.dump_signal)
+    until = time.monotonic() + _DUMP_S
+    silent = list(ranks)
+    while silent and time.monotonic() < until:
+        time.sleep(_DUMP_S / 50)
+        silent = [rank for rank in silent if not _size(_stack_file(folder, rank))]
+    for rank in ranks.keys() - silent:
+        _dump_workers(ranks[rank])
+    if silent and (py_spy := shutil.which("py-spy")):
+        for rank in silent:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                command = [py_spy, "dump", "--nonblocking", "--pid", str(ranks[rank].pid)]
+                done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
+                _stack_file(folder, rank).write_bytes(done.stdout)
+
+
+def _dump_workers(rank: RankObservation) -> None:
+    """Make a rank's DataLoader workers, forks that inherited its signal handler, write their stacks."""
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(rank.pid).children():
+            with contextlib.suppress(psutil.Error, OSError):
+                if _handles(process.pid, rank.dump_signal):  # others would be killed by it
+                    process.send_signal(rank.dump_signal)
+                    time.sleep(_WORKER_DUMP_S)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal (proc_pid_status(5), SigCgt)."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _stack_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.stack"
 
 
 def progress_line(
@@ -263,7 +292,7 @@ def progress_line(
 
 
 def closing_line(ranks: Sequence[RankObservation], duration_s: float, predicted_bytes: int | None) -> str:
-    """Return what a run that ended well took, in one line; only its time if its ranks were not observed."""
+    """Return time, steps and peak memory of a successful run in one line; only its time if not observed."""
     words = f"ended well after {_duration(duration_s)}"
     if ranks and not ranks[0].step:
         return f"{words}; no optimizer step was seen"
@@ -294,8 +323,8 @@ def _is_busy(pid: int) -> bool:
             return sum(sum(one.cpu_times()[:2]) for one in processes if one.is_running())
 
         before_s = used_s()
-        time.sleep(_LOOK_EVERY_S)
-        return used_s() - before_s > _BUSY_SHARE * _LOOK_EVERY_S
+        time.sleep(_CHECK_EVERY_S)
+        return used_s() - before_s > _BUSY_CORE_SHARE * _CHECK_EVERY_S
     return False
 
 

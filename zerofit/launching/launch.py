@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.checking.inputs.strategy import situation_of_launch
 from zerofit.checking.read_targets import script_file
 from zerofit.checking.targets import Targets
@@ -24,11 +23,9 @@ from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
-from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
-from zerofit.launching.earlier_outputs import new_folders
 from zerofit.launching.hang import closing_line
-from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
-from zerofit.launching.prepare import prepare_launch, specified_machine
+from zerofit.launching.output_folders import new_folders
+from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.recover import (
     Attempt,
     RecoverMode,
@@ -37,9 +34,9 @@ from zerofit.launching.recover import (
     may_recover,
     next_attempt,
     record_recoveries,
-    tell_if_it_starts_anew,
+    warn_if_not_resumable,
 )
-from zerofit.launching.request import LaunchRequest
+from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import (
     RUNS,
     check_run_dir,
@@ -59,12 +56,10 @@ from zerofit.launching.start import (
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
-from zerofit.machine.this_node import probe_machine
-from zerofit.machine.versions import check_libraries, check_libraries_of
+from zerofit.machine.versions import check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, settings_of
-from zerofit.planning.plan_from_flags import asks_for_cpu
-from zerofit.scripts.target import check_script, script_target
+from zerofit.planning.inputs import CAPTURE_LIMIT_S
+from zerofit.scripts.target import script_arguments, script_path, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -198,21 +193,20 @@ def launch(
     plan = replace(to_launch.plan, **for_all, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
-    target = request.target[module]
-    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=target, at=datetime.now())
+    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
     if dry_run:
-        _tell(to_launch, observer)
+        announce_plan(to_launch, observer)
         return run
     if plan.recovers:
-        tell_if_it_starts_anew(plan, policy, observer)
+        warn_if_not_resumable(plan, policy, observer)
+    own_folders = new_folders(to_launch.target, plan.capture, cwd=Path.cwd())
     attempt = Attempt(
         launch=to_launch,
         folder=folder,
-        request=request,
+        request=replace(request, own_folders=own_folders),
         free_gpu_bytes=free_gpu_bytes(),
-        new_folders=new_folders(to_launch.target, plan.capture, cwd=Path.cwd()),
     )
     attempt, ended = _run(attempt, policy, hang_limit_s=hang_limit_s, observer=observer)
     return replace(
@@ -227,7 +221,7 @@ def launch(
 def _run(
     attempt: Attempt, policy: RecoverPolicy, *, hang_limit_s: float | None, observer: Observer
 ) -> tuple[Attempt, RunEnd]:
-    """Run a launch to its end, with other plans if out of memory; return the last attempt."""
+    """Run a launch to its end, recovering from out of memory; return the last attempt."""
     folder = attempt.folder
     ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
     while following := next_attempt(attempt, ended, policy, check_launch, observer):
@@ -239,7 +233,7 @@ def _run(
 
 
 def _not_started(tuning: Tuning) -> LaunchedRun:
-    """Return the result of a launch whose trials were stopped, or of which none could be measured."""
+    """Return the result of a launch that starts no run: its trials were stopped, or none was measured."""
     stopped_by = tuning.stopped_by
     unmeasured = "no trial could be measured, so no run is started"
     cause = f"stopped by {stopped_by.name}" if stopped_by else unmeasured
@@ -263,7 +257,7 @@ def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) 
     """Announce a run, and run it to its end."""
     to_launch, folder = attempt.launch, attempt.folder
     fill_run_folder(folder, launch_files(to_launch, folder))
-    _tell(to_launch, observer)
+    announce_plan(to_launch, observer)
     observer.say(f"run folder {folder.path}")
     observer.detail(f"zerofit: command: {launch_command(to_launch, folder)}")
     if to_launch.plan.strategy.engine is Engine.DEEPSPEED:
@@ -291,97 +285,14 @@ def _ops_of(plan: Plan) -> tuple[str, ...]:
     return (*ops, "async_io") if plan.strategy.uses_nvme else ops
 
 
-def launch_request(
-    target: tuple[str, ...],
-    *,
-    plan: Plan | str | Path | None = None,
-    gpus: str | None = None,
-    captures: bool = True,
-    capture_limit_s: float = CAPTURE_LIMIT_S,
-    hostfile: str | Path | None = None,
-    config_file: str | None = None,
-    deepspeed_file: str | None = None,
-    dry_run: bool = False,
-    observer: Observer = SILENT,
-    **settings: Any,
-) -> LaunchRequest:
-    """Return the launch request of this node, with the ranks that nodes, hostfile and GPUs give.
-
-    Args:
-        target: the script or `-m module`, and its arguments.
-        settings: other arguments are those of `launch`; a dry run uses the GPUs of `gpus`, or the plan's if
-            there is no GPU here.
-    """
-    is_module = target[0] == "-m"
-    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
-    model, elsewhere, request = settings_of({**settings, "gpus": gpus, "plan": plan})
-    check_script(target[is_module], module=is_module)
-    check_libraries(observer)
-    files = read_config_files(
-        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
-    )
-    if files is not None:
-        # Whether a strategy is planned is only known after counting GPUs; the nodes are needed before.
-        _, nodes = with_config_files(files, request, nodes, is_planned=True)
-        request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
-    on_cpu = asks_for_cpu(request)
-    plans_elsewhere = dry_run and not on_cpu
-    if plans_elsewhere and elsewhere != MachineFlags():
-        machine = specified_machine(elsewhere, nodes=nodes).machine
-    else:
-        machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
-    if plans_elsewhere and request.plan is not None and not machine.gpus:
-        machine = request.plan.machine
-    if nodes.ranks_per_node == RANK_FOR_EACH_GPU:
-        nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
-    if hostfile is not None:
-        nodes = with_hostfile(nodes, Path(hostfile))
-    launch = LaunchRequest(
-        target=target,
-        request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
-        model=model,
-        machine=machine,
-        elsewhere=elsewhere,
-        captures=captures,
-        capture_limit_s=capture_limit_s,
-        plan_file=None if plan is None or isinstance(plan, Plan) else Path(plan),
-        nodes=nodes,
-        dry_run=dry_run,
-        config_files=files,
-    )
-    stands = launch.makes_a_plan or launch.brings_a_strategy
-    if files is None and not stands:
-        files = _files_of_script(target)
-        launch = replace(launch, config_files=files)
-    if files is None:
-        return launch
-    observer.say(files.line)
-    request, _ = with_config_files(files, launch.request, nodes, is_planned=stands)
-    return replace(launch, request=request)
-
-
-def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return the settings in the DeepSpeed file that a script's arguments name; None without one."""
-    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
-    if (file := next(named, None)) is None:
-        return None
-    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
-    if files is None:
-        return None
-    # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
-    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
-    return replace(files, left_out=left_out)
-
-
 def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Check that no compatibility rule forbids a launch."""
     plan, target = to_launch.plan, to_launch.target
-    is_module = target[0] == "-m"
-    arguments = target[1 + is_module :]
+    script, arguments = script_path(target), script_arguments(target)
     check_resumed_checkpoint(arguments)
-    # Without the checkpoint's ranks and stage, since the ranks convert it.
+    # The checkpoint's ranks and stage are not checked, since the ranks convert it.
     targets = Targets(
-        files=() if is_module else (script_file(target[0]),),
+        files=() if script is None else (script_file(script),),
         arguments=arguments,
         schemas=load_schemas(plan.versions),
     )
@@ -398,7 +309,7 @@ def _tell_finding(observer: Observer, text: str) -> None:
     observer.detail(rest)
 
 
-def _tell(to_launch: PlannedLaunch, observer: Observer) -> None:
+def announce_plan(to_launch: PlannedLaunch, observer: Observer) -> None:
     """Report the strategy, and every change to the script's settings."""
     plan = to_launch.plan
     machine, strategy = head_lines(plan)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 from zerofit.configs.write.command import Rendezvous
 from zerofit.core.errors import UserError
+from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.port import DEFAULT_PORT, free_port, is_port_free
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from zerofit.core.plan import Topology
+    from zerofit.machine.machine_spec import SpecifiedMachine
+    from zerofit.planning.inputs import MachineFlags
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """A host's name or address, without characters special to a shell or ssh."""
@@ -70,7 +73,7 @@ class Nodes:
             return self.num_processes
         world_size = self.ranks_per_node * (self.num_nodes or 1)
         if self.num_processes not in (None, world_size):
-            raise _ranks_said_twice(
+            raise _contradicting_ranks(
                 f"--num-processes {self.num_processes} and --nproc-per-node {self.ranks_per_node} "
                 f"on {self.num_nodes or 1} nodes",
                 per_node="--nproc-per-node",
@@ -79,7 +82,7 @@ class Nodes:
         return world_size
 
 
-def _ranks_said_twice(found: str, *, per_node: str, fix: str) -> UserError:
+def _contradicting_ranks(found: str, *, per_node: str, fix: str) -> UserError:
     return UserError(
         "ranks-said-twice",
         "two flags contradict each other on the number of ranks",
@@ -112,7 +115,7 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     num_nodes = nodes.num_nodes or len(hosts)
     world_size = (nodes.ranks_per_node or next(iter(slots))) * num_nodes
     if nodes.num_processes not in (None, world_size):
-        raise _ranks_said_twice(
+        raise _contradicting_ranks(
             f"--num-processes {nodes.num_processes} and slots={next(iter(slots))} on {num_nodes} nodes"
             f"   ({path})",
             per_node="slots",
@@ -125,6 +128,19 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
         machine_rank=machine_rank,
         main_process_ip=nodes.main_process_ip or next(iter(hosts)),
     )
+
+
+def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
+    """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
+    from zerofit.planning.planned_machine import machine_of
+
+    specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
+    if (indices := nodes.gpu_indices) is None:
+        return specified
+    gpus = specified.machine.gpus
+    check_gpu_ids(indices, len(gpus), listed_by=f"--gpus {flags.gpus}")
+    machine = replace(specified.machine, gpus=tuple(gpus[index] for index in indices))
+    return replace(specified, machine=machine)
 
 
 def _read_hostfile(path: Path) -> dict[str, int]:
@@ -203,14 +219,14 @@ def _check_several_nodes(nodes: Nodes, topology: Topology) -> int:
         raise UserError(
             "node-unknown",
             "a run on several nodes needs this node's number",
-            found=f"{_said_nodes(nodes, topology)} without {' and '.join(missing)}",
+            found=f"{_nodes_words(nodes, topology)} without {' and '.join(missing)}",
             why="the command runs on every node, and the ranks meet at node 0",
             fix="set both, or use a --hostfile",
         )
     return nodes.machine_rank
 
 
-def _said_nodes(nodes: Nodes, topology: Topology) -> str:
+def _nodes_words(nodes: Nodes, topology: Topology) -> str:
     """Return the number of nodes as the user wrote it; without a flag, as in the plan."""
     if nodes.num_nodes is not None:
         return f"--num-machines {topology.num_nodes}"
@@ -222,7 +238,7 @@ def _no_such_node(nodes: Nodes, topology: Topology) -> UserError:
     return UserError(
         "node-out-of-range",
         "there is no such node",
-        found=f"--machine-rank {nodes.machine_rank} with {_said_nodes(nodes, topology)}",
+        found=f"--machine-rank {nodes.machine_rank} with {_nodes_words(nodes, topology)}",
         why="nodes are numbered from 0",
         fix=f"set --machine-rank to 0 up to {last}" if last else "set --num-machines to the number of nodes",
     )

@@ -31,7 +31,7 @@ class ReadLine:
     environment: tuple[tuple[str, str], ...]
     """Variables set in the line."""
     left_out: tuple[str, ...]
-    """Flags without use for zerofit, as the user wrote them."""
+    """Flags that zerofit ignores, as the user wrote them."""
 
 
 _SAME_WORDS = """
@@ -53,7 +53,7 @@ _RENAMED = {
     "parallelism_config_sp_size": "--sequence-parallel-size",
     "parallelism_config_tp_size": "--tensor-parallel-size",
 }
-_LEFT_OUT_WORDS = """
+_IGNORED_WORDS = """
     multi_gpu same_network rdzv_backend rdzv_id rdzv_conf rdzv_endpoint standalone local_addr
     monitor_interval start_method event_log_handler log_dir redirects tee local_ranks_filter role quiet debug
     num_cpu_threads_per_process enable_cpu_affinity use_env no_local_rank launcher no_ssh no_ssh_check
@@ -63,10 +63,10 @@ _LEFT_OUT_WORDS = """
     use_parallelism_config parallelism_config_sp_backend parallelism_config_sp_seq_length
     parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
     """
-_LEFT_OUT = frozenset(_LEFT_OUT_WORDS.split())
+_IGNORED = frozenset(_IGNORED_WORDS.split())
 """Flags for the launcher's rendezvous and logs, which zerofit handles itself; ZeRO-3 always loads in shards
 and saves whole weights."""
-_NO_COUNTERPART = {
+_UNSUPPORTED = {
     "use_megatron_lm": "zerofit splits models with --tensor-parallel-size and --pipeline-parallel-size, "
     "without Megatron-LM",
     "tpu": "zerofit plans for NVIDIA GPUs",
@@ -76,7 +76,7 @@ _NO_COUNTERPART = {
     "autotuning": "zerofit's plan replaces it",
     "exclude": "zerofit selects a node's GPUs by --gpu-ids",
 }
-"""Flags without which the command would mean something else, and why zerofit can't support them."""
+"""Flags that can't be ignored, and why zerofit does not support them."""
 
 
 def read_line(words: Sequence[str]) -> ReadLine | None:
@@ -98,7 +98,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
         flags += ["--nproc-per-node", "1"]  # the default in torch/distributed/run.py
     for flag in command.flags:
-        taken = _as_own(flag, command)
+        taken = _own_flag(flag, command)
         flags += taken
         if not taken and flag.name not in ("module", "mixed_precision"):
             left_out.append(flag.text)
@@ -112,8 +112,8 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     )
 
 
-def _as_own(flag: Flag, command: LaunchCommand) -> list[str]:
-    """Return a flag for `zerofit launch`; empty if it has no use for it."""
+def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:
+    """Return a flag as `zerofit launch` has it; empty if it is ignored."""
     name, value = flag.name, flag.value
     values = [] if value is None else [value]
     if name in _SAME:
@@ -129,15 +129,15 @@ def _as_own(flag: Flag, command: LaunchCommand) -> list[str]:
         host, _, port = value.rpartition(":")
         return ["--main-process-ip", host or port, *(["--main-process-port", port] if host else [])]
     if name == "include" and value is not None:
-        return _included(flag)
+        return _included_gpus(flag)
     if name == "max_restarts" and value == "0":
         return []
-    if name in _LEFT_OUT:
+    if name in _IGNORED:
         return []
     raise _refused(flag, command)
 
 
-def _included(flag: Flag) -> list[str]:
+def _included_gpus(flag: Flag) -> list[str]:
     """Return DeepSpeed's --include localhost:0,1 as GPUs of this node."""
     host, colon, ids = (flag.value or "").partition(":")
     if host != "localhost" or not colon or not re.fullmatch(r"\d+(,\d+)*", ids):
@@ -160,7 +160,7 @@ def _is_python_module(words: Sequence[str], command: LaunchCommand) -> bool:
 def _refused(flag: Flag, command: LaunchCommand) -> UserError:
     if flag.name == "use_fsdp" or flag.name.startswith("fsdp_"):
         return fsdp_refused(flag.text, fix="leave out --use_fsdp and all --fsdp_ flags")
-    why = _NO_COUNTERPART.get(flag.name, "zerofit launch has no flag that does the same")
+    why = _UNSUPPORTED.get(flag.name, "zerofit launch has no flag that does the same")
     return UserError(
         "launcher-flag-not-taken",
         f"a flag of {command.launcher} is not supported",

@@ -13,17 +13,15 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
 from zerofit.core.secrets import masked
 from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
-from zerofit.launching.nodes import find_rendezvous
+from zerofit.launching.nodes import find_rendezvous, specified_machine
 from zerofit.launching.start import PlannedLaunch
-from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.inputs import MachineFlags
 from zerofit.planning.plan_from_flags import choose, rehearsed
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.capture_summary import capture_lines
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import script_of, script_path
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,12 +31,11 @@ if TYPE_CHECKING:
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
     from zerofit.core.request import Request
-    from zerofit.launching.nodes import Nodes
     from zerofit.launching.request import LaunchRequest
     from zerofit.planning.subject import Subject
     from zerofit.scripts.capture.capture import CapturedScript
 
-_OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
+_SCRIPT_ORIGINS = (Origin.SCRIPT, Origin.PLANNER)
 """Origins of values that came from a plan's script."""
 
 
@@ -97,7 +94,7 @@ def _plans_for_model(
 
     is_here = launch.gpus is None
     check_plans_alone(launch.model, launch.request, on_cpu=launch.request.on_cpu and is_here, rehearses=True)
-    named = named_model(launch.model, script=None if launch.target[0] == "-m" else launch.target[0])
+    named = named_model(launch.model, script=script_path(launch.target))
     return _plans_for(named, launch, specified, observer)
 
 
@@ -124,7 +121,7 @@ def _captured(
         launch.target,
         limit_s=launch.capture_limit_s,
         gpus=machine.gpus,
-        made_folders=launch.made_folders,
+        made_folders=launch.own_folders,
         instead=instead,
         observer=observer,
     )
@@ -167,21 +164,8 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
     return specified
 
 
-def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
-    """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
-    from zerofit.planning.machine_from_flags import machine_of
-
-    specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
-    if (indices := nodes.gpu_indices) is None:
-        return specified
-    gpus = specified.machine.gpus
-    check_gpu_ids(indices, len(gpus), listed_by=f"--gpus {flags.gpus}")
-    machine = replace(specified.machine, gpus=tuple(gpus[index] for index in indices))
-    return replace(specified, machine=machine)
-
-
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:
-    """Return the request with the script's own micro-batch, from which the global batch is made."""
+    """Return the request with the script's micro-batch, to reach the global batch with."""
     from zerofit.planning.from_capture import problem_from_capture
 
     if not launch.captures:
@@ -205,7 +189,7 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
 
 
 def _follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
-    """Return the request with the plan file's capture, and that capture; None if the plan has none.
+    """Return the request for a plan file's script, and its capture; None if it is followed without one.
 
     A plan for the same script with other arguments is followed if its capture shows the same batches and
     model.
@@ -257,7 +241,7 @@ def _on_these_ranks(launch: LaunchRequest, plan: Plan, capture: Capture) -> Plan
 
 def _without_script(plan: Plan) -> Plan:
     """Return the plan without the facts of the script that it was made for."""
-    reasons = tuple(reason for reason in plan.reasons if reason.origin not in _OF_SCRIPT)
+    reasons = tuple(reason for reason in plan.reasons if reason.origin not in _SCRIPT_ORIGINS)
     return replace(plan, capture=None, reasons=reasons)
 
 

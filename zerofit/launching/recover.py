@@ -1,4 +1,4 @@
-"""Recovery after out of memory: the next attempt, with a plan that needs less, from the last checkpoint."""
+"""Recovery from out of memory: the next attempt, with a plan that needs less, from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import EndKind
-from zerofit.launching.earlier_outputs import move_aside, move_back
+from zerofit.launching.output_folders import move_aside, move_back
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoint, write_file
 from zerofit.launching.start import fields_of_end
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from zerofit.launching.start import PlannedLaunch
 
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
-_TRAINED = ("optimizer", "lora", "quantization", "freeze")
+_CHECKPOINT_FIELDS = ("optimizer", "lora", "quantization", "freeze")
 """Fields of Strategy that must be equal for a plan to load another plan's checkpoints."""
-_LEAST_LESS = 0.95
+_MAX_PHASE_SHARE = 0.95
 """Maximum share of the failed plan's memory that the next one may use. ASSUMPTION: the failed allocation need
 not be the last of its phase."""
-_HOST_LESS = 0.95
+_MAX_HOST_SHARE = 0.95
 """The same for host memory, where the missing amount is unknown. ASSUMPTION."""
-_FREED_WITHIN_S = 60.0
-_FREED_TO = 0.98
+_FREE_LIMIT_S = 60.0
+_FREE_SHARE = 0.98
 """How long to wait until the GPUs have as much free memory as before the run, and the tolerance."""
 _PHASES = {
     Phase.LOADING: RunPhase.LOAD,
@@ -114,8 +114,6 @@ class Attempt:
     """The request that it was planned for."""
     free_gpu_bytes: tuple[int, ...]
     """Free memory of each GPU before the run."""
-    new_folders: tuple[Path, ...] = ()
-    """Possible output folders that did not exist before the run."""
     number: int = 0
     """Number of earlier restarts."""
     recoveries: tuple[Recovery, ...] = ()
@@ -126,8 +124,8 @@ def may_recover(request: LaunchRequest, plan: Plan, policy: RecoverPolicy) -> bo
     return policy.mode is not RecoverMode.OFF and _why_not(request, plan) is None
 
 
-def tell_if_it_starts_anew(plan: Plan, policy: RecoverPolicy, observer: Observer) -> None:
-    """Announce that a script can't resume, so that a recovery would start from scratch."""
+def warn_if_not_resumable(plan: Plan, policy: RecoverPolicy, observer: Observer) -> None:
+    """Warn that the script can't resume, so that a recovery would start from scratch."""
     if plan.capture is None or resume_way(plan.capture).is_known:
         return
     observer.say(
@@ -165,7 +163,7 @@ def next_attempt(
             with ExitStack() as undo:
                 moved: dict[Path, Path] = {}
                 undo.callback(move_back, moved)
-                following = _planned(attempt, end, policy, observer, moved)
+                following = _next_plan(attempt, end, policy, observer, moved)
                 if following is not None:
                     check(following.launch, observer)
                     make_folder(following.folder.path)
@@ -181,10 +179,10 @@ def next_attempt(
 
 def wait_for_free_gpus(free_before: tuple[int, ...], observer: Observer) -> None:
     """Wait until the GPUs have as much free memory as before the run that has ended."""
-    until = time.monotonic() + _FREED_WITHIN_S
-    while any(now < _FREED_TO * before for now, before in zip(free_gpu_bytes(), free_before, strict=False)):
+    until = time.monotonic() + _FREE_LIMIT_S
+    while any(now < _FREE_SHARE * before for now, before in zip(free_gpu_bytes(), free_before, strict=False)):
         if time.monotonic() > until:
-            observer.say(f"some GPU memory is still in use {_FREED_WITHIN_S:.0f} s after the run's end")
+            observer.say(f"some GPU memory is still in use {_FREE_LIMIT_S:.0f} s after the run's end")
             return
         time.sleep(1)
 
@@ -200,7 +198,7 @@ def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
     return None
 
 
-def _planned(
+def _next_plan(
     attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer, moved: dict[Path, Path]
 ) -> Attempt | None:
     """Return the next attempt; None if the user declines.
@@ -212,17 +210,16 @@ def _planned(
         UserError, ExceptionGroup: nothing fits in the available memory, or too many steps would be lost.
     """
     failed, number = attempt.launch, attempt.number + 1
-    said = keep_the_groups(keep_the_training(attempt.request.request, failed.plan), failed.plan)
+    said = with_groups_of(with_training_of(attempt.request.request, failed.plan), failed.plan)
     request = replace(attempt.request, request=said)
     if not request.on_cpu:
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
-    request = replace(request, made_folders=attempt.new_folders)
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
     request = replace(request, limits=limits_after(request.limits, estimate, end, on_cpu=request.on_cpu))
     first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
     newest = newest_checkpoint(first) if resume_way(failed.plan.capture).is_known else None
     if newest is None:  # planning may run the script again, which may refuse its own outputs
-        moved.update(move_aside(attempt.new_folders, number=number))
+        moved.update(move_aside(request.own_folders, number=number))
     launch, checkpoint = _replanned(request, failed.plan, newest, observer)
     way = resume_way(launch.plan.capture)
     if not way.is_known:
@@ -238,7 +235,7 @@ def _planned(
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
     if checkpoint is None:
-        moved.update(move_aside(attempt.new_folders, number=number))
+        moved.update(move_aside(request.own_folders, number=number))
     resumed = None if checkpoint is None else checkpoint.path
     recovery = Recovery(
         cause=end.cause or "",
@@ -268,28 +265,27 @@ def _planned(
         folder=RunFolder(path=Path(recovery.folder)),
         request=request,
         free_gpu_bytes=attempt.free_gpu_bytes,
-        new_folders=attempt.new_folders,
         number=number,
         recoveries=(*attempt.recoveries, recovery),
     )
 
 
-def keep_the_groups(said: Request, failed: Plan) -> Request:
-    """Return a request whose ranks share samples as before: checkpoints hold layers that are cut for it."""
+def with_groups_of(said: Request, failed: Plan) -> Request:
+    """Return a request with the failed plan's parallel groups, which its checkpoints are sharded for."""
     sizes = {name: getattr(failed.topology, name) for name in GROUP_FLAGS}
     chosen = [name for name, size in sizes.items() if size > 1 and getattr(said, name) is None]
     said_by = {**said.said_by, **dict.fromkeys(chosen, "the plan before")}
     return replace(said, said_by=said_by, **cast("Any", sizes))
 
 
-def keep_the_training(said: Request, failed: Plan) -> Request:
-    """Return a request with an open strategy, but with the training settings of a plan file or preset."""
+def with_training_of(said: Request, failed: Plan) -> Request:
+    """Return a request that leaves the strategy open, but keeps the training settings of a plan or preset."""
     if said.plan is None and said.preset is None:
         return said
     own = {
         "global_batch_size": failed.workload.global_batch_size,
         "num_processes": failed.topology.world_size,
-        **{name: getattr(failed.strategy, name) for name in ("precision", *_TRAINED)},
+        **{name: getattr(failed.strategy, name) for name in ("precision", *_CHECKPOINT_FIELDS)},
     }
     nothing = (None, (), OptimizerName.ADAMW)  # which may run on the host, with the same result
     kept = {name: one for name, one in own.items() if not getattr(said, name) and one not in nothing}
@@ -299,11 +295,11 @@ def keep_the_training(said: Request, failed: Plan) -> Request:
 
 
 def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
-    """Return the estimate of a strategy without a plan, such as a preset's; None if it should not fit."""
+    """Return the estimate of a strategy without one, such as a preset's; None if it would not fit."""
     said = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
     with contextlib.suppress(UserError, ExceptionGroup):
-        alike = replace(request, request=replace(request.request, **cast("Any", said)))
-        return prepare_launch(alike, SILENT).plan.estimate
+        completed = replace(request, request=replace(request.request, **cast("Any", said)))
+        return prepare_launch(completed, SILENT).plan.estimate
     return None
 
 
@@ -312,49 +308,46 @@ def _replanned(
 ) -> tuple[PlannedLaunch, SavedCheckpoint | None]:
     """Return a launch within the limits, and the checkpoint if it can be loaded under its plan.
 
-    The run keeps its precision, with a checkpoint or without, where a plan in it fits: its losses stay.
+    The run keeps its precision if a plan with it fits, so that its losses don't change.
     """
     launch = None if checkpoint is None else _resumed(request, failed, checkpoint, observer)
     if launch is not None:
         return launch, checkpoint
-    alike = _keeping(request, failed, ["precision"], "the run before")
-    if alike.request.precision is not request.request.precision:
+    completed = _keeping(request, failed, ["precision"], "the run before")
+    if completed.request.precision is not request.request.precision:
         with contextlib.suppress(UserError, ExceptionGroup):
-            return prepare_launch(alike, observer), None
+            return prepare_launch(completed, observer), None
     return prepare_launch(request, observer), None
 
 
 def _resumed(
     request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint, observer: Observer
 ) -> PlannedLaunch | None:
-    """Return a launch that can load the checkpoint; None if nothing that can fits."""
+    """Return a launch that can load the checkpoint; None if no such plan fits."""
     names = ["engine", "precision"]
     layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
-    if layout is not None and not layout.is_of_adam:  # other states are not converted to another stage
+    if layout is not None and not layout.is_of_adam:  # only Adam's states are converted to another stage
         names.append("zero_stage")
-    alike = _keeping(request, failed, names, f"the checkpoint {checkpoint.path.name}")
+    completed = _keeping(request, failed, names, f"the checkpoint {checkpoint.path.name}")
     with contextlib.suppress(UserError, ExceptionGroup):
-        launch = prepare_launch(alike, observer)
+        launch = prepare_launch(completed, observer)
         is_readable = launch.plan.strategy.optimizer_offload is not OffloadDevice.NVME
-        if is_readable and _trained(launch.plan) == _trained(failed):
+        if is_readable and _checkpoint_settings(launch.plan) == _checkpoint_settings(failed):
             return launch
     return None
 
 
 def _keeping(request: LaunchRequest, failed: Plan, names: list[str], source: str) -> LaunchRequest:
-    """Return a request with fields of the plan that failed, where it leaves them open."""
+    """Return a request completed by fields of the failed plan."""
     said = request.request
     kept = {name: getattr(failed.strategy, name) for name in names if getattr(said, name) is None}
     said_by = {**said.said_by, **dict.fromkeys(kept, source)}
     return replace(request, request=replace(said, said_by=said_by, **cast("Any", kept)))
 
 
-def _trained(plan: Plan) -> tuple[object, ...]:
-    """Return the settings that must be equal for a checkpoint to load.
-
-    Fused AdamW, which takes the place of the script's own, has the same states.
-    """
-    settings = (getattr(plan.strategy, name) for name in _TRAINED)
+def _checkpoint_settings(plan: Plan) -> tuple[object, ...]:
+    """Return the settings that must be equal for a checkpoint to load; fused AdamW has AdamW's states."""
+    settings = (getattr(plan.strategy, name) for name in _CHECKPOINT_FIELDS)
     return tuple(None if one is OptimizerName.ADAMW else one for one in settings)
 
 
@@ -371,15 +364,15 @@ def limits_after(
 
     Args:
         limits: those of the attempts before.
-        estimate: of the plan that was out of memory.
-        end: where it was, and what it lacked.
-        on_cpu: True if the ranks ran on the CPU: the host's memory is then what the plan takes for a GPU's,
-            and ranks have no workspaces of a GPU's kernels, which the ratio leaves as they are.
+        estimate: of the failed plan.
+        end: the phase and the missing memory.
+        on_cpu: True if the ranks ran on the CPU: host memory then counts as the GPU's, without the
+            workspaces of CUDA kernels, which are not scaled.
     """
     if estimate is None:
         return limits
     if end.kind is EndKind.HOST_OUT_OF_MEMORY and not on_cpu:
-        return replace(limits, host_bytes=int(_HOST_LESS * estimate.host.peak_bytes))
+        return replace(limits, host_bytes=int(_MAX_HOST_SHARE * estimate.host.peak_bytes))
     phase = None if end.phase is None else _PHASES.get(end.phase)
     found = None if phase is None else estimate.device.of(phase)
     fullest = found or max(estimate.device.phases, key=lambda one: one.held_by(Holder.TENSORS))
@@ -391,11 +384,11 @@ def limits_after(
         share = 1 - end.missing_bytes / end.peak_bytes
     has_passed_all = end.observed is not None and end.observed.step > 0
     room = workspaces + int(share * (tensors - workspaces))
-    if end.room_bytes is not None and not on_cpu:
-        room = min(room, end.room_bytes)
-    there = estimate.device.most_tensors if has_passed_all else room
-    least = None if found is None else phase, workspaces + int(_LEAST_LESS * (room - workspaces))
-    return replace(limits, phases=(*limits.phases, least, (None, there)))
+    if end.available_bytes is not None and not on_cpu:
+        room = min(room, end.available_bytes)
+    most = estimate.device.most_tensors if has_passed_all else room
+    least = None if found is None else phase, workspaces + int(_MAX_PHASE_SHARE * (room - workspaces))
+    return replace(limits, phases=(*limits.phases, least, (None, most)))
 
 
 def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int | None:
@@ -413,12 +406,12 @@ def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int | None:
 def _sentence(recovery: Recovery) -> str:
     steps = recovery.lost_steps
     lost = "some steps again" if steps is None else f"{steps} step{'s' * (steps != 1)} again"
-    how = f"resumes from {recovery.resumed_from}" if recovery.resumed_from else "starts anew"
+    how = f"resumes from {recovery.resumed_from}" if recovery.resumed_from else "starts over"
     return f"out of memory with {recovery.strategy_before}: {how} with {recovery.strategy}, {lost}"
 
 
 def record_recoveries(folder: RunFolder, recoveries: tuple[Recovery, ...], end: RunEnd | None = None) -> None:
-    """Write a run's restarts into its own run.json, and its final end; None while it runs."""
+    """Write a run's recoveries into its run.json, and its final end; None while it runs."""
     with contextlib.suppress(
         OSError, ValueError, UserError
     ):  # the run has ended, whether or not this can be written

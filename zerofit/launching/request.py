@@ -1,22 +1,27 @@
-"""LaunchRequest: a script, its flags, and this node."""
+"""LaunchRequest: a script, the settings for its run, and this node; made from flags and files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.inputs.named_files import named_by_arguments
+from zerofit.core.observer import SILENT, Observer
+from zerofit.core.plan import Plan
 from zerofit.core.secrets import masked
-from zerofit.planning.inputs import MachineFlags, ModelFlags
+from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
+from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes, specified_machine, with_hostfile
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import check_libraries
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, ModelFlags, settings_of
 from zerofit.planning.plan_from_flags import asks_for_cpu
 from zerofit.planning.problem import MemoryLimits
+from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from zerofit.core.facts import Machine
     from zerofit.core.request import Request
-    from zerofit.launching.config_files import ConfigFiles
-    from zerofit.launching.nodes import Nodes
 
 
 _NO_LIMITS = MemoryLimits()
@@ -30,9 +35,9 @@ class LaunchRequest:
     request: Request
     model: ModelFlags
     machine: Machine
-    """This node; in a dry run the one that is planned for."""
+    """This node; in a dry run the one to plan for."""
     elsewhere: MachineFlags
-    """The other machine that is planned for, when testing on the CPU or in a dry run."""
+    """Flags of another machine to plan for, in a test on the CPU or a dry run."""
     captures: bool
     """True if the script may be captured."""
     capture_limit_s: float
@@ -45,10 +50,10 @@ class LaunchRequest:
     """True to start nothing."""
     limits: MemoryLimits = _NO_LIMITS
     """Memory limits from earlier attempts of the run."""
-    made_folders: tuple[Path, ...] = ()
-    """Folders that earlier attempts made: a cached capture holds whatever is in them."""
+    own_folders: tuple[Path, ...] = ()
+    """Possible output folders that did not exist before the run; they don't invalidate a cached capture."""
     num_fastest: int = 0
-    """Number of fastest alternative strategies to plan, for trials."""
+    """Number of the fastest alternative strategies to plan, for trials."""
     config_files: ConfigFiles | None = None
     """The settings in the launch line's configuration files; None without files."""
 
@@ -69,14 +74,14 @@ class LaunchRequest:
         return self.dry_run and not self.on_cpu and (self.gpus is not None or is_planned)
 
     @property
-    def brings_a_strategy(self) -> bool:
+    def has_given_strategy(self) -> bool:
         """True if a preset or plan file gives the strategy."""
         return self.request.preset is not None or self.request.plan is not None
 
     @property
     def plans_for_script(self) -> bool:
         """True if a plan is made from a capture of the script."""
-        is_open = self.model.model is None and self.captures and not self.brings_a_strategy
+        is_open = self.model.model is None and self.captures and not self.has_given_strategy
         return is_open and (not self.on_cpu or self.gpus is not None)
 
     @property
@@ -87,7 +92,7 @@ class LaunchRequest:
     @property
     def why_unplanned(self) -> str:
         """The flag that prevents planning."""
-        if self.brings_a_strategy:
+        if self.has_given_strategy:
             return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
         return "--cpu" if self.captures else "--no-capture"
 
@@ -109,3 +114,84 @@ class LaunchRequest:
         """True if the script is captured."""
         needs = self.plans_for_script or self.lacks_micro_batch or self.has_plan_of_other_run
         return self.captures and self.model.model is None and needs
+
+
+def launch_request(
+    target: tuple[str, ...],
+    *,
+    plan: Plan | str | Path | None = None,
+    gpus: str | None = None,
+    captures: bool = True,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
+    hostfile: str | Path | None = None,
+    config_file: str | None = None,
+    deepspeed_file: str | None = None,
+    dry_run: bool = False,
+    observer: Observer = SILENT,
+    **settings: Any,
+) -> LaunchRequest:
+    """Return the launch request of this node, with the number of ranks from nodes, hostfile and GPUs.
+
+    Args:
+        target: the script or `-m module`, and its arguments.
+        settings: other arguments are those of `launch`; a dry run uses the GPUs of `gpus`, or the plan's if
+            there is no GPU here.
+    """
+    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
+    model, elsewhere, request = settings_of({**settings, "gpus": gpus, "plan": plan})
+    check_script(target)
+    check_libraries(observer)
+    files = read_config_files(
+        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
+    )
+    if files is not None:
+        # The nodes are needed first: whether a strategy is planned is only known after counting GPUs.
+        _, nodes = with_config_files(files, request, nodes, is_planned=True)
+        request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
+    on_cpu = asks_for_cpu(request)
+    plans_elsewhere = dry_run and not on_cpu
+    if plans_elsewhere and elsewhere != MachineFlags():
+        machine = specified_machine(elsewhere, nodes=nodes).machine
+    else:
+        machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
+    if plans_elsewhere and request.plan is not None and not machine.gpus:
+        machine = request.plan.machine
+    if nodes.ranks_per_node == RANK_FOR_EACH_GPU:
+        nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
+    if hostfile is not None:
+        nodes = with_hostfile(nodes, Path(hostfile))
+    launch = LaunchRequest(
+        target=target,
+        request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
+        model=model,
+        machine=machine,
+        elsewhere=elsewhere,
+        captures=captures,
+        capture_limit_s=capture_limit_s,
+        plan_file=None if plan is None or isinstance(plan, Plan) else Path(plan),
+        nodes=nodes,
+        dry_run=dry_run,
+        config_files=files,
+    )
+    has_strategy = launch.makes_a_plan or launch.has_given_strategy
+    if files is None and not has_strategy:
+        files = _files_of_script(target)
+        launch = replace(launch, config_files=files)
+    if files is None:
+        return launch
+    observer.say(files.line)
+    request, _ = with_config_files(files, launch.request, nodes, is_planned=has_strategy)
+    return replace(launch, request=request)
+
+
+def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
+    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
+    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
+    if (file := next(named, None)) is None:
+        return None
+    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
+    if files is None:
+        return None
+    # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
+    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
+    return replace(files, left_out=left_out)

@@ -26,11 +26,12 @@ from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.secrets import secret_variables
 from zerofit.core.strategy import Engine
+from zerofit.core.supported import release_of
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.explain_run import TRACE_PREFIX
 from zerofit.launching.hang import RunWatch
-from zerofit.launching.note_run import note_run
 from zerofit.launching.run_folder import RunFolder, note_launcher, write_file
+from zerofit.launching.run_observation import store_observation
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills, memory_limit_of_cgroups
 
@@ -111,7 +112,7 @@ def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, st
     """
     if plan.topology.on_cpu or plan.topology.world_size == 1:
         return {}
-    is_new = plan.versions.torch is None or _release(plan.versions.torch) >= (2, 9)
+    is_new = plan.versions.torch is None or release_of(plan.versions.torch) >= (2, 9)
     size, place = (
         ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
         if is_new
@@ -123,10 +124,6 @@ def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, st
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
     return {name: value for name, value in wanted.items() if name not in inherited}
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
 def _arguments(launch: PlannedLaunch, folder: RunFolder) -> tuple[str, ...]:
@@ -223,7 +220,7 @@ def start(
     )
     if others is not None:
         verdict = others.agree(verdict)
-    note_run(
+    store_observation(
         launch.plan,
         launch.target,
         verdict,

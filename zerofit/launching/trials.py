@@ -1,4 +1,4 @@
-"""Trials: runs the strategies that a plan expects to be fastest for some steps each on this machine."""
+"""Trials: runs the strategies predicted to be fastest for some steps each on this machine."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from zerofit.scripts.capture.environment import quiet_variables
 from zerofit.scripts.capture.journal import REFUSED, SPEC
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
 from zerofit.scripts.capture.restore_files import places
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from zerofit.launching.request import LaunchRequest
     from zerofit.launching.start import PlannedLaunch
 
-_CANDIDATES_A_TRIAL = 4
+_CANDIDATES_PER_TRIAL = 4
 """Strategies planned per trial: the results of the first ones decide which of them are tried."""
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _RESULT = "result.json"
@@ -104,7 +105,7 @@ class Tried:
     launch: PlannedLaunch
     result: TrialResult
     is_kept: bool
-    """True if an earlier start measured it."""
+    """True if the measurement of an earlier start is reused."""
 
     @property
     def plan(self) -> Plan:
@@ -175,7 +176,7 @@ def run_trials(
     dry_run: bool,
     observer: Observer,
 ) -> Tuning:
-    """Plan a launch, and run the most promising strategies for some steps each, one after another.
+    """Plan a launch, and run its most promising strategies for some steps each, one after another.
 
     A trial is a complete launch of the unmodified script. Weights are not saved, trackers and the hub receive
     nothing, and files that it changes are restored. Its result is written at once: measurements of an earlier
@@ -196,7 +197,7 @@ def run_trials(
         ExceptionGroup: of UserErrors, if compatibility rules forbid the first.
     """
     _check_can_tune(request)
-    number = _CANDIDATES_A_TRIAL * policy.num_trials
+    number = _CANDIDATES_PER_TRIAL * policy.num_trials
     launches = tuple(
         replace(one, plan=replace(one.plan, **settings))  # type: ignore[arg-type]
         for one in prepare_launches(replace(request, num_fastest=number), observer)
@@ -213,7 +214,7 @@ def run_trials(
         for sentence in sentences:  # on files of a trial whose zerofit was killed
             observer.say(sentence)
         keep(place)
-    tuning = Tuning(tried=_kept(folder, launches), folder=folder, candidates=plans)
+    tuning = Tuning(tried=_earlier_trials(folder, launches), folder=folder, candidates=plans)
     if number := len(tuning.tried):
         kept = "1 trial of an earlier start is" if number == 1 else f"{number} trials of an earlier start are"
         observer.say(f"{kept} reused; --anew measures again")
@@ -229,7 +230,7 @@ def run_trials(
                     return replace(tuning, is_out_of_time=True)
                 trial = _Trial(following, policy, folder, hang_limit_s, observer)
                 head = f"trial {len(tuning.tried) + 1} of {policy.num_trials}"
-                observer.say(f"{head}: {_words(following.plan)}")
+                observer.say(f"{head}: {_candidate_words(following.plan)}")
                 ended = trial.run(check)
                 if isinstance(ended, signal.Signals):
                     return replace(tuning, stopped_by=ended)
@@ -272,7 +273,7 @@ def _check_can_tune(request: LaunchRequest) -> None:
 def _folder(run_dir: Path, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
     """Return the folder of the trials of one script on one machine, the same at each start."""
     plan = launch.plan
-    told = (
+    identity = (
         masked(launch.target),
         os.getcwd(),
         subject_of(plan.capture, plan.workload),
@@ -281,12 +282,12 @@ def _folder(run_dir: Path, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
         plan.versions,
         (policy.num_warm_up, policy.num_timed),
     )
-    script = launch.target[launch.target[0] == "-m"]
-    digest = sha256(repr(told).encode()).hexdigest()[:8]
+    script = script_path(launch.target) or launch.target[1]
+    digest = sha256(repr(identity).encode()).hexdigest()[:8]
     return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
 
 
-def _kept(folder: Path, launches: Sequence[PlannedLaunch]) -> tuple[Tried, ...]:
+def _earlier_trials(folder: Path, launches: Sequence[PlannedLaunch]) -> tuple[Tried, ...]:
     """Return earlier starts' measurements of these launches; failures are tried again."""
     of_strategy = {one.plan.strategy: one for one in launches}
     found = {}
@@ -331,8 +332,8 @@ def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> in
 
     def rank(place: int) -> tuple[bool, float, int]:
         predicted, family = times[place] or 0.0, _family(plans[place])
-        alike = [one for one in results if _family(plans[one]) == family]
-        is_same = any(abs(predicted - (times[one] or 0.0)) <= TIME_TIE_SHARE * predicted for one in alike)
+        same_family = [one for one in results if _family(plans[one]) == family]
+        is_same = any(abs(predicted - (times[one] or 0.0)) <= TIME_TIE_SHARE * predicted for one in same_family)
         of_family = ratios.get(family, [most_hopeful])
         return is_same, predicted * sum(of_family) / len(of_family), place
 
@@ -438,7 +439,7 @@ class _Trial:
 
 
 def _refused(guard: Path) -> str | None:
-    """Return what the script was kept from doing; None if nothing."""
+    """Return what the script was prevented from doing; None if nothing."""
     try:
         message = json.loads((guard / REFUSED).read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError):
@@ -446,7 +447,7 @@ def _refused(guard: Path) -> str | None:
     return f"{message}: the script is ended before that"
 
 
-def _words(plan: Plan) -> str:
+def _candidate_words(plan: Plan) -> str:
     predicted = predicted_step_s(plan)
     words = strategy_words(plan)
     if predicted is None or plan.topology.on_cpu:  # where the prediction is for the GPUs planned for

@@ -7,7 +7,8 @@ from typing import Any
 
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, plan_to_json
-from zerofit.launching.launch import check_launch, launch_request
+from zerofit.launching.launch import check_launch
+from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import RUNS, write_file
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.planning.inputs import CAPTURE_LIMIT_S

@@ -1,1 +1,1 @@
-"""Measures memory strategies on this machine (the ladder), each in a process of its own."""
+"""Measures memory strategies on this machine (the ladder), each in a separate process."""

@@ -86,7 +86,7 @@ def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
 
     Args:
         spec: the trial.
-        tell: receives what is being built.
+        tell: receives the op that is being built.
 
     Raises:
         UserError: an op can't be built or loaded here.

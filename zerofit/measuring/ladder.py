@@ -53,7 +53,7 @@ class LadderRun:
     weights: Precision = Precision.FP32
     """Format in which the loop creates the model."""
     num_ranks: int = 1
-    """Data-parallel ranks under DeepSpeed, of which rank 0 is measured."""
+    """Data-parallel ranks under DeepSpeed; rank 0 is measured."""
 
     @property
     def batch_size(self) -> int:
@@ -134,7 +134,7 @@ class Ladder:
     versions: Versions
     rungs: tuple[RungResult, ...]
     num_ranks: int = 1
-    """Data-parallel ranks, of which rank 0 was measured; above 1 its collectives did nothing."""
+    """Data-parallel ranks; rank 0 was measured, and above 1 its collectives did nothing."""
     version: int = 1
     """Of this file format; raised whenever older files can no longer be read correctly."""
 

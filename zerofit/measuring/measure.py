@@ -14,11 +14,11 @@ from zerofit.machine.this_node import process_bytes
 from zerofit.measuring.deepspeed_rank import joined, make_rank
 from zerofit.measuring.memory import (
     LiveTensors,
-    forget_making,
-    forget_peak,
     gradient_bytes,
     limited_memory,
     read_gpu,
+    reset_after_creation,
+    reset_peak,
     state_bytes,
     weight_bytes,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zerofit.measuring.results import TrialSpec
     from zerofit.measuring.training_loop import Trainee
 
-_IN_PARALLEL = 1 << 20
+_PARALLEL_ELEMENTS = 1 << 20
 """ASSUMPTION: enough elements to use all of torch's threads (at/Parallel.h: GRAIN_SIZE is 32768)."""
 NUM_WARM_UP = 3
 """Steps before the timed ones: the first creates the optimizer's states, torch.compile compiles, and the last
@@ -45,7 +45,7 @@ def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement
 
     Args:
         spec: the trial.
-        tell: receives what is being done.
+        tell: receives the current stage.
 
     Raises:
         UserError: the model or this machine does not support the strategy.
@@ -53,7 +53,7 @@ def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement
     device = "cpu" if spec.on_cpu else "cuda"
     gpu = None if spec.on_cpu else _StartedGpu()
     warm_up(spec, device)
-    forget_peak()
+    reset_peak()
     imported = process_bytes("VmRSS")
     has_deepspeed = spec.strategy.engine is Engine.DEEPSPEED
     with joined(spec), limited_memory(spec.memory_limit_bytes, device, has_deepspeed=has_deepspeed):
@@ -83,7 +83,7 @@ def warm_up(spec: TrialSpec, device: str) -> None:
         optimizer.step()
     if spec.strategy.quantization is not None:
         _warm_up_4_bit(device)
-    torch.ones(_IN_PARALLEL).add_(1)
+    torch.ones(_PARALLEL_ELEMENTS).add_(1)
     gc.collect()
 
 
@@ -170,7 +170,7 @@ def _train(spec: TrialSpec, device: str, tell: Callable[[str], None]) -> _Traine
     """Create the model and run all steps."""
     tell("making the model")
     model = make_model(spec, device)
-    forget_making(device)
+    reset_after_creation(device)
     samples = make_samples(model, spec)
     trainee = make_trainee(model, samples, spec, device)
     del model

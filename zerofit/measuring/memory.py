@@ -19,11 +19,11 @@ from zerofit.models.trees import leaves
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_ALL_MEMORY = 1.0
+_WHOLE_GPU = 1.0
 """torch's default fraction of a GPU."""
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Reset VmHWM to the current resident memory, if the kernel allows it.
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html, value 5.
@@ -32,8 +32,8 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def forget_making(device: str) -> None:
-    """Release memory freed after creating a model, and reset all peaks to the model's own memory.
+def reset_after_creation(device: str) -> None:
+    """Release what creating a model has freed, and reset all peaks to the model's own memory.
 
     Args:
         device: "cpu" or "cuda".
@@ -43,7 +43,7 @@ def forget_making(device: str) -> None:
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # of glibc, which caches freed memory
-    forget_peak()
+    reset_peak()
     if device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -191,7 +191,10 @@ def limited_memory(limit_bytes: int | None, device: str, *, has_deepspeed: bool 
         with _limited_process(limit_bytes):
             yield
     else:
-        with _limited_gpu(limit_bytes), told_to_deepspeed(limit_bytes) if has_deepspeed else nullcontext():
+        with (
+            _limited_gpu(limit_bytes),
+            limited_for_deepspeed(limit_bytes) if has_deepspeed else nullcontext(),
+        ):
             yield
 
 
@@ -204,16 +207,16 @@ def _limited_gpu(limit_bytes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(_ALL_MEMORY)
+        torch.cuda.set_per_process_memory_fraction(_WHOLE_GPU)
 
 
 def gpu_fraction(limit_bytes: int, whole_bytes: int) -> float:
     """Return a limit as fraction of a GPU's memory, at most 1."""
-    return min(_ALL_MEMORY, limit_bytes / whole_bytes)
+    return min(_WHOLE_GPU, limit_bytes / whole_bytes)
 
 
 @contextmanager
-def told_to_deepspeed(limit_bytes: int, accelerator: Any = None) -> Iterator[None]:
+def limited_for_deepspeed(limit_bytes: int, accelerator: Any = None) -> Iterator[None]:
     """Make DeepSpeed see no more free memory than a limit leaves.
 
     ZeRO-1 and ZeRO-2 choose by the free memory whether to flatten parameters on the GPU or on the host
@@ -224,18 +227,18 @@ def told_to_deepspeed(limit_bytes: int, accelerator: Any = None) -> Iterator[Non
         limit_bytes: what torch may reserve.
         accelerator: DeepSpeed's or a replacement; None asks DeepSpeed.
     """
-    asked = accelerator or import_module("deepspeed.accelerator").get_accelerator()
-    whole = asked.available_memory
+    accelerator = accelerator or import_module("deepspeed.accelerator").get_accelerator()
+    whole = accelerator.available_memory
 
     def available_memory(device_index: int | None = None) -> int:
-        left = limit_bytes - int(asked.memory_reserved(device_index))
+        left = limit_bytes - int(accelerator.memory_reserved(device_index))
         return max(0, min(left, int(whole(device_index))))
 
-    asked.available_memory = available_memory
+    accelerator.available_memory = available_memory
     try:
         yield
     finally:
-        del asked.available_memory  # of the object: its class still has the method
+        del accelerator.available_memory  # of the object: its class still has the method
 
 
 @contextmanager

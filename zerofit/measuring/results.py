@@ -13,7 +13,7 @@ from zerofit.core.validation import parse_strictly
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """One training run in a process of its own."""
+    """One training run in a separate process."""
 
     model: str
     """A catalog name, a folder, or a config.json."""
@@ -86,7 +86,7 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMeasurement:
-    """The measurements of one trial, in a process of its own."""
+    """The measurements of one trial."""
 
     process_bytes: int
     """Peak resident memory above the level after imports."""

@@ -1,4 +1,4 @@
-"""Starts trials, each in a process of its own, and collects their outcomes."""
+"""Starts trials, each in a separate process, and collects their outcomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOG_TAIL_BYTES = 64 * 1024
 """ASSUMPTION: contains the last stage of a log."""
 _END_LIMIT_S = 10.0
 """ASSUMPTION: a killed process releases its memory within this time, unless it is stuck in a driver."""
-_LEFT_OUT = frozenset(
+_NOT_INHERITED = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
         *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_MODULE_LOADING"),
@@ -182,7 +182,7 @@ def trial_environment(*, on_cpu: bool) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in _LEFT_OUT and not name.startswith("ACCELERATE_")
+        if name not in _NOT_INHERITED and not name.startswith("ACCELERATE_")
     }
     environment["HF_HUB_OFFLINE"] = "1"
     if on_cpu:

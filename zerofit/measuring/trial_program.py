@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from zerofit.measuring.results import TrialMeasurement, TrialSpec
 
-_FULL = (
+_OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator",  # torch's allocator for the CPU (c10/core/impl/alloc_cpu.cpp)
     "std::bad_alloc",  # raised by C++
     "CUDA error: out of memory",  # the runtime: a context, a pinned buffer (c10/cuda/CUDAException.cpp)
@@ -38,7 +38,7 @@ _FULL = (
 )
 """Substrings of errors for full host or GPU memory outside torch's GPU allocator, which has its own
 exception."""
-_FULL_UNDER_A_LIMIT = ("could not create a",)
+_LIMITED_CPU_MESSAGES = ("could not create a",)
 """Prefixes of oneDNN's errors if an allocation fails, and at times for other reasons
 (src/common/primitive.cpp)."""
 
@@ -150,7 +150,7 @@ def state_of(error: Exception, spec: TrialSpec) -> TrialState:
 
     is_full = isinstance(error, torch.OutOfMemoryError | MemoryError)
     is_limited_cpu = spec.on_cpu and spec.memory_limit_bytes is not None
-    signs = (*_FULL, *_FULL_UNDER_A_LIMIT) if is_limited_cpu else _FULL
+    signs = (*_OUT_OF_MEMORY_MESSAGES, *_LIMITED_CPU_MESSAGES) if is_limited_cpu else _OUT_OF_MEMORY_MESSAGES
     is_full = is_full or any(sign in str(error) for sign in signs)
     return TrialState.OUT_OF_MEMORY if is_full else TrialState.FAILED
 

@@ -104,8 +104,8 @@ def plan(
     model_flags, machine_flags, request = settings_of(settings)
     target = None
     if script is not None:
-        check_script(script, module=module)
         target = script_target(script, arguments, module=module)
+        check_script(target)
     check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
     machine = machine_of(machine_flags, num_nodes=num_nodes, target=target)
     _, (answer,) = plan_on_machines(

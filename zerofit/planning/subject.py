@@ -23,7 +23,7 @@ from zerofit.planning.problem import Problem
 from zerofit.planning.stages import with_stage_blocks
 from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.facts import ModelConstructor
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import script_of, script_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,7 +193,7 @@ class CapturedRun(Subject):
     ) -> Problem:
         from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
 
-        target = self.capture.target
+        script = script_path(self.capture.target)
         problem = problem_from_capture(
             self.capture,
             self.flags,
@@ -202,7 +202,7 @@ class CapturedRun(Subject):
             versions=versions,
             topology=topology,
         )
-        return replace(problem, source=None if target[0] == "-m" else _facts_of(target[0]))
+        return replace(problem, source=None if script is None else _facts_of(script))
 
     def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
         """Return the trace of a micro-batch through the model that the script created."""

@@ -18,14 +18,15 @@ _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 """First words of command lines that zerofit.launching.other_launchers parses."""
 
 
-def check_script(script: str, *, module: bool) -> None:
-    """Check that the script or module can be launched.
+def check_script(target: tuple[str, ...]) -> None:
+    """Check that a target's script or module can be launched.
 
     Raises:
         UserError: it does not exist (the message names the most similar file), or is not a Python script.
     """
-    if module:
-        _check_module(script)
+    script = script_path(target)
+    if script is None:
+        _check_module(target[1])
         return
     path = Path(script)
     if os.path.isfile(path):  # Path.is_file raises if a name is too long
@@ -125,6 +126,16 @@ def _find_spec(name: str) -> ModuleSpec | None:
 def script_target(script: str, arguments: Sequence[str], *, module: bool) -> tuple[str, ...]:
     """Return a script, or with `module` a module, and its arguments, as arguments of `python`."""
     return (*(("-m",) if module else ()), script, *arguments)
+
+
+def script_path(target: tuple[str, ...]) -> str | None:
+    """Return the path of a target's script; None for a module."""
+    return None if target[0] == "-m" else target[0]
+
+
+def script_arguments(target: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the arguments of a target's script or module."""
+    return target[2:] if target[0] == "-m" else target[1:]
 
 
 def script_of(target: tuple[str, ...]) -> str:

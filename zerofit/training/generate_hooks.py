@@ -11,7 +11,7 @@ from zerofit.generation.gathering import has_hooks, is_available, partitioned_pa
 from zerofit.generation.lockstep import OUT_OF_STEP, check_experts, goes_out_of_step
 from zerofit.generation.ranks.meeting import arranged, is_arranged, meet
 from zerofit.generation.ranks.ranks import all_ranks
-from zerofit.generation.script_place import script_line
+from zerofit.generation.script_line import script_line
 
 if TYPE_CHECKING:
     from inspect import BoundArguments

@@ -54,7 +54,7 @@ def test_what_one_rank_decides_counts_for_all(store: HashStore) -> None:
 
 def test_a_rank_is_given_up_when_none_makes_a_token_any_more(store: HashStore) -> None:
     at_work, waits = _progress(0, 60), _progress(2, 1)
-    threading.Timer(0.7, at_work.go_on).start()
+    threading.Timer(0.7, at_work.on_token).start()
     began = time.monotonic()
     with pytest.raises(UserError) as error:
         waits.wait_for_all()
@@ -66,7 +66,7 @@ def test_nothing_is_left_in_the_store(store: HashStore) -> None:
     ranks = [_progress(rank, 60) for rank in range(3)]
     before = store.num_keys()
     for each in ranks:
-        each.go_on()
+        each.on_token()
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(Progress.wait_for_all, ranks))
     for each in ranks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from zerofit.launching.explain import EvidenceLine, Found
+    from zerofit.launching.explain import EvidenceLine, LoggedFailure
     from zerofit.launching.explain_run import RunExplanation
 
 EXPLAIN_VERSION = 1
@@ -77,7 +77,7 @@ def explanation_json(run: RunExplanation) -> str:
     return json.dumps(document, indent=2)
 
 
-def _found(one: Found) -> dict[str, Any]:
+def _found(one: LoggedFailure) -> dict[str, Any]:
     failure = one.failure
     return {
         "id": failure.id,

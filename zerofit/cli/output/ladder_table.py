@@ -68,11 +68,6 @@ def head_words(ladder: Ladder) -> str:
     )
 
 
-def first_done(ladder: Ladder) -> TrialMeasurement | None:
-    """Return the rung that the others are compared with: the first that completed."""
-    return next((rung.measured for rung in ladder.rungs if rung.measured), None)
-
-
 def not_done_words(rung: RungResult) -> str:
     """Return how and why a rung did not complete; empty if it did."""
     outcome = rung.outcome
@@ -98,7 +93,7 @@ def _rows(ladder: Ladder) -> Iterator[list[str]]:
     epochs = [rung.published.epoch_time_s for rung in ladder.rungs if rung.published]
     published = ["published"] if epochs else []
     yield ["rung", "batch", *memory, "s a step", "of first", "tokens/s", "loss", *published, ""]
-    first = first_done(ladder)
+    first = next((rung.measured for rung in ladder.rungs if rung.measured), None)
     for rung in ladder.rungs:
         shown = [_published(rung, epochs[0])] if epochs else []
         state = "" if rung.measured else str(rung.outcome.state)

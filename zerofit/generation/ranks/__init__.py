@@ -1,1 +1,1 @@
-"""Coordination of the ranks of a generation: who has called what, and what each must wait for."""
+"""Synchronizes the ranks of a generation: a call that all must make, values and errors that all share."""

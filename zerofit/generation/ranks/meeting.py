@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.generation.script_place import is_handled_by_main_thread, main_place
+from zerofit.generation.script_line import is_handled_by_main_thread, main_thread_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-_LOOK_S = 1.0
+_ANSWER_EVERY_S = 1.0
 """How often a rank checks whether another asks for its position. ASSUMPTION: negligible load on the store,
 and short compared with any limit."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
@@ -145,7 +145,7 @@ class RankMeetings:
         *,
         rank: int,
         world_size: int,
-        place: Callable[[], str] = main_place,
+        place: Callable[[], str] = main_thread_line,
         answers_within_s: float = _ANSWERS_WITHIN_S,
         left_to_another_s: float = _LEFT_TO_ANOTHER_S,
     ) -> None:
@@ -335,7 +335,7 @@ class _ThisRank:
 
     def _look(self) -> None:
         has_store = True
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(_ANSWER_EVERY_S):
             error = self._raised
             if (
                 error
@@ -354,7 +354,7 @@ class _ThisRank:
     def _end_thread(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=_LOOK_S)
+            self._thread.join(timeout=_ANSWER_EVERY_S)
 
 
 _this_rank = _ThisRank()

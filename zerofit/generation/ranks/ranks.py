@@ -20,7 +20,7 @@ _BYTES_AT_A_TIME = 64 * MIB
 """Of all ranks together, on each of them; NCCL needs it on the GPU. ASSUMPTION: small compared with a GPU."""
 _LEAST_BYTES = MIB // 16
 """Minimum per rank. ASSUMPTION: large compared with a collective's overhead."""
-_ALL_CAME = "all"
+_ALL_FINISHED = "all"
 _LOOKS_EVERY_S = 0.05
 _LOOKS_AFTER_A_PART = 0.02
 """Fraction of the time waited so far, so that many ranks don't keep the store busy."""
@@ -120,7 +120,7 @@ class Progress:
         self._limit_s = limit_s if limit_s > 0 else math.inf
         self._reported_at = 0.0
 
-    def go_on(self) -> None:
+    def on_token(self) -> None:
         """Report that this rank is still generating; cheap enough for every token."""
         if time.monotonic() - self._reported_at > _REPORTS_EVERY_S:
             self._reported_at = time.monotonic()
@@ -149,8 +149,8 @@ class Progress:
                 self._give_up(next(silent, self._ranks.rank))
                 break
             time.sleep(min(max(_LOOKS_EVERY_S, _LOOKS_AFTER_A_PART * (now - begin)), 1.0))
-        verdict = self._decide(_ALL_CAME)
-        if verdict != _ALL_CAME:
+        verdict = self._decide(_ALL_FINISHED)
+        if verdict != _ALL_FINISHED:
             raise _failed(*verdict.split(" ", 1))
 
     def end(self) -> None:

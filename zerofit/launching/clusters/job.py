@@ -17,7 +17,7 @@ from zerofit.core.errors import UserError, bad_value
 from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB
 from zerofit.core.validation import parse_strictly
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,18 +31,18 @@ NODE_MODULE = "zerofit.launching.clusters.node"
 """The program that runs once per node."""
 CLIENT_LIMIT_S = 60.0
 """Time limit for a scheduler's client. ASSUMPTION."""
-_START_S = 1800
+_STARTUP_S = 1800
 """ASSUMPTION: half an hour is enough for start, data and checkpoints."""
-_SOURCES = 2000
+_MAX_SOURCES = 2000
 """Maximum number of Python files beside a script in its digest."""
 _SHM_SHARE = 0.5
 """Share of a node's memory for /dev/shm: Linux's default for tmpfs (tmpfs(5))."""
-_OF_HOST = (
+_HOST_VARIABLES = (
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|VIRTUAL_ENV|CONDA_(PREFIX|DEFAULT_ENV)|LD_LIBRARY_PATH|PYTHONPATH"
     r"|CUDA_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|XDG_CACHE_HOME|TORCH_(HOME|EXTENSIONS_DIR)"
 )
 """Variables with paths of this machine, for nodes that share its disks."""
-_OF_ALL = (
+_COMMON_VARIABLES = (
     r"(HF_(HUB|DATASETS)|TRANSFORMERS)_OFFLINE|(NCCL|GLOO|TORCH_NCCL|OMP)_\w+|PYTORCH(_CUDA)?_ALLOC_CONF"
     r"|WANDB_(MODE|PROJECT)|TOKENIZERS_PARALLELISM"
 )
@@ -122,7 +122,7 @@ class ClusterFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToSubmit:
+class Submission:
     """A run to submit, for any scheduler."""
 
     job: Job
@@ -152,11 +152,6 @@ class Rendered:
     limit_s: float = CLIENT_LIMIT_S
     """Time limit of submitting."""
 
-    @property
-    def command_line(self) -> str:
-        """The command for a shell."""
-        return shlex.join(self.command)
-
 
 def job_name(run: str) -> str:
     """Return a run's name as one of a job: lower-case letters, digits and "-", a letter first."""
@@ -177,7 +172,7 @@ def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resource
         memory = math.ceil(estimate.host.peak_bytes * (1 + estimate.host.uncertainty))
     wall_time_s = None
     if num_steps is not None and step is not None and not on_cpu:
-        wall_time_s = math.ceil(num_steps * step.seconds * (1 + step.uncertainty)) + _START_S
+        wall_time_s = math.ceil(num_steps * step.seconds * (1 + step.uncertainty)) + _STARTUP_S
     return Resources(
         num_nodes=topology.num_nodes,
         gpus_per_node=0 if on_cpu else topology.ranks_per_node,
@@ -256,9 +251,9 @@ def job_from_json(text: str, *, name: str) -> Job:
 
 def code_digest(target: tuple[str, ...]) -> str:
     """Return a digest of a script and of the Python files in and below its folder; "" if there are none."""
-    script = Path(script_of(target))
-    folder = Path() if target[0] == "-m" else script.parent
-    files = sorted(_sources(folder))[:_SOURCES]
+    script = script_path(target)
+    folder = Path() if script is None else Path(script).parent
+    files = sorted(_sources(folder))[:_MAX_SOURCES]
     if not files:
         return ""
     digest = hashlib.sha256()
@@ -277,12 +272,14 @@ def _sources(folder: Path) -> list[Path]:
             and not (Path(place) / name / "pyvenv.cfg").exists()
         ]
         found += [Path(place) / name for name in files if name.endswith(".py")]
-        if len(found) > _SOURCES:
+        if len(found) > _MAX_SOURCES:
             break
     return found
 
 
-def passed_on(environ: Mapping[str, str], named: tuple[str, ...], *, shares_disks: bool) -> tuple[str, ...]:
+def variables_to_pass(
+    environ: Mapping[str, str], named: tuple[str, ...], *, shares_disks: bool
+) -> tuple[str, ...]:
     """Return the names of the variables passed to a job: the default ones, and those named by the user.
 
     Args:
@@ -303,7 +300,7 @@ def passed_on(environ: Mapping[str, str], named: tuple[str, ...], *, shares_disk
                 "line",
                 fix="export the variable first, and pass its name: --env HF_TOKEN",
             )
-    pattern = f"{_OF_ALL}|{_OF_HOST}" if shares_disks else _OF_ALL
+    pattern = f"{_COMMON_VARIABLES}|{_HOST_VARIABLES}" if shares_disks else _COMMON_VARIABLES
     listed = [
         name
         for name, value in sorted(environ.items())

@@ -27,7 +27,7 @@ from zerofit.launching.diagnose import EXIT_STOPPED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
+    from zerofit.launching.clusters.job import ClusterFlags, Submission
 
 JOIN_LIMIT_S = 900.0
 """Pods start minutes apart, as each node pulls the image. ASSUMPTION: a quarter of an hour is enough."""
@@ -61,15 +61,15 @@ def run_folder(folder: Path, flags: ClusterFlags) -> str:
     return f"{volume[1]}/zerofit-runs/{folder.name}" if volume else _RUN_MOUNT
 
 
-def render(to_submit: ToSubmit) -> Rendered:
+def render(submission: Submission) -> Rendered:
     """Return the manifests, and the command that creates their objects."""
-    name = job_name(to_submit.job.run[: _LONGEST_NAME - 3])
-    make = _train_job if to_submit.flags.has_trainer else _job_set
-    path, config_map = to_submit.folder / "job.yaml", to_submit.folder / "job.config-map.json"
+    name = job_name(submission.job.run[: _LONGEST_NAME - 3])
+    make = _train_job if submission.flags.has_trainer else _job_set
+    path, config_map = submission.folder / "job.yaml", submission.folder / "job.config-map.json"
     head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
     command = (
         "kubectl",
-        *_namespace(to_submit.flags.namespace),
+        *_namespace(submission.flags.namespace),
         "create",  # `apply` would also store the whole object in an annotation, of 256 KiB at most
         "--output=name",
         f"--filename={config_map}",
@@ -77,8 +77,8 @@ def render(to_submit: ToSubmit) -> Rendered:
     )
     return Rendered(
         files={
-            path: head + yaml_text(make(to_submit, name)),
-            config_map: json.dumps(_config_map(to_submit, name), indent=2) + "\n",
+            path: head + yaml_text(make(submission, name)),
+            config_map: json.dumps(_config_map(submission, name), indent=2) + "\n",
         },
         command=command,
         checks=((*command, "--dry-run=server"),),
@@ -86,10 +86,10 @@ def render(to_submit: ToSubmit) -> Rendered:
 
 
 def check(flags: ClusterFlags) -> None:
-    """Check what the user names on the cluster, before anything is planned.
+    """Check the user's names of namespace, image, labels and volume, before anything is planned.
 
     Raises:
-        UserError: a name that Kubernetes can't have.
+        UserError: one is invalid.
     """
     if flags.namespace is not None and not _LABEL.fullmatch(flags.namespace):
         raise bad_value(
@@ -107,8 +107,8 @@ def _namespace(namespace: str | None) -> tuple[str, ...]:
     return () if namespace is None else (f"--namespace={namespace}",)
 
 
-def _config_map(to_submit: ToSubmit, name: str) -> dict[str, Any]:
-    data = {"plan.json": plan_to_json(to_submit.plan), JOB_FILE: job_to_json(to_submit.job)}
+def _config_map(submission: Submission, name: str) -> dict[str, Any]:
+    data = {"plan.json": plan_to_json(submission.plan), JOB_FILE: job_to_json(submission.job)}
     size = sum(map(len, data.values()))
     if size > _LARGEST_CONFIG_MAP:
         raise UserError(
@@ -121,13 +121,13 @@ def _config_map(to_submit: ToSubmit, name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
-    resources, flags = to_submit.resources, to_submit.flags
+def _train_job(submission: Submission, name: str) -> dict[str, Any]:
+    resources, flags = submission.resources, submission.flags
     pod = {
         **_node_selector(flags),
         "terminationGracePeriodSeconds": flags.save_time_s,
-        "volumes": _volumes(to_submit, name),
-        "containers": [{"name": _CONTAINER, "volumeMounts": _mounts(to_submit)}],
+        "volumes": _volumes(submission, name),
+        "containers": [{"name": _CONTAINER, "volumeMounts": _mounts(submission)}],
     }
     patch = {"name": _CONTAINER, "template": {"spec": {"template": {"spec": pod}}}}
     spec = {
@@ -135,12 +135,12 @@ def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
         "trainer": {
             "image": flags.image,
             "numNodes": resources.num_nodes,
-            "numProcPerNode": to_submit.plan.topology.ranks_per_node,
-            "command": _command(to_submit),
+            "numProcPerNode": submission.plan.topology.ranks_per_node,
+            "command": _command(submission),
             # the kubelet substitutes them: Kubeflow Trainer sets them for its torch runtime
             "args": ["$(PET_NODE_RANK)", "$(PET_MASTER_ADDR)", "$(PET_MASTER_PORT)"],
-            "env": _env(to_submit),
-            "resourcesPerNode": _resources(to_submit),
+            "env": _env(submission),
+            "resourcesPerNode": _resources(submission),
         },
         "runtimePatches": [
             {
@@ -159,17 +159,17 @@ def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
     }
 
 
-def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
-    resources, flags = to_submit.resources, to_submit.flags
+def _job_set(submission: Submission, name: str) -> dict[str, Any]:
+    resources, flags = submission.resources, submission.flags
     container = {
         "name": _CONTAINER,
         "image": flags.image,
-        "command": _command(to_submit),
+        "command": _command(submission),
         # an indexed Job sets the variable, and the kubelet substitutes it
         "args": ["$(JOB_COMPLETION_INDEX)", f"{name}-{_CONTAINER}-0-0.{name}", str(_PORT)],
-        "env": _env(to_submit),
-        "resources": _resources(to_submit),
-        "volumeMounts": _mounts(to_submit),
+        "env": _env(submission),
+        "resources": _resources(submission),
+        "volumeMounts": _mounts(submission),
     }
     job: dict[str, Any] = {
         "completionMode": "Indexed",
@@ -195,7 +195,7 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
                 **_node_selector(flags),
                 "terminationGracePeriodSeconds": flags.save_time_s,
                 "containers": [container],
-                "volumes": _volumes(to_submit, name),
+                "volumes": _volumes(submission, name),
             }
         },
     }
@@ -214,23 +214,23 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
     }
 
 
-def _command(to_submit: ToSubmit) -> list[str]:
+def _command(submission: Submission) -> list[str]:
     """Return the command of a container; its arguments are the node's number, and node 0's address and port.
 
     The shell handles the SIGTERM of an evicted pod, and makes all nodes save.
     """
-    folder = to_submit.job.run_folder
-    launcher = f'{to_submit.python} -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
+    folder = submission.job.run_folder
+    launcher = f'{submission.python} -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
     lines = launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM")
     return ["bash", "-c", "\n".join([f"mkdir -p {folder}", *lines, 'exit "$code"'])]
 
 
-def _env(to_submit: ToSubmit) -> list[dict[str, Any]]:
+def _env(submission: Submission) -> list[dict[str, Any]]:
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": name}}}
         if is_secret(name, value)
         else {"name": name, "value": value}
-        for name, value in to_submit.environment.items()
+        for name, value in submission.environment.items()
     ]
 
 
@@ -248,8 +248,8 @@ def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
     return {"nodeSelector": labels} if labels else {}
 
 
-def _resources(to_submit: ToSubmit) -> dict[str, Any]:
-    resources = to_submit.resources
+def _resources(submission: Submission) -> dict[str, Any]:
+    resources = submission.resources
     memory = {"memory": f"{math.ceil(resources.memory_bytes / GIB)}Gi"}
     requests = {"cpu": str(resources.cores_per_node), **memory}
     if resources.scratch_bytes:
@@ -258,15 +258,15 @@ def _resources(to_submit: ToSubmit) -> dict[str, Any]:
     return {"requests": {**requests, **gpus}, "limits": {**memory, **gpus}}
 
 
-def _volumes(to_submit: ToSubmit, name: str) -> list[dict[str, Any]]:
-    resources = to_submit.resources
+def _volumes(submission: Submission, name: str) -> list[dict[str, Any]]:
+    resources = submission.resources
     # NCCL and DataLoader workers share memory; a container's default of 64 MiB is too little
     shm = {"medium": "Memory", "sizeLimit": f"{math.ceil(resources.shm_bytes / GIB)}Gi"}
     volumes: list[dict[str, Any]] = [
         {"name": "job", "configMap": {"name": name}},
         {"name": "shm", "emptyDir": shm},
     ]
-    volume = _volume(to_submit.flags)
+    volume = _volume(submission.flags)
     claim = {"persistentVolumeClaim": {"claimName": volume[0]}} if volume else {"emptyDir": {}}
     volumes.append({"name": "run", **claim})
     if resources.nvme_path:
@@ -274,8 +274,8 @@ def _volumes(to_submit: ToSubmit, name: str) -> list[dict[str, Any]]:
     return volumes
 
 
-def _mounts(to_submit: ToSubmit) -> list[dict[str, str]]:
-    volume, nvme_path = _volume(to_submit.flags), to_submit.resources.nvme_path
+def _mounts(submission: Submission) -> list[dict[str, str]]:
+    volume, nvme_path = _volume(submission.flags), submission.resources.nvme_path
     mounts = [
         {"name": "job", "mountPath": JOB_MOUNT},
         {"name": "shm", "mountPath": "/dev/shm"},

@@ -117,7 +117,7 @@ def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
         stop_file.unlink(missing_ok=True)  # of the previous attempt
     facts = facts_of_node(plan, job)
     if place.num_nodes == 1:
-        check_nodes(plan, job, (place.name,), (facts,))
+        check_nodes(plan, (place.name,), (facts,))
         meeting, rendezvous = None, Rendezvous(main_process_port=free_port(0))
         peers = Peers(None, stop_file)
     else:
@@ -146,9 +146,9 @@ def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
 def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:
     """Return the ranks' rendezvous, after all nodes passed the checks."""
     place = meeting.place
-    check_nodes(plan, job, meeting.names, meeting.said)
+    check_nodes(plan, meeting.names, meeting.facts)
     choose_interface(meeting)
-    found = warnings_of(plan, job, meeting.names, meeting.said) + clock_warnings(meeting)
+    found = warnings_of(plan, job, meeting.names, meeting.facts) + clock_warnings(meeting)
     took_s = check_all_reduce(meeting, peers, on_cpu=plan.topology.on_cpu)
     met = f"{place.num_nodes} nodes have met and run an all-reduce in {took_s:.0f} s"
     for sentence in (*found, met) if place.node == 0 else ():

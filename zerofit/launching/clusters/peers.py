@@ -1,4 +1,4 @@
-"""The launchers of a run's nodes: they meet at node 0, and exchange their state and their end."""
+"""The launchers of a run's nodes: they connect to node 0, and exchange their state and how they ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONNECT_S = 5.0
 _ROUND_S = 0.2
 _FAREWELL_S = 10.0
 """How long node 0, which hosts the store, waits until the others know how the run ended."""
-_NO_CAUSES = (EndKind.LOST_NODE, EndKind.LAUNCHER, None)
+_CONSEQUENCES = (EndKind.LOST_NODE, EndKind.LAUNCHER, None)
 """Ends that may be consequences of another node's, or are no failure; a launcher loses the others like a
 rank."""
 EXIT_UNREACHABLE = 1
@@ -67,18 +67,18 @@ class Meeting:
     store: Any
     """A torch.distributed.TCPStore on node 0."""
     place: NodePlace
-    said: tuple[dict[str, Any], ...]
+    facts: tuple[dict[str, Any], ...]
     """By node: its facts, with its "host" and the "address" at which others reach it."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Each node as named in messages."""
-        return tuple(name_of(node, one["host"]) for node, one in enumerate(self.said))
+        return tuple(name_of(node, one["host"]) for node, one in enumerate(self.facts))
 
     @property
     def master_address(self) -> str:
         """Address at which the other nodes reached node 0, which may resolve its own name to 127.0.1.1."""
-        return str(self.said[1]["master_address"])
+        return str(self.facts[1]["master_address"])
 
     def tell(self, key: str, value: str) -> None:
         """Publish a value to all nodes.
@@ -144,7 +144,7 @@ class Meeting:
 
 
 def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
-    """Wait until all nodes have come, and return each one's facts.
+    """Wait until all nodes are connected, and return each one's facts.
 
     Args:
         run: the run's name, which must be equal on all nodes.
@@ -185,7 +185,7 @@ def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
         raise _not_come(place, missing)
     if not said:
         raise _not_reached(place, "it has disconnected")
-    return Meeting(store=store, place=place, said=tuple(said))
+    return Meeting(store=store, place=place, facts=tuple(said))
 
 
 def connect(place: NodePlace, master_address: str) -> Any:
@@ -362,7 +362,7 @@ class Peers:
         return verdict
 
     def _judge(self, own: RunEnd, lost: int | None) -> RunEnd:
-        causes = [(at, node) for node, (at, end) in self._ends.items() if end.kind not in _NO_CAUSES]
+        causes = [(at, node) for node, (at, end) in self._ends.items() if end.kind not in _CONSEQUENCES]
         if causes and self._meeting is not None:
             _, node = min(causes)
             _, end = self._ends[node]
@@ -425,12 +425,12 @@ class Peers:
         self._heard_at = time.monotonic()
 
 
-_TOLD = ("exit_code", "cause", "kind", "rank", "missing_bytes", "peak_bytes")
-"""Message in which a node reports its end to the others."""
+_END_FIELDS = ("exit_code", "cause", "kind", "rank", "missing_bytes", "peak_bytes")
+"""Fields of RunEnd that a node reports to the others."""
 
 
 def _to_text(at: float, end: RunEnd) -> str:
-    return json.dumps({"at": at} | {name: getattr(end, name) for name in _TOLD})
+    return json.dumps({"at": at} | {name: getattr(end, name) for name in _END_FIELDS})
 
 
 def _from_text(text: bytes) -> tuple[float, RunEnd]:

@@ -26,9 +26,9 @@ from zerofit.machine.port import free_port
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 
-_REDUCE_LIMIT_S = 40.0
+_ALL_REDUCE_LIMIT_S = 40.0
 """ASSUMPTION: importing torch and creating a group of all nodes takes less, unless something is wrong."""
-_REDUCED_BYTES = 4 << 20
+_ALL_REDUCE_BYTES = 4 << 20
 _CLOCK_S = 5.0
 _LEAST_FREE_BYTES = 10 * GIB
 _LEAST_MEMORY_SHARE = 0.95
@@ -53,26 +53,26 @@ def facts_of_node(plan: Plan, job: Job) -> dict[str, Any]:
     }
 
 
-def check_nodes(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[str, Any], ...]) -> None:
+def check_nodes(plan: Plan, names: tuple[str, ...], facts: tuple[dict[str, Any], ...]) -> None:
     """Check that all nodes can run one plan together; each node reaches the same result.
 
     Raises:
         UserError: a node differs from node 0, or lacks GPUs.
     """
-    for name, one in zip(names, said, strict=True):
+    for name, one in zip(names, facts, strict=True):
         _check_gpus(plan, name, one["gpus"])
-        for what in _ALIKE:
-            if one[what] != said[0][what]:
-                raise _differ(what, name, one[what], names[0], said[0][what])
+        for what in _EQUAL_FACTS:
+            if one[what] != facts[0][what]:
+                raise _nodes_differ(what, name, one[what], names[0], facts[0][what])
 
 
-def warnings_of(plan: Plan, job: Job, names: tuple[str, ...], said: tuple[dict[str, Any], ...]) -> list[str]:
+def warnings_of(plan: Plan, job: Job, names: tuple[str, ...], facts: tuple[dict[str, Any], ...]) -> list[str]:
     """Return warnings about possible problems, one sentence each."""
     found = []
-    if job.code_digest and said[0]["code"] != job.code_digest:
+    if job.code_digest and facts[0]["code"] != job.code_digest:
         found.append("the script's folder has changed since the submission that the plan is for")
     pins = plan.strategy.optimizer_offload is not OffloadDevice.NONE and not plan.topology.on_cpu
-    for name, one in zip(names, said, strict=True):
+    for name, one in zip(names, facts, strict=True):
         if one["free_bytes"] < _LEAST_FREE_BYTES:
             free = format_bytes(one["free_bytes"])
             found.append(f"{name} has {free} of disk left for the run folder, {job.run_folder}")
@@ -122,7 +122,7 @@ def _check_gpus(plan: Plan, name: str, gpus: list[tuple[str, int]]) -> None:
     )
 
 
-_ALIKE = {
+_EQUAL_FACTS = {
     "versions": (
         "nodes-differ-in-versions",
         "install the same versions, or use one environment on a shared disk",
@@ -136,7 +136,7 @@ _ALIKE = {
 """The facts that must be equal on all nodes: the error if one is not, and its fix."""
 
 
-def _differ(what: str, name: str, mine: Any, first: str, others: Any) -> UserError:
+def _nodes_differ(what: str, name: str, mine: Any, first: str, others: Any) -> UserError:
     """Return the error for a node that differs from node 0 in one of these facts."""
     if what != "versions":
         found = f"{name}: {mine[:12] or 'none'}, {first}: {others[:12] or 'none'}"
@@ -144,7 +144,7 @@ def _differ(what: str, name: str, mine: Any, first: str, others: Any) -> UserErr
         names = [one for one in sorted({*mine, *others}) if mine.get(one) != others.get(one)]
         pairs = (f"{one} {mine.get(one, 'missing')} and {others.get(one, 'missing')}" for one in names)
         found = f"{name} and {first}: {', '.join(pairs)}"
-    rule, fix = _ALIKE[what]
+    rule, fix = _EQUAL_FACTS[what]
     return UserError(
         rule,
         f"the nodes differ in their {what}",
@@ -161,7 +161,7 @@ def choose_interface(meeting: Meeting) -> str | None:
     By default gloo uses the interface of the node's own name, which on Debian is 127.0.1.1.
     """
     mine = meeting.place.node
-    other = meeting.master_address if mine else meeting.said[1]["address"]
+    other = meeting.master_address if mine else meeting.facts[1]["address"]
     interface = interface_to(other)
     if interface is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -183,7 +183,7 @@ def check_all_reduce(meeting: Meeting, peers: Peers, *, on_cpu: bool) -> float:
         (*command, str(place.node), str(place.num_nodes)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     try:
-        while process.poll() is None and time.monotonic() - started < _REDUCE_LIMIT_S:
+        while process.poll() is None and time.monotonic() - started < _ALL_REDUCE_LIMIT_S:
             time.sleep(_POLL_S)
             peers.check()
     finally:
@@ -192,7 +192,7 @@ def check_all_reduce(meeting: Meeting, peers: Peers, *, on_cpu: bool) -> float:
     took_s = time.monotonic() - started
     if process.returncode == 0:
         meeting.tell(f"reduced/{place.node}", "")
-    left_s = max(0.0, _REDUCE_LIMIT_S - took_s) if process.returncode == 0 else 0.0
+    left_s = max(0.0, _ALL_REDUCE_LIMIT_S - took_s) if process.returncode == 0 else 0.0
     silent = [
         meeting.names[node]
         for node in range(place.num_nodes)
@@ -201,10 +201,10 @@ def check_all_reduce(meeting: Meeting, peers: Peers, *, on_cpu: bool) -> float:
     if not silent:
         return took_s
     last = said.decode(errors="replace").strip().splitlines()
-    raise _not_added_up(meeting, silent, last[-1] if last else f"no answer in {took_s:.0f} s")
+    raise _all_reduce_failed(meeting, silent, last[-1] if last else f"no answer in {took_s:.0f} s")
 
 
-def _not_added_up(meeting: Meeting, silent: list[str], said: str) -> UserError:
+def _all_reduce_failed(meeting: Meeting, silent: list[str], said: str) -> UserError:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "unknown")
     return UserError(
         "nodes-cannot-reduce",
@@ -222,13 +222,13 @@ def _reduce(address: str, port: str, backend: str, rank: str, world_size: str) -
     import torch
     from torch import distributed
 
-    limit = timedelta(seconds=_REDUCE_LIMIT_S)
+    limit = timedelta(seconds=_ALL_REDUCE_LIMIT_S)
     method = f"tcp://{address}:{port}"
     distributed.init_process_group(
         backend, init_method=method, rank=int(rank), world_size=int(world_size), timeout=limit
     )
     device = "cpu" if backend == "gloo" else "cuda:0"
-    tensor = torch.ones(_REDUCED_BYTES // 4, device=device)
+    tensor = torch.ones(_ALL_REDUCE_BYTES // 4, device=device)
     distributed.all_reduce(tensor)
     if tensor[-1].item() != int(world_size):
         raise SystemExit(f"the sum is {tensor[-1].item()} instead of {world_size}")

@@ -25,7 +25,7 @@ from zerofit.launching.diagnose import EXIT_STOPPED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
+    from zerofit.launching.clusters.job import ClusterFlags, Submission
 
 JOIN_LIMIT_S = 900.0
 """Nodes are set up independently. ASSUMPTION, as for pods."""
@@ -33,7 +33,7 @@ OVER = ("SUCCEEDED", "CANCELLED", "FAILED")
 """Each FAILED_... too: sky/jobs/state.py, ManagedJobStatus (0.14)."""
 CLIENT = "sky"
 NO_SUCH_JOB = None
-"""Its queue leaves a forgotten job out."""
+"""Its queue omits unknown jobs."""
 _SUBMIT_LIMIT_S = 900.0
 """It uploads the work folder, and the first job starts the machine that controls all. ASSUMPTION."""
 _JOB_MOUNT = "~/zerofit-job"
@@ -42,10 +42,10 @@ _SPEC = re.compile(r"(\d+)x(.+)")
 
 
 def check(flags: ClusterFlags) -> None:
-    """Check what the user names, before anything is planned.
+    """Check the user's names of image and volume, before anything is planned.
 
     Raises:
-        UserError: a name that can't be.
+        UserError: one is invalid.
     """
     check_image(flags.image)
     _volume(flags)
@@ -57,11 +57,11 @@ def run_folder(folder: Path, flags: ClusterFlags) -> str:
     return f"{volume[1]}/zerofit-runs/{folder.name}" if volume else f"/tmp/zerofit-runs/{folder.name}"
 
 
-def render(to_submit: ToSubmit) -> Rendered:
+def render(submission: Submission) -> Rendered:
     """Return the job's file, and the command that submits it."""
-    job, flags, resources = to_submit.job, to_submit.flags, to_submit.resources
-    asked: dict[str, Any] = {"accelerators": _accelerators(to_submit)} if resources.gpus_per_node else {}
-    asked |= {
+    job, flags, resources = submission.job, submission.flags, submission.resources
+    requested: dict[str, Any] = {"accelerators": _accelerators(submission)} if resources.gpus_per_node else {}
+    requested |= {
         "cpus": f"{resources.cores_per_node}+",
         "memory": f"{math.ceil(resources.memory_bytes / GIB)}+",
         "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [EXIT_STOPPED]}
@@ -69,27 +69,27 @@ def render(to_submit: ToSubmit) -> Rendered:
         else {"max_restarts_on_errors": 0},
     }
     if flags.image is not None:
-        asked["image_id"] = f"docker:{flags.image.removeprefix('docker:')}"
+        requested["image_id"] = f"docker:{flags.image.removeprefix('docker:')}"
     volume = _volume(flags)
     mounts: dict[str, Any] = {
-        f"{_JOB_MOUNT}/{name}": str(to_submit.folder / name) for name in ("plan.json", "job.json")
+        f"{_JOB_MOUNT}/{name}": str(submission.folder / name) for name in ("plan.json", "job.json")
     }
     if volume:
         mounts[volume[1]] = {"source": volume[0], "mode": "MOUNT"}
-    variables = to_submit.environment
+    variables = submission.environment
     document = {
         "name": job_name(job.run),
         "num_nodes": resources.num_nodes,
         "workdir": ".",
-        "resources": asked,
+        "resources": requested,
         "file_mounts": mounts,
         "envs": {name: value for name, value in variables.items() if not is_secret(name, value)},
-        "run": "\n".join(_run(to_submit)) + "\n",
+        "run": "\n".join(_run(submission)) + "\n",
     }
     secrets = [name for name, value in variables.items() if is_secret(name, value)]
     if secrets:
         document["secrets"] = dict.fromkeys(secrets)
-    path = to_submit.folder / "job.sky.yaml"
+    path = submission.folder / "job.sky.yaml"
     words = [word for name in secrets for word in ("--secret", name)]
     return Rendered(
         files={path: yaml_text(document)},
@@ -98,10 +98,10 @@ def render(to_submit: ToSubmit) -> Rendered:
     )
 
 
-def _run(to_submit: ToSubmit) -> list[str]:
-    folder = to_submit.job.run_folder
+def _run(submission: Submission) -> list[str]:
+    folder = submission.job.run_folder
     launcher = (
-        f"{to_submit.python} -m {NODE_MODULE} {_JOB_MOUNT} "
+        f"{submission.python} -m {NODE_MODULE} {_JOB_MOUNT} "
         f'--node "$SKYPILOT_NODE_RANK" --address "$first" --port {_PORT}'
     )
     return [
@@ -112,14 +112,14 @@ def _run(to_submit: ToSubmit) -> list[str]:
     ]
 
 
-def _accelerators(to_submit: ToSubmit) -> str:
+def _accelerators(submission: Submission) -> str:
     """Return the GPUs of a node in SkyPilot's names: "H100:8", "A100-80GB:8", "A100:8" with 40 GB."""
-    found = _SPEC.fullmatch(to_submit.gpus or "")
+    found = _SPEC.fullmatch(submission.gpus or "")
     if found is None:
         raise UserError(
             "gpus-missing",
             "SkyPilot needs the GPU model",
-            found=f"--gpus {to_submit.gpus}" if to_submit.gpus else "--plan without --gpus",
+            found=f"--gpus {submission.gpus}" if submission.gpus else "--plan without --gpus",
             why="it searches for a cloud that has it",
             fix="set it as in --gpus 8xH100",
         )

@@ -15,7 +15,7 @@ from zerofit.launching.diagnose import EXIT_STOPPED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.launching.clusters.job import ClusterFlags, ToSubmit
+    from zerofit.launching.clusters.job import ClusterFlags, Submission
 
 JOIN_LIMIT_S = 40.0
 """Slurm starts all nodes of a job together. With the checks, an error is reported within a minute."""
@@ -24,29 +24,29 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMO
 CLIENT = "sbatch"
 NO_SUCH_JOB = "Invalid job id"
 """Messages of the clients for a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
-_FIRST_PORT, _PORTS = 20000, 20000
+_LOWEST_PORT, _NUM_PORTS = 20000, 20000
 """Jobs on the same node must not share a port: it is derived from the job id."""
 _FAREWELL_S = 60
 """How long srun waits for the other nodes after one has ended; they agree on the cause before."""
 _WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
 
 
-def render(to_submit: ToSubmit) -> Rendered:
+def render(submission: Submission) -> Rendered:
     """Return the sbatch script, and the command that submits it."""
-    path = to_submit.folder / "job.sbatch"
+    path = submission.folder / "job.sbatch"
     sbatch = ("sbatch", "--parsable")
     return Rendered(
-        files={path: _script(to_submit)},
+        files={path: _script(submission)},
         command=(*sbatch, str(path)),
         checks=(("sbatch", "--test-only", str(path)),),
     )
 
 
-def _script(to_submit: ToSubmit) -> str:
-    job, flags, resources = to_submit.job, to_submit.flags, to_submit.resources
+def _script(submission: Submission) -> str:
+    job, flags, resources = submission.job, submission.flags, submission.resources
     folder = job.run_folder
     options = {
-        "job-name": f"zerofit-{_plain(job.run)}",
+        "job-name": f"zerofit-{_without_specials(job.run)}",
         "nodes": resources.num_nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": resources.gpus_per_node or None,
@@ -61,11 +61,11 @@ def _script(to_submit: ToSubmit) -> str:
         "chdir": job.work_dir,
         "output": f"{folder.replace('%', '%%')}/slurm-%j.out",
         "open-mode": "append",
-        "export": ",".join(to_submit.environment) or "NIL",
+        "export": ",".join(submission.environment) or "NIL",
     }
     lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
     requeue = "--requeue" if job.max_requeues else "--no-requeue"
-    launcher = f"{shlex.quote(to_submit.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
+    launcher = f"{shlex.quote(submission.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
     node = shlex.quote(f'exec {launcher} --node "$SLURM_NODEID" --address "$0" --port "$1"')
     return "\n".join(
         [
@@ -75,7 +75,7 @@ def _script(to_submit: ToSubmit) -> str:
             f"#SBATCH {requeue}",
             "set -u",
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            f"port=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
+            f"port=$(({_LOWEST_PORT} + SLURM_JOB_ID % {_NUM_PORTS}))",
             "# One launcher a node; SLURM_NODEID is known only inside the step, so it is read there.",
             *launcher_lines(
                 f"srun --ntasks-per-node=1 --cpus-per-task={resources.cores_per_node} --kill-on-bad-exit=0 "
@@ -91,7 +91,7 @@ def _script(to_submit: ToSubmit) -> str:
 
 
 def _requeued(most: int) -> tuple[str, ...]:
-    """Return shell lines that start the job again after it was told to stop, at most so many times."""
+    """Return shell lines that requeue the job after it was told to stop, at most `most` times."""
     return (
         f'if [ "$code" -eq {EXIT_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]',
         "then",
@@ -105,7 +105,7 @@ def _minutes(seconds: int | None) -> int | None:
     return None if seconds is None else max(1, math.ceil(seconds / 60))
 
 
-def _plain(name: str) -> str:
+def _without_specials(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
@@ -116,7 +116,7 @@ def _quoted(value: object) -> str:
 
 
 def check_folders(*folders: Path) -> None:
-    """Check that sbatch can read the folders of a job, each in a line of its own.
+    """Check that sbatch can read the folders of a job, each on its own line.
 
     Raises:
         UserError: one has a line break or another control character in its name.
@@ -133,10 +133,10 @@ def check_folders(*folders: Path) -> None:
 
 
 def check(flags: ClusterFlags) -> None:
-    """Check what the user names on the cluster, before anything is planned.
+    """Check the user's names of partition, account and features, before anything is planned.
 
     Raises:
-        UserError: a name that Slurm can't have.
+        UserError: one is invalid.
     """
     for flag, name in (("--partition", flags.partition), ("--account", flags.account)):
         if name is not None and not _WORD.fullmatch(name):

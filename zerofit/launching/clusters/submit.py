@@ -28,17 +28,16 @@ from zerofit.launching.clusters.job import (
     ClusterFlags,
     Job,
     Rendered,
-    ToSubmit,
+    Submission,
     check_no_deepspeed_env,
     code_digest,
     job_to_json,
     num_steps_of,
-    passed_on,
     resources_of,
+    variables_to_pass,
 )
 from zerofit.launching.launch import check_rules
-from zerofit.launching.nodes import Nodes
-from zerofit.launching.prepare import specified_machine
+from zerofit.launching.nodes import Nodes, specified_machine
 from zerofit.launching.run_folder import (
     RUNS,
     RunFolder,
@@ -65,7 +64,7 @@ from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import check_script, script_target
+from zerofit.scripts.target import check_script, script_path, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,7 +151,7 @@ def submit(
     target = script_target(script, arguments, module=module)
     engine, flags = ClusterEngine(on), cluster or ClusterFlags()
     model, elsewhere, request = settings_of({**settings, "gpus": gpus, "num_nodes": num_nodes, "plan": plan})
-    check_script(script, module=module)
+    check_script(target)
     _check_flags_of(engine, flags)
     _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
     _check_no_secrets(target)
@@ -160,7 +159,7 @@ def submit(
     scheduler.check(flags)
     check_no_deepspeed_env(Path.cwd(), Path.home())
     shares_disks = engine is ClusterEngine.SLURM
-    names = passed_on(os.environ, flags.env, shares_disks=shares_disks)
+    names = variables_to_pass(os.environ, flags.env, shares_disks=shares_disks)
     check_run_dir(Path(run_dir))
     if engine is ClusterEngine.SLURM:
         slurm.check_folders(Path.cwd(), Path(run_dir).absolute())
@@ -173,8 +172,8 @@ def submit(
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
     to_launch = PlannedLaunch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)
-    if flags.max_requeues and (why_once := _why_once(engine, flags, script, can_resume=way.is_known)):
-        observer.say(f"{why_once} is not restarted")
+    if flags.max_requeues and (why_not := _why_not_restarted(engine, flags, script, can_resume=way.is_known)):
+        observer.say(f"{why_not} is not restarted")
         flags = replace(flags, max_requeues=0)
     if (lost := _lost_output_folder(plan, engine, flags)) is not None:
         observer.say(lost)
@@ -182,7 +181,7 @@ def submit(
     if flags.wall_time_s is None:
         _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
     folder = (run_folder if dry_run else new_run_folder)(Path(run_dir), target=script, at=datetime.now())
-    to_submit = ToSubmit(
+    submission = Submission(
         job=Job(
             run=folder.path.name,
             target=target,
@@ -211,22 +210,26 @@ def submit(
         sets = "" if engine is ClusterEngine.SKYPILOT else ": --time sets one"
         observer.say(f"the number of steps or their time is unknown, and {limit}{sets}")
     try:
-        rendered: Rendered = scheduler.render(to_submit)
+        rendered: Rendered = scheduler.render(submission)
     except UserError:
         if not dry_run:
             shutil.rmtree(folder.path)
         raise
     files = {
         folder.plan: plan_to_json(plan),
-        folder.path / JOB_FILE: job_to_json(to_submit.job),
+        folder.path / JOB_FILE: job_to_json(submission.job),
         **rendered.files,
     }
-    run = SubmittedRun(plan=plan, folder=folder.path, files=files, command=rendered.command_line, job_id=None)
-    return run if dry_run else _hand_over(run, folder, rendered, engine, flags, observer)
+    run = SubmittedRun(
+        plan=plan, folder=folder.path, files=files, command=shlex.join(rendered.command), job_id=None
+    )
+    return run if dry_run else _submit_job(run, folder, rendered, engine, flags, observer)
 
 
-def _why_once(engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_resume: bool) -> str | None:
-    """Return why a run can't be resumed, as the start of a sentence; None if it can."""
+def _why_not_restarted(
+    engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_resume: bool
+) -> str | None:
+    """Return why a run is not restarted, as the start of a sentence; None if it is."""
     if not can_resume:
         return f"{script} shows no way to resume from a checkpoint, so its run"
     if engine is not ClusterEngine.SLURM and flags.volume is None:
@@ -235,7 +238,7 @@ def _why_once(engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_re
     return None
 
 
-def _hand_over(
+def _submit_job(
     run: SubmittedRun,
     folder: RunFolder,
     rendered: Rendered,
@@ -292,7 +295,7 @@ def _plan(
     specified = specified_machine(elsewhere, nodes=Nodes(num_nodes=request.num_nodes))
     ranks_to_plan(request, specified.machine, num_nodes=request.num_nodes)
     if model.model is not None:
-        named = named_model(model, script=None if target[0] == "-m" else target[0])
+        named = named_model(model, script=script_path(target))
         plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=observer)
         return plan
     check_model_flags(model)
@@ -421,7 +424,7 @@ def _check_no_secrets(target: tuple[str, ...]) -> None:
         )
 
 
-_OUT_OF_REACH = (
+_UNREACHABLE_MESSAGES = (
     *("connection refused", "did you specify the right host or port", "unable to connect to the server"),
     *("no such host", "i/o timeout", "no configuration has been provided", "current-context is not set"),
     *("unable to contact slurm controller", "could not establish a configuration source"),
@@ -433,7 +436,7 @@ Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tool
 Go's net package; slurm/src/common/slurm_errno.c and read_config.c; urllib3/exceptions.py, MaxRetryError;
 skypilot/sky/exceptions.py, ApiServerConnectionError.
 """
-_REACH = {
+_REACHABILITY_CHECKS = {
     "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` tells if one responds",
     "sky": "`sky status` tells if its server responds",
 }
@@ -446,7 +449,7 @@ def _unreachable(command: tuple[str, ...], said: str) -> UserError:
         f"{command[0]} can't reach its scheduler",
         found=f"`{shlex.join(command)}`: {said}",
         why="the client is not configured for a cluster, or the cluster does not respond",
-        fix=_REACH.get(
+        fix=_REACHABILITY_CHECKS.get(
             command[0],
             "`scontrol ping` tells if Slurm responds; submit where it does, such as on a login node",
         ),
@@ -487,7 +490,7 @@ def run_client(command: tuple[str, ...], *, limit_s: float = CLIENT_LIMIT_S) -> 
         return done.stdout
     lines = (done.stderr or done.stdout).strip().splitlines()
     said = lines[-1] if lines else f"exit code {done.returncode}"
-    if any(word in line.lower() for line in lines for word in _OUT_OF_REACH):
+    if any(word in line.lower() for line in lines for word in _UNREACHABLE_MESSAGES):
         raise _unreachable(command, said)
     raise UserError(
         "scheduler-refused",

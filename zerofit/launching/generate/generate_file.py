@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _TARGET = "generate"
 """Used in the names of run folders."""
-_MUST_SAY = {
+_REQUIRED_ON_NODES = {
     "zero_stage": "--zero-stage",
     "param_offload": "--param-offload",
     "micro_batch_size": "--batch-size",
@@ -152,7 +152,7 @@ def generate_file(
     lines = prompt_files.read_prompts_file(prompts)
     folder = models.find_model(model)
     tokenizer_folder = models.find_tokenizer(tokenizer, model=folder, model_text=model)
-    facts, config = models.generating_facts(model, folder, trust_remote_code=trust_remote_code)
+    facts, config = models.facts_for_generation(model, folder, trust_remote_code=trust_remote_code)
     loaded = models.load_tokenizer(
         tokenizer_folder, chat_template=chat_template, trust_remote_code=trust_remote_code
     )
@@ -163,7 +163,7 @@ def generate_file(
     prompt_files.check_lengths(
         found,
         max_new_tokens=whole.max_new_tokens,
-        positions=models.generating_positions(facts, config).less(num_drafted),
+        positions=models.positions_for_generation(facts, config).less(num_drafted),
         has_encoder=bool(config.is_encoder_decoder),
     )
     if lines.num_blank:
@@ -202,7 +202,7 @@ def _check_nodes(request: Request, out: str) -> None:
             why="the ranks of all nodes write their results beside it, to be merged at the end",
             fix="name a file on a file system that all nodes share",
         )
-    missing = ", ".join(flag for name, flag in _MUST_SAY.items() if getattr(request, name) is None)
+    missing = ", ".join(flag for name, flag in _REQUIRED_ON_NODES.items() if getattr(request, name) is None)
     if missing:
         raise UserError(
             "nodes-need-one-plan",
@@ -239,7 +239,7 @@ def _plan(
     """Return the plan, if it fits."""
     from zerofit.generation.results.parts import parts_folder
     from zerofit.launching.checks import check_gpu_is_here, check_nvme_path
-    from zerofit.launching.generate.output import drawn_batch_size
+    from zerofit.launching.generate.output import earlier_batch_size
     from zerofit.machine.this_node import probe_machine
     from zerofit.machine.versions import probe_versions
     from zerofit.planning.inference.plan_inference import plan_inference
@@ -248,7 +248,7 @@ def _plan(
     from zerofit.planning.plan import DOES_NOT_FIT
 
     # The batch determines the seed: resumed sampling must use the original batches.
-    drawn = drawn_batch_size(out) if settings.samples and request.micro_batch_size is None else None
+    drawn = earlier_batch_size(out) if settings.samples and request.micro_batch_size is None else None
     machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=request.on_cpu)
     if not request.on_cpu:
         check_gpu_is_here(machine)
@@ -267,7 +267,7 @@ def _plan(
         request=request if drawn is None else replace(request, micro_batch_size=drawn),
     )
     if drawn is not None:
-        plan = _drawn_before(plan, parts_folder(Path(out)))
+        plan = _with_earlier_batch_size(plan, parts_folder(Path(out)))
     observer.show(f"{inference_table(plan)}\n")
     if not plan.fits:
         raise UserError(
@@ -282,7 +282,7 @@ def _plan(
     return plan
 
 
-def _drawn_before(plan: InferencePlan, parts: Path) -> InferencePlan:
+def _with_earlier_batch_size(plan: InferencePlan, parts: Path) -> InferencePlan:
     """Return the plan with the unfinished results as reason for its batch size."""
     why = f"from the unfinished results in {parts}: other batches sample other tokens"
     suggestions = {"leave out --batch-size": f"rm -r {parts}, to restart with smaller batches"}

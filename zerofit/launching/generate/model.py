@@ -88,7 +88,7 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
     return tokenizer
 
 
-def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tuple[ModelFacts, Any]:
+def facts_for_generation(text: str, folder: Path, *, trust_remote_code: bool) -> tuple[ModelFacts, Any]:
     """Return a model's facts and transformers' config of it.
 
     Raises:
@@ -110,7 +110,7 @@ def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tup
     )
 
 
-def generating_positions(facts: ModelFacts, config: Any) -> Positions:
+def positions_for_generation(facts: ModelFacts, config: Any) -> Positions:
     """Return a model's maximum numbers of tokens, as the ranks will read them."""
     from zerofit.generation.model_kind import positions_of
 
@@ -151,7 +151,7 @@ def _check_weights(folder: Path, text: str) -> None:
         "model-folder-without-weights",
         "the model's folder has no weights",
         found=f"--model {text}, with {listed} in it",
-        why=f"expected are {' or '.join(_WHOLE)}, or shards with an index",
+        why=f"it needs {' or '.join(_WHOLE)}, or shards with an index",
         fix="name a folder written by save_pretrained; convert a ZeRO checkpoint with zero_to_fp32.py",
     )
 
@@ -160,11 +160,13 @@ def _check_shards(index: Path, text: str) -> None:
     try:
         shards = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _not_whole(f"{index}: {error or type(error).__name__}") from None
+        raise _incomplete_weights(f"{index}: {error or type(error).__name__}") from None
     missing = [name for name in shards if not (index.parent / name).is_file()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise _not_whole(f"--model {text}: {', '.join(missing[:3])}{more} missing of {len(shards)} shards")
+        raise _incomplete_weights(
+            f"--model {text}: {', '.join(missing[:3])}{more} missing of {len(shards)} shards"
+        )
     for name in shards:
         _check_whole(index.parent / name)
 
@@ -179,10 +181,10 @@ def _check_whole(file: Path) -> None:
         with safe_open(file, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
-        raise _not_whole(f"{file}: {error}") from None
+        raise _incomplete_weights(f"{file}: {error}") from None
 
 
-def _not_whole(found: str) -> UserError:
+def _incomplete_weights(found: str) -> UserError:
     return UserError(
         "model-weights-not-whole",
         "the model's weights are incomplete",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STDOUT = "-"
-_READER_HAS_GONE = 141
+_BROKEN_PIPE = 141
 """A shell's exit code for a process ended by SIGPIPE."""
 
 
@@ -48,7 +48,7 @@ def check_out(out: str) -> None:
         raise not_writable(f"{os.strerror(errno.EACCES)}: {path.parent}", flag="--out FILE")
 
 
-def drawn_batch_size(out: str) -> int | None:
+def earlier_batch_size(out: str) -> int | None:
     """Return the batch size of an earlier run's results; None if there are none."""
     try:
         return None if out == STDOUT else kept_batch_size(Path(out))
@@ -98,5 +98,5 @@ def copy_to_stdout(path: Path) -> None:
             found=f"--out -: {error.strerror}",
             why="its reader has exited, or its disk is full",
             fix=f"all results are in {path}",
-            exit_code=_READER_HAS_GONE if error.errno == errno.EPIPE else 1,
+            exit_code=_BROKEN_PIPE if error.errno == errno.EPIPE else 1,
         ) from None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zerofit.generation.prompt_lines import Chat, PromptLine, PromptLines
 
 STDIN = "-"
-_AT_A_TIME = 1000
+_TEXTS_PER_CALL = 1000
 """Texts encoded in one call. ASSUMPTION: enough for all cores, with an output of megabytes."""
 _FORMATS = {
     ".txt": PromptFormat.TEXT,
@@ -164,11 +164,11 @@ def _encoded(texts: Sequence[str], are_chats: Sequence[bool], tokenizer: Any) ->
     """Return the tokens of texts; chats have special tokens from their template."""
     found: list[array[int]] = []
     for is_chat, group in groupby(zip(are_chats, texts, strict=True), key=itemgetter(0)):
-        alike = [text for _, text in group]
-        for begin in range(0, len(alike), _AT_A_TIME):
-            some = alike[begin : begin + _AT_A_TIME]
+        group_texts = [text for _, text in group]
+        for begin in range(0, len(group_texts), _TEXTS_PER_CALL):
+            chunk = group_texts[begin : begin + _TEXTS_PER_CALL]
             # Not verbose: the tokenizer warns about its own maximum, which is not the model's.
-            encoded = tokenizer(some, add_special_tokens=not is_chat, verbose=False)
+            encoded = tokenizer(chunk, add_special_tokens=not is_chat, verbose=False)
             found += (array("i", ids) for ids in encoded["input_ids"])
     return found
 

@@ -14,7 +14,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
 from zerofit.generation.generation_job import GenerationJob, job_to_json
 from zerofit.generation.results.parts import check_claim, kept_lines, not_writable, parts_folder
-from zerofit.launching.generate.output import STDOUT, drawn_batch_size
+from zerofit.launching.generate.output import STDOUT, earlier_batch_size
 from zerofit.launching.start import PlannedLaunch, launch_files
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zerofit.planning.inference.problem import InferencePlan
 
 _PROGRAM = "zerofit.generation.program"
-_DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})
+_FINGERPRINTED = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})
 """Extensions of the files of a model and tokenizer that affect the results."""
 
 
@@ -74,7 +74,7 @@ class GenerationRun:
             check_claim(out, fingerprint=self.fingerprint, resume=True)
             return len(kept_lines(out))
         except UserError as error:
-            drawn, batch_size = drawn_batch_size(self.out), self.plan.batch_size
+            drawn, batch_size = earlier_batch_size(self.out), self.plan.batch_size
             if (
                 error.rule == "generate-other-parts"
                 and self.settings.samples
@@ -149,5 +149,5 @@ def _prompt_line(prompt: Prompt) -> str:
 
 def _stamp(folder: Path) -> list[Any]:
     """Return a stamp that changes with a folder's files, without reading gigabytes."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _DECIDING)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _FINGERPRINTED)
     return [str(folder), [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]]

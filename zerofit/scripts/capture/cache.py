@@ -20,6 +20,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked
 from zerofit.scripts.capture.journal import MAX_FILES_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,9 +103,10 @@ def load(
 
 def stamp_inputs(run: ScriptRun) -> InputStamps:
     """Return the stamp of each file and folder that a run's arguments name, and of link targets."""
-    script = [] if run.target[0] == "-m" else [run.cwd / run.target[0]]
-    arguments = argument_paths(masked(run.target), run.cwd)
-    named = {os.path.abspath(path) for path in (*script, *arguments)}
+    paths = argument_paths(masked(run.target), run.cwd)
+    if (script := script_path(run.target)) is not None:
+        paths.append(run.cwd / script)
+    named = {os.path.abspath(path) for path in paths}
     named |= {os.path.realpath(path) for path in named}
     stamps = {path: _stamp(Path(path)) for path in sorted(named)}
     return InputStamps(stamps=stamps, started_ns=time.time_ns())

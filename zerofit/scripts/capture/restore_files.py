@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.capture.journal import COPIES, Change, JournalEntry, read_entries
+from zerofit.scripts.target import script_arguments, script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,8 @@ def places(
     named = [environment[name] for name in _CACHE_VARIABLES if os.path.isabs(environment.get(name, ""))]
     flagged = [str(cwd / value) for flag, value in _arguments(target) if "cache" in flag]
     at_home = [str(home / name) for name in _CACHES_AT_HOME]
-    here = [cwd] if target[0] == "-m" else [cwd, (cwd / target[0]).parent]
+    script = script_path(target)
+    here = [cwd] if script is None else [cwd, (cwd / script).parent]
     caches = [*named, *flagged, *at_home, *(str(_TMP / name) for name in _CACHES_IN_TMP)]
     return {
         "roots": [str(path) for path in (*here, *argument_paths(target, cwd))],
@@ -72,7 +74,7 @@ def _arguments(target: tuple[str, ...]) -> list[tuple[str, str]]:
     """
     found = []
     last = ""
-    for word in target[2 if target[0] == "-m" else 1 :]:
+    for word in script_arguments(target):
         flag, _, value = word.partition("=") if word.startswith("-") else (last, "", word)
         if value and len(value) < _MAX_CHARACTERS and "\0" not in value:
             found.append((flag, value))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.strategy import ZeroStage
 from zerofit.generation.gathering import each_whole, missing_bytes
 from zerofit.generation.ranks.meeting import Advice, meet
-from zerofit.generation.script_place import script_line
+from zerofit.generation.script_line import script_line
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:

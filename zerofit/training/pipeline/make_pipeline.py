@@ -10,7 +10,7 @@ import torch
 
 from zerofit.core.errors import UserError
 from zerofit.generation.ranks.meeting import meet
-from zerofit.generation.script_place import script_line
+from zerofit.generation.script_line import script_line
 from zerofit.models.changes.stages import (
     blocks_by_stage,
     check_stages,

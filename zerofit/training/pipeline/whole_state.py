@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from zerofit.core.errors import UserError
 from zerofit.generation.ranks.meeting import Advice, meet
-from zerofit.generation.script_place import script_line
+from zerofit.generation.script_line import script_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Stores what a finished run needed in this machine's observations, for later plans."""
+"""Stores a finished run's peak memory and step time in this machine's observations, for later plans."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.launching.diagnose import EndKind
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
+from zerofit.scripts.target import script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 
 
-def note_run(
+def store_observation(
     plan: Plan,
     target: tuple[str, ...],
     verdict: RunEnd,
@@ -30,7 +31,7 @@ def note_run(
     peak_host_bytes: int,
     step_time_s: float | None,
 ) -> None:
-    """Store a run that has finished or ran out of GPU memory; others have no useful peak.
+    """Store the observation of a run that succeeded or ran out of GPU memory; others have no useful peak.
 
     Args:
         target: the script or `-m module`, and its arguments, which are not stored.
@@ -46,7 +47,7 @@ def note_run(
     step_time = None if estimate is None else estimate.step_time
     one = Observation(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
-        script=target[1] if target[0] == "-m" else target[0],
+        script=script_path(target) or target[1],
         subject=subject_of(plan.capture, plan.workload),
         strategy=plan.strategy,
         topology=plan.topology,
@@ -68,7 +69,7 @@ def note_run(
 
 
 def _peaks(ranks: Mapping[int, RankObservation], verdict: RunEnd) -> tuple[ObservedPeak, ...]:
-    """Return the peaks by phase, each of the rank with the maximum, including a failed allocation."""
+    """Return the peak of each phase over all ranks, including a failed allocation."""
     largest: dict[str, ObservedPeak] = {}
     for rank in ranks.values():
         for phase, peak in rank.peaks.items():

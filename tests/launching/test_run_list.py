@@ -1,4 +1,4 @@
-"""`zerofit runs list` and `prune`: what goes, and what never does."""
+"""`zerofit runs list` and `prune`: which runs are removed, and which never are."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def test_runs_are_listed_with_their_size_and_state(kept: Path) -> None:
         (("--keep-last", "0", "--older-than", "30"), {_OK, _FAILED, _KILLED}),
     ],
 )
-def test_only_what_the_limits_allow_goes(kept: Path, arguments: tuple[str, ...], removed: set[str]) -> None:
+def test_only_runs_past_all_limits_are_removed(
+    kept: Path, arguments: tuple[str, ...], removed: set[str]
+) -> None:
     before = _names(kept)
     would = _runs(kept, "prune", "--dry-run", *arguments).check()
     assert _names(kept) == before
@@ -104,7 +106,7 @@ def test_only_what_the_limits_allow_goes(kept: Path, arguments: tuple[str, ...],
         assert f"zerofit: kept {_AGAIN}: it contains recovery-1/mine.txt\n" in done.stderr
 
 
-def test_a_run_that_runs_stays(kept: Path) -> None:
+def test_a_running_run_is_kept(kept: Path) -> None:
     plan = kept / "zerofit-runs" / _KILLED / "plan.json"
     rank = subprocess.Popen([sys.executable, "-c", "input()", str(plan)], stdin=subprocess.PIPE)
     try:
@@ -115,7 +117,7 @@ def test_a_run_that_runs_stays(kept: Path) -> None:
         rank.communicate(b"\n")
 
 
-def test_a_submitted_run_that_has_not_begun_stays(kept: Path) -> None:
+def test_a_submitted_run_that_has_not_started_is_kept(kept: Path) -> None:
     _make(kept, "2026-01-06_00-00-00-queued", None, "job.json", "submitted.json")
     _runs(kept, "prune", "--keep-last", "0").check()
     assert "2026-01-06_00-00-00-queued" in _names(kept)
@@ -155,7 +157,7 @@ def _slurm_says(folder: Path, script: str) -> str:
         ),
     ],
 )
-def test_the_scheduler_says_whether_a_job_without_a_record_may_run(
+def test_the_scheduler_is_asked_about_a_job_without_a_record(
     kept: Path, says: str, state: str, end: str | None
 ) -> None:
     (_make_job(kept) / "slurm-7.out").write_text("loss 1.0\n")
@@ -177,7 +179,7 @@ def test_the_scheduler_says_whether_a_job_without_a_record_may_run(
     assert (_JOB in _names(kept)) == (state == "running")
 
 
-def test_a_forgotten_job_is_not_refused_but_over(kept: Path) -> None:
+def test_a_job_unknown_to_the_scheduler_counts_as_ended(kept: Path) -> None:
     _make_job(kept)
     says = "echo 'scancel: error: Kill job error on job id 7: Invalid job id specified' >&2; exit 1"
     cancel = (sys.executable, "-m", "zerofit", "runs", "cancel", _JOB)
@@ -187,7 +189,7 @@ def test_a_forgotten_job_is_not_refused_but_over(kept: Path) -> None:
     assert "why:   slurm job 7 is no longer known to the scheduler" in run.stderr
 
 
-def test_a_saved_run_goes_once_no_scheduler_starts_it_again(kept: Path) -> None:
+def test_a_stopped_run_is_removed_once_it_will_not_be_requeued(kept: Path) -> None:
     folder = _make_job(kept, "stop")
     (folder / "run.json").write_text(json.dumps({"exit_code": 75, "kind": "stopped"}))
     path = _slurm_says(kept, f"cat {kept}/says")
@@ -199,7 +201,7 @@ def test_a_saved_run_goes_once_no_scheduler_starts_it_again(kept: Path) -> None:
     assert _JOB not in _names(kept)
 
 
-def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:
+def test_a_run_without_a_record_but_with_new_files_is_kept(kept: Path) -> None:
     (kept / "zerofit-runs" / _KILLED / "logs" / "rank0.log").write_text("of another node")
     assert f"unknown    {_KILLED}\n" in _runs(kept, "list").check().stdout
     status = _runs(kept, "status", _KILLED).check().stdout
@@ -208,7 +210,7 @@ def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:
     assert _KILLED in _names(kept)
 
 
-def test_a_prune_without_a_limit_is_refused(kept: Path) -> None:
+def test_prune_without_a_limit_is_refused(kept: Path) -> None:
     done = _runs(kept, "prune")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "without a limit all runs would be removed: use --older-than DAYS" in done.stderr

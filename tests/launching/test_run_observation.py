@@ -1,4 +1,4 @@
-"""Needs of a run are in this machine's store once it has ended."""
+"""A finished run's peak memory and step time are stored in this machine's observations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
 from zerofit.core.strategy import Strategy
 from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.hang import closing_line
-from zerofit.launching.note_run import note_run
+from zerofit.launching.run_observation import store_observation
 from zerofit.machine.observations import read_observations, subject_of
 
 
@@ -56,7 +56,7 @@ def test_steps_and_memory_of_a_finished_run(
         ),
     ],
 )
-def test_what_a_run_took_is_said_in_one_line(
+def test_closing_line(
     ranks: tuple[RankObservation, ...], duration_s: float, predicted_bytes: int | None, line: str
 ) -> None:
     assert closing_line(ranks, duration_s, predicted_bytes) == line
@@ -68,7 +68,7 @@ def _rank(reserved_bytes: int, *, step: int) -> RankObservation:
 
 
 @pytest.mark.parametrize(
-    ("kind", "step", "is_noted"),
+    ("kind", "step", "is_stored"),
     [
         (None, 5, True),
         (None, 0, False),
@@ -77,8 +77,8 @@ def _rank(reserved_bytes: int, *, step: int) -> RankObservation:
         (EndKind.SIGNAL, 5, False),
     ],
 )
-def test_runs_that_are_noted(
-    kind: EndKind | None, step: int, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_that_are_stored(
+    kind: EndKind | None, step: int, is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -93,9 +93,9 @@ def test_runs_that_are_noted(
     )
     end = RunEnd(exit_code=1 if kind else 0, cause=None, kind=kind, phase=Phase.FORWARD, peak_bytes=50)
     ranks = {0: _rank(20, step=step), 1: _rank(30, step=step)}
-    note_run(plan, ("train.py", "--token", "x"), end, ranks, peak_host_bytes=9, step_time_s=None)
+    store_observation(plan, ("train.py", "--token", "x"), end, ranks, peak_host_bytes=9, step_time_s=None)
     found = read_observations()
-    assert len(found) == is_noted
+    assert len(found) == is_stored
     for one in found:
         assert (one.script, one.host_bytes, one.peak_reserved_bytes) == ("train.py", 9, 50 if kind else 30)
         assert one.is_out_of_memory is (kind is not None)

@@ -21,7 +21,7 @@ _CODE_CHARACTERS = 90
 """Maximum characters quoted of a line of code. ASSUMPTION: the start matters."""
 _ENTRIES = ("<module>", "main")
 """Entry functions of scripts, whose callers are not worth naming."""
-_NOWHERE = "a line that can't be told"
+_NOWHERE = "an unknown line"
 
 
 def script_line() -> str:
@@ -32,7 +32,7 @@ def script_line() -> str:
     return _line_of(_script_frames(sys._getframe(1)) or _script_frames(_main_frame()))
 
 
-def main_place() -> str:
+def main_thread_line() -> str:
     """Return the main thread's line of the user's script, with its code."""
     frames = _script_frames(_main_frame())
     line = _line_of(frames)

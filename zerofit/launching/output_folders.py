@@ -1,4 +1,4 @@
-"""Output folders of a run that starts over: what the attempt before wrote is moved out of its way."""
+"""Output folders of a failed attempt are moved aside, so that the next one can start over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def new_folders(target: tuple[str, ...], capture: Capture | None, *, cwd: Path) -> tuple[Path, ...]:
-    """Return the paths that a script may make its output folders: named by its arguments, and not there yet.
+    """Return the paths that a script may create as output folders: in its arguments, and not existing yet.
 
     Args:
         target: the script and its arguments.
@@ -30,7 +30,7 @@ def new_folders(target: tuple[str, ...], capture: Capture | None, *, cwd: Path) 
 
 
 def move_aside(folders: Iterable[Path], *, number: int) -> dict[Path, Path]:
-    """Move the folders that an attempt made, so that the next one finds none of its own; remove empty ones.
+    """Move the folders that an attempt created out of the way of the next one; remove empty ones.
 
     A script like transformers' run_clm refuses an output folder that contains files.
 
@@ -39,7 +39,7 @@ def move_aside(folders: Iterable[Path], *, number: int) -> dict[Path, Path]:
         number: of the recovery.
 
     Returns:
-        The new place of each folder that was moved, beside it: OUT.before-recovery-1.
+        The new path of each moved folder, beside the old one: OUT.before-recovery-1.
     """
     moved = {}
     for folder in folders:

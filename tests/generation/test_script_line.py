@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import zerofit
-from zerofit.generation.script_place import is_handled_by_main_thread, main_place, script_line
+from zerofit.generation.script_line import is_handled_by_main_thread, main_thread_line, script_line
 
 _HERE = f"{os.path.relpath(__file__)}"
 
@@ -84,7 +84,7 @@ def test_the_main_threads_place_is_seen_from_another_thread() -> None:
     def look() -> None:
         until = time.monotonic() + 10
         while not seen or ("start()" in seen[-1] and time.monotonic() < until):
-            seen.append(main_place())
+            seen.append(main_thread_line())
 
     thread = threading.Thread(target=look)
     thread.start()

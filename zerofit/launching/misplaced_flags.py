@@ -18,11 +18,11 @@ _WORD = re.compile(r"[A-Za-z_][\w-]*")
 _PARSERS_OF_ANYTHING = frozenset(
     {"argv", "hydra", "OmegaConf", "fire", "tyro", "jsonargparse", "LightningCLI"}
 )
-"""Names in a source by which it may accept any flag: pass-through, or classes defined elsewhere."""
+"""Names in a source that may accept any flag: pass-through, or parsers of classes defined elsewhere."""
 _WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
 
 
-def check_flags_behind(
+def check_misplaced_flags(
     target: tuple[str, ...], *, before: tuple[str, ...], flags: Mapping[str, bool]
 ) -> None:
     """Check that no flag of the verb follows a script whose source does not contain it.
@@ -39,18 +39,18 @@ def check_flags_behind(
         UserError: there is such a flag; the fix is the whole command.
     """
     script, *arguments = target
-    behind = {word: word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
-    taken = [word for word, flag in behind.items() if flag in flags]
-    if not taken or not script.endswith(".py"):
+    spelled = {word: word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    misplaced = [word for word, flag in spelled.items() if flag in flags]
+    if not misplaced or not script.endswith(".py"):
         return
     names = set(_names(Path(script), seen=set()))
     if names & _PARSERS_OF_ANYTHING:
         return
     if names & _WITH_TRAINING_ARGUMENTS:
         names |= {key.name for key in load_schema("training_arguments").root.keys}
-    unknown = [word for word in taken if not _is_known(behind[word], names)]
+    unknown = [word for word in misplaced if not _is_known(spelled[word], names)]
     if unknown:
-        raise _behind(unknown, target, before, valued={word for word in unknown if flags[behind[word]]})
+        raise _misplaced(unknown, target, before, valued={word for word in unknown if flags[spelled[word]]})
 
 
 def _is_known(flag: str, names: set[str]) -> bool:
@@ -88,7 +88,7 @@ def _imported(node: ast.AST) -> tuple[str, ...]:
     return (node.module,) if isinstance(node, ast.ImportFrom) and node.module else ()
 
 
-def _behind(
+def _misplaced(
     unknown: list[str], target: tuple[str, ...], before: tuple[str, ...], *, valued: set[str]
 ) -> UserError:
     script, *rest = target

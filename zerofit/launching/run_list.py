@@ -1,4 +1,4 @@
-"""Run folders of a directory: their state, their size, and which may be removed."""
+"""Lists and prunes run folders: their state, their size, and which may be removed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRun:
-    """A run's folder."""
+class ListedRun:
+    """A run folder, with its state and size."""
 
     folder: Path
     started_at: datetime
@@ -51,9 +51,9 @@ class KeptRun:
     is_running: bool
     """True if it is, or may be, running."""
     is_unknown: bool
-    """True if no launcher is recorded, so that it may only be running on another machine."""
-    foreign: tuple[str, ...]
-    """Files and folders in it other than zerofit's records: checkpoints, results."""
+    """True if no launcher is recorded, so that it can only be running on another machine."""
+    user_files: tuple[str, ...]
+    """Files and folders in it that zerofit did not write: checkpoints, results."""
 
     def as_json(self) -> dict[str, Any]:
         """Return an entry of `zerofit runs list --json`."""
@@ -73,21 +73,21 @@ class KeptRun:
         return "no record" if self.exit_code is None else f"exit {self.exit_code}"
 
 
-def kept_runs(runs: Path) -> tuple[KeptRun, ...]:
-    """Return the runs whose folders are in a directory, oldest first."""
+def list_runs(runs: Path) -> tuple[ListedRun, ...]:
+    """Return the runs in a directory of run folders, oldest first."""
     if not runs.is_dir():
         return ()
-    in_use = _words_of_processes()
+    in_use = _arguments_of_processes()
     folders = (one for one in runs.resolve().iterdir() if one.is_dir() and not one.is_symlink())
     found = (
-        _kept_run(one, datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), in_use)
+        _listed_run(one, datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), in_use)
         for one in folders
         if (match := _NAME.match(one.name))
     )
     return tuple(sorted(found, key=lambda one: (one.started_at, one.folder.name)))
 
 
-def _words_of_processes() -> tuple[str, ...]:
+def _arguments_of_processes() -> tuple[str, ...]:
     return tuple(
         word
         for process in psutil.process_iter(["cmdline"])
@@ -96,20 +96,20 @@ def _words_of_processes() -> tuple[str, ...]:
     )
 
 
-def _kept_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> KeptRun:
+def _listed_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> ListedRun:
     record = document_in(attempts(folder)[-1] / "run.json")  # of the last start
     exit_code = record.get("exit_code")
     files = [os.lstat(path) for path in _files(folder)]
     newest = max(one.st_mtime for one in (*files, folder.lstat()))
     is_used = any(f"{folder}/" in word for word in in_use)
-    return KeptRun(
+    return ListedRun(
         folder=folder,
         started_at=started_at,
         num_bytes=sum(one.st_size for one in files if stat.S_ISREG(one.st_mode)),
         exit_code=exit_code if isinstance(exit_code, int) else None,
         is_running=is_used or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
         is_unknown=not (is_used or (folder / SUBMITTED_FILE).exists() or launchers(folder)),
-        foreign=tuple(sorted(_foreign(folder))),
+        user_files=tuple(sorted(_user_files(folder))),
     )
 
 
@@ -136,32 +136,32 @@ def _files(folder: Path) -> Iterator[str]:
                 yield path
 
 
-def _foreign(folder: Path) -> Iterator[str]:
+def _user_files(folder: Path) -> Iterator[str]:
     for entry in folder.iterdir():
         if ATTEMPT.fullmatch(entry.name) and not entry.is_symlink():
-            yield from (f"{entry.name}/{name}" for name in _foreign(entry))
+            yield from (f"{entry.name}/{name}" for name in _user_files(entry))
         elif not any(fnmatch(entry.name, pattern) for pattern in _WRITTEN):
             yield entry.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """The runs to remove, and those kept for other reasons than age or number."""
+    """The runs to remove, and those old enough that are kept for another reason."""
 
-    removed: tuple[KeptRun, ...]
-    spared: tuple[tuple[KeptRun, str], ...]
+    removed: tuple[ListedRun, ...]
+    spared: tuple[tuple[ListedRun, str], ...]
     """A run, and why it is kept."""
 
 
 def runs_to_prune(
-    found: Sequence[KeptRun],
+    found: Sequence[ListedRun],
     *,
     now: datetime,
     older_than_days: float | None,
     keep_last: int | None,
     keep_failed: bool,
 ) -> Pruning:
-    """Choose the runs to remove: those that both limits allow.
+    """Choose the runs to remove: those past both limits.
 
     Args:
         found: all runs, oldest first.
@@ -173,24 +173,24 @@ def runs_to_prune(
     old = found[: len(found) - keep_last] if keep_last else found
     if older_than_days is not None:
         old = [one for one in old if now - one.started_at > timedelta(days=older_than_days)]
-    reasons = [(one, _reason_to_stay(one, keep_failed=keep_failed)) for one in old]
+    reasons = [(one, _why_kept(one, keep_failed=keep_failed)) for one in old]
     return Pruning(
         removed=tuple(one for one, reason in reasons if reason is None),
         spared=tuple((one, reason) for one, reason in reasons if reason is not None),
     )
 
 
-def _reason_to_stay(run: KeptRun, *, keep_failed: bool) -> str | None:
+def _why_kept(run: ListedRun, *, keep_failed: bool) -> str | None:
     if run.is_running:
         return "it runs, or may run elsewhere; `zerofit runs cancel` ends it"
-    if run.foreign:
-        return f"it contains {', '.join(run.foreign)}"
+    if run.user_files:
+        return f"it contains {', '.join(run.user_files)}"
     if keep_failed and run.exit_code != 0:
         return f"it failed ({run.state})"
     return None
 
 
-def remove_run(run: KeptRun) -> None:
+def remove_run(run: ListedRun) -> None:
     """Remove a run's folder.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Flags of zerofit's behind a script: refused where the script does not know them, before anything starts."""
+"""zerofit's flags after the script are refused if the script does not know them, before anything starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from runs import RunZerofit
 
 from zerofit.core.errors import UserError
-from zerofit.launching.flags_behind import check_flags_behind
+from zerofit.launching.misplaced_flags import check_misplaced_flags
 
 _FLAGS = {"--cpu": False, "--dry-run": False, "--zero-stage": True, "--gradient-checkpointing": False}
 _KNOWS = {
@@ -28,15 +28,17 @@ _KNOWS = {
 def test_flag_that_the_script_knows_is_its_own(tmp_path: Path, source: str) -> None:
     (tmp_path / "train.py").write_text(source)
     (tmp_path / "own_arguments.py").write_text('parser.add_argument("--dry-run")')
-    check_flags_behind((str(tmp_path / "train.py"), "--dry-run"), before=("zerofit", "launch"), flags=_FLAGS)
+    check_misplaced_flags(
+        (str(tmp_path / "train.py"), "--dry-run"), before=("zerofit", "launch"), flags=_FLAGS
+    )
 
 
 def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("arguments = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()")
-    check_flags_behind((str(script), "--gradient_checkpointing"), before=(), flags=_FLAGS)
+    check_misplaced_flags((str(script), "--gradient_checkpointing"), before=(), flags=_FLAGS)
     with pytest.raises(UserError):
-        check_flags_behind((str(script), "--dry-run"), before=(), flags=_FLAGS)
+        check_misplaced_flags((str(script), "--dry-run"), before=(), flags=_FLAGS)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerofit.launching.earlier_outputs import move_aside, move_back, new_folders
+from zerofit.launching.output_folders import move_aside, move_back, new_folders
 
 
-def test_only_what_the_run_itself_made_is_moved_and_it_can_be_moved_back(tmp_path: Path) -> None:
+def test_only_folders_that_the_run_created_are_moved_and_they_can_be_moved_back(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     target = ("train.py", "--out", "new/logs", "new", "--data", "mine", "--empty=none", "--log", "a.log", "8")
