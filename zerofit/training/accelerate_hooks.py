@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import MIXED_PRECISION
@@ -75,12 +76,8 @@ def set_number_formats(settings: AppliedSettings, changes: Changes) -> None:
 
 
 def _is_called_by_trainer() -> bool:
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "transformers.trainer":
-            return True
-        frame = frame.f_back
-    return False
+    frames = walk_stack(inspect.currentframe())
+    return any(frame.f_globals.get("__name__") == "transformers.trainer" for frame, _ in frames)
 
 
 def _set_precision(arguments: dict[str, Any], settings: AppliedSettings, changes: Changes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from zerofit.models.pieces import SHARED_DRAWS
@@ -112,9 +113,4 @@ def _shape(args: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
 
 def _is_recomputed() -> bool:
     """Return True inside a layer that gradient checkpointing will call again."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") in _RECOMPUTES:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return any(frame.f_globals.get("__name__") in _RECOMPUTES for frame, _ in walk_stack(sys._getframe()))
