@@ -69,13 +69,11 @@ class Ranks:
         self, model: Any, *, most_rows: int | None = None, blocks: tuple[int, ...] = (), per_rank: int = 1
     ) -> WholeStates:
         """Cut a model into stages."""
-        plan = SimpleNamespace(generate_limit_s=4)
+        topology = SimpleNamespace(pipeline_stages_per_rank=per_rank, stage_blocks=blocks)
         settings: Any = SimpleNamespace(
             pipeline_parallel_size=STAGES,
-            pipeline_stages_per_rank=per_rank,
-            stage_blocks=blocks,
             most_rows=most_rows,
-            plan=plan,
+            plan=SimpleNamespace(generate_limit_s=4, topology=topology),
         )
         return make_pipeline(model, settings, self.changes)
 

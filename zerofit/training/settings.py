@@ -59,16 +59,6 @@ class AppliedSettings:
         return 1 if self.uses_deepspeed else self.plan.topology.pipeline_parallel_size
 
     @property
-    def pipeline_stages_per_rank(self) -> int:
-        """Stages that each of these ranks holds."""
-        return 1 if self.uses_deepspeed else self.plan.topology.pipeline_stages_per_rank
-
-    @property
-    def stage_blocks(self) -> tuple[int, ...]:
-        """Blocks of each stage; empty where they are shared by time alone."""
-        return self.plan.topology.stage_blocks
-
-    @property
     def on_cpu(self) -> bool:
         """True if the ranks run on the CPU."""
         return self.plan.topology.on_cpu

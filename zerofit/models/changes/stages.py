@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from zerofit.core.errors import UserError
-from zerofit.core.stage_blocks import fill_stages, too_few_blocks
+from zerofit.core.stage_blocks import fill_stages, stages_of_rank, too_few_blocks
 from zerofit.core.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ def keep_stages(model: nn.Module, place: int, num_ranks: int, planned: tuple[int
     num_stages = len(planned) or num_ranks
     bounds, parts = share_blocks(model, num_stages, planned), parts_of(model)
     name = next(name for name, child in parts.base.named_children() if child is parts.blocks)
-    blocks, stages = list(parts.blocks), range(place, num_stages, num_ranks)
+    stages = stages_of_rank(place, num_stages=num_stages, num_ranks=num_ranks)
+    blocks = list(parts.blocks)
     own = [blocks[index] for stage in stages for index in range(bounds[stage], bounds[stage + 1])]
     cut(model, stages, bounds)
     setattr(parts.base, name, nn.ModuleList(own))

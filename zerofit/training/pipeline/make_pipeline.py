@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerofit.core.errors import UserError
+from zerofit.core.stage_blocks import stages_of_rank
 from zerofit.generation.ranks.meeting import meet
 from zerofit.generation.script_place import script_line
 from zerofit.models.changes.stages import (
@@ -49,15 +50,16 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
             fix="train without adapters, or without --pipeline-parallel-size",
         )
     num_ranks = settings.pipeline_parallel_size
-    num_stages = num_ranks * settings.pipeline_stages_per_rank
-    bounds = share_blocks(model, num_stages, settings.stage_blocks)
+    topology = settings.plan.topology
+    num_stages = num_ranks * topology.pipeline_stages_per_rank
+    bounds = share_blocks(model, num_stages, topology.stage_blocks)
     refuse_router_loss(model, {})
     returns_tuples = check_stages(model, bounds)
     groups = make_groups(num_ranks)
     take_values_of_first_rank(model, changes)
     name_parameters(model)
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    own = range(groups.place, num_stages, num_ranks)
+    own = stages_of_rank(groups.place, num_stages=num_stages, num_ranks=num_ranks)
     stages = cut(model, own, bounds, returns_tuples=returns_tuples)
     is_end = groups.place in (0, num_ranks - 1)
     pipeline = Pipeline(
