@@ -138,7 +138,7 @@ def gradient_on_one_copy(ranks: Ranks) -> dict[str, Any]:
     """A parameter that only one copy of the model has a gradient of."""
     whole = ranks.pipeline(ranks.model("llama"))
     first = next(iter(whole.pipeline.parameters()))
-    whole.pipeline.take_gradients([(first, torch.ones_like(first))] if ranks.copy == 0 else [])
+    whole.pipeline.accumulate_gradients([(first, torch.ones_like(first))] if ranks.copy == 0 else [])
     others = [one.grad is None for one in whole.pipeline.parameters() if one is not first]
     return {"others have none": all(others), "mean": first.grad.mean().item()}
 

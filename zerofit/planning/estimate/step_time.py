@@ -61,7 +61,7 @@ def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm |
     if setup.stage is not None:
         seconds = 2 * _one_way(num_bytes, num_trained(setup), setup, speeds)
         formula = "all-reduce of the stage's gradients, one by one"
-        source = "zerofit/training/pipeline/pipeline.py, take_gradients"
+        source = "zerofit/training/pipeline/pipeline.py, accumulate_gradients"
     elif setup.strategy.engine is Engine.NATIVE:
         exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
         seconds = _beside(exchange, passes.backward_s)

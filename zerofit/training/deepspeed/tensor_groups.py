@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import takes_vocab_parallel_head, why_not_cut
-from zerofit.training.equal_weights import take_values_of_first_rank
+from zerofit.training.equal_weights import broadcast_initial_weights
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             check_model(model, size=size)
             # Without tensor parallelism DeepSpeed does it itself; with it, it only sends each part to the
             # same part in other groups (deepspeed/runtime/engine.py, _broadcast_model).
-            take_values_of_first_rank(model, changes)
+            broadcast_initial_weights(model, changes)
         return original(self, *args, **kwargs)
 
     wrap(accelerator_class, "prepare", prepare)
