@@ -112,8 +112,8 @@ def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tup
         wanted: the changes.
         precision: of autocast, in which weights frozen by adapters are then stored; None keeps them.
     """
-    from zerofit.models.changes.adapted_saving import lead_to
-    from zerofit.models.changes.adapters import adapt, adapted_words
+    from zerofit.models.changes.adapted_saving import redirect_saving
+    from zerofit.models.changes.adapters import adapt, describe_adapters
     from zerofit.models.changes.checkpointing import set_checkpointing
     from zerofit.models.changes.freezing import freeze
     from zerofit.models.changes.kernels import set_attention
@@ -127,8 +127,8 @@ def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tup
     if wanted.lora is not None:
         _check_no_average(model)
         base, model = model, adapt(model, wanted.lora, quantization=wanted.quantization)
-        lead_to(base, model)
-        notes.append(adapted_words(model))
+        redirect_saving(base, model)
+        notes.append(describe_adapters(model))
         if precision in (Precision.BF16, Precision.FP16):
             notes += store_frozen_in(model, precision)
     if wanted.attention is not None:
