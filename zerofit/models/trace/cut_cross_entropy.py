@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from zerofit.models.trace.prepare import replaced
+from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def cut_losses() -> Iterator[None]:
     found = [sys.modules[name] for name in _HOLDERS if hasattr(sys.modules.get(name), _LOSS)]
     with ExitStack() as stack:
         for module in found:
-            stack.enter_context(replaced(module, _LOSS, _stand_in(getattr(module, _LOSS))))
+            stack.enter_context(attribute_replaced(module, _LOSS, _stand_in(getattr(module, _LOSS))))
         yield
 
 

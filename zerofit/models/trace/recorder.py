@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Event, Pass, TensorKind
 from zerofit.models.trace.costs import CostBook
-from zerofit.models.trace.raw import CALL, RawLog, leaves, sort_frees
+from zerofit.models.trace.raw import CALL, RawLog, sort_frees
 from zerofit.models.trace.sparse import is_sparse, on_parts
 from zerofit.models.trace.workspaces import scratch_bytes, stored_bytes
+from zerofit.models.trees import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -254,7 +255,7 @@ class Recorder:
         is_sum = self._is_engine_sum(function, args)
         place = self._place()
         out = function(*args, **kwargs)
-        outputs = [tensor for tensor in leaves(out) if isinstance(tensor, self._torch.Tensor)]
+        outputs = [tensor for _, tensor in leaves(out) if isinstance(tensor, self._torch.Tensor)]
         self._count(operator, function, args, kwargs, out, outputs)
         born = None
         for position, tensor in enumerate(outputs):
@@ -340,7 +341,7 @@ class Recorder:
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
         """Mark integer and boolean tensors computed from the mask, the labels or random numbers."""
-        sources = {self.index_of(one) for one in leaves(args) if isinstance(one, self._torch.Tensor)}
+        sources = {self.index_of(one) for _, one in leaves(args) if isinstance(one, self._torch.Tensor)}
         for known in (self._from_mask, self._from_labels, self._from_chance):
             if sources & known:
                 known.add(index)

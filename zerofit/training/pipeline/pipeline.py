@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from zerofit.core.errors import UserError
 from zerofit.data.labels import IGNORED
-from zerofit.models.changes.stages import refuse_router_loss, replaced, run_stage
+from zerofit.models.changes.stages import modules_replaced, refuse_router_loss, run_stage
 from zerofit.training.pipeline.batches import check_same_batch, micro_batches_of, pad_batch
 from zerofit.training.pipeline.outputs import LossOutput
 
@@ -264,7 +264,7 @@ class Pipeline:
         return self._hidden_dtypes[key]
 
     def _run(self, stage: int, received: torch.Tensor, **inputs: Any) -> Any:
-        with replaced(self.stages[stage]):
+        with modules_replaced(self.stages[stage]):
             return run_stage(self.model, self.forward, stage, self.num_stages, received, **inputs)
 
     def _evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor | None, inputs: dict[str, Any]) -> Any:
