@@ -73,7 +73,7 @@ def test_an_accelerator_trains_the_same_under_a_plan_and_nothing_is_patched(tmp_
     accelerator = zerofit.accelerator(plan=PLAN)
     assert linear_steps(accelerator) == pytest.approx(expected, rel=1e-5)
     assert isinstance(accelerator, accelerate.Accelerator)
-    assert accelerator._zerofit_waiting is not None
+    assert accelerator._zerofit_pending_backward is not None
     args = zerofit.training_arguments(plan=PLAN, output_dir=str(tmp_path), **QUIET)
     zerofit.trainer(model=torch.nn.Linear(3, 1), args=args)
     assert [dict(vars(holder)) for holder in holders] == before
@@ -192,7 +192,7 @@ def test_a_plan_may_be_a_strategy_for_the_ranks_that_there_are(tmp_path: Path) -
     accelerator = zerofit.accelerator(plan=strategy)
     by_loop = two_blocks()
     by_loop, _ = accelerator.prepare(by_loop, torch.optim.SGD(by_loop.parameters()))
-    assert accelerator._zerofit_waiting is not None
+    assert accelerator._zerofit_pending_backward is not None
     forget_accelerators()
     args = zerofit.training_arguments(plan=strategy, output_dir=str(tmp_path), max_steps=1, **QUIET)
     trainer = zerofit.trainer(model=two_blocks(), args=args, train_dataset=data)

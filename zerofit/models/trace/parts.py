@@ -80,7 +80,7 @@ def _with_first_tokens(model: Any, request: TraceRequest) -> Iterator[None]:
         with attribute_replaced(model, "forward", forward):
             yield
     finally:
-        shards.let_go()
+        shards.unregister()
 
 
 class Absent:
