@@ -57,14 +57,12 @@ def apply_strategy(
     if optimizer is not None:
         _check_optimizer(optimizer, model, strategy)
     changes = Changes(announce=os.environ.get("RANK", "0") == "0")
-    notes: list[str] = []
     if strategy.tf32 is not None:
         from zerofit.models.changes.kernels import set_tf32
 
-        notes += set_tf32(strategy.tf32)
-    model, others = changed(model, strategy, precision=None)
-    for note in (*notes, *others):
-        changes.add(note)
+        changes.add(*set_tf32(strategy.tf32))
+    model, notes = changed(model, strategy, precision=None)
+    changes.add(*notes)
     if optimizer is not None:
         hold_what_trains(model, [optimizer])
         if strategy.optimizer is not None:

@@ -59,7 +59,7 @@ def save_whole(
 ) -> None:
     """Save a checkpoint under a temporary name, and rename it when it is completely on disk.
 
-    All ranks call it. An existing folder is kept until the new files can replace it; foreign files in it are
+    All ranks call it. An existing folder stays until the new files replace it, and foreign files in it are
     kept.
 
     Args:
@@ -68,10 +68,10 @@ def save_whole(
         layout: how the state is distributed over the ranks.
         run_folder: the run folder, in which the save and its checkpoint are recorded.
         step: optimizer steps done, if known.
-        can_resume: False for weights alone, which are not recorded as a checkpoint.
+        can_resume: False for weights only, which are not recorded as a checkpoint.
     """
     folder = Path(os.path.abspath(folder))  # resolve() would follow a link that must be kept
-    if Path.cwd().is_relative_to(folder):  # it can't be exchanged under processes that work in it
+    if Path.cwd().is_relative_to(folder):  # it can't be replaced under processes that work in it
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
         return write(folder)
     outer = folder.parent / f"{SAVING}{folder.name}"
@@ -110,11 +110,7 @@ def _note(folder: Path, run_folder: Path | None) -> None:
 
 
 def check_resumed(folder: Path, settings: AppliedSettings) -> SavedCheckpoint:
-    """Check that a checkpoint is complete, including digests, and of this run's engine; all ranks call it.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a checkpoint is complete and intact, and of this run's engine; all ranks call it."""
     checkpoint = inspect_checkpoint(folder)
     problem = _problem(checkpoint)
     if problem is not None:
@@ -157,7 +153,7 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> SavedCheckpoint 
 
 
 def newest_by_sizes(folder: str) -> str | None:
-    """Do what transformers' get_last_checkpoint does, for complete checkpoints; a rank calls it alone."""
+    """Return what transformers' get_last_checkpoint does, but only complete checkpoints; not a collective."""
     candidates = [one for one in find_checkpoints(Path(folder)) if one.path.name.startswith("checkpoint-")]
     newest = _newest(Path(folder), candidates, lambda checkpoint: checkpoint.problem)
     return None if newest is None else str(newest.path)
@@ -182,11 +178,11 @@ def _newest(
 
 
 def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
-    """Return how the state of this run is distributed.
+    """Return how this run's state is distributed over the ranks.
 
     Args:
         settings: the plan's.
-        optimizer: the one the ranks step, as wrapped by accelerate or DeepSpeed; None if there is none.
+        optimizer: possibly wrapped by accelerate or DeepSpeed; None if there is none.
     """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper, ZeRO's
         optimizer = optimizer.optimizer
@@ -211,7 +207,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         if is_named:
             output_dir = Path(self.project_dir) / "checkpoints" / f"checkpoint_{self.save_iteration}"
         elif output_dir is None:
-            return original(self, output_dir, *args, **kwargs)  # it has the reason
+            return original(self, output_dir, *args, **kwargs)  # raises an error
         folder = Path(output_dir)
         project.automatic_checkpoint_naming = is_named and folder.exists()  # accelerate refuses it
         project.total_limit = None
@@ -247,7 +243,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         elif self.project_configuration.automatic_checkpoint_naming:
             checkpoint = newest_complete(Path(self.project_dir) / "checkpoints", settings)
         if checkpoint is None:
-            return original(self, input_dir, *args, **kwargs)  # it reports that there is none
+            return original(self, input_dir, *args, **kwargs)  # raises an error
         _check_expected(self, checkpoint.path, settings)
         found = original(self, str(checkpoint.path), *args, **kwargs)
         _take_step_of_other_ranks(self, checkpoint.path, changes)
@@ -280,23 +276,23 @@ def _check_engine(folder: Path, settings: AppliedSettings) -> None:
     saved, now = ("DeepSpeed", "PyTorch alone") if is_of_deepspeed else ("PyTorch alone", "DeepSpeed")
     raise UserError(
         "checkpoint-of-other-engine",
-        "a checkpoint resumes under the engine that saved it",
-        found=f"{folder} was saved under {saved}, and this run is under {now}",
-        why="each engine keeps the optimizer's states in an order of its own, and the other can't read it",
-        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start anew from its weights "
-        "(`zerofit export`)",
+        "a checkpoint can only be resumed with the engine that saved it",
+        found=f"{folder} was saved by {saved}, and this run uses {now}",
+        why="each engine stores optimizer states in its own layout",
+        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start a new run from its "
+        "weights (`zerofit export`)",
     )
 
 
 def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
-    """Set the count of micro-batches, saved with the random states, on a rank that did not save it."""
+    """Load the count of micro-batches, saved with the random states, on a rank without a file of them."""
     import torch
 
     if (folder / f"random_states_{accelerator.process_index}.pkl").exists():
         return
     saved = torch.load(folder / "random_states_0.pkl", weights_only=False)
     accelerator.step = saved.get("step", accelerator.step)
-    changes.add(f"ranks that {folder.name} has no random states of go on with their own")
+    changes.add(f"ranks without random states in {folder.name} keep their own")
 
 
 def _saved_step(accelerator: Any, manifest: Manifest | None) -> int | None:
@@ -327,7 +323,7 @@ def _describe_model(model: Any, folder: Path) -> None:
 
 
 def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -> None:
-    """Refuse a checkpoint that lacks what this script's load_state() is about to read."""
+    """Refuse a checkpoint that lacks files which this script's load_state() reads."""
     names = set(os.listdir(folder))
     schedulers = [one for one in prepared_schedulers(accelerator) if "DeepSpeed" not in type(one).__name__]
     expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
@@ -364,7 +360,7 @@ def _make_empty(outer: Path, partial: Path, run_folder: Path | None) -> None:
 
 
 def _take_place(partial: Path, folder: Path) -> None:
-    """Rename a complete checkpoint; an existing one is removed, except for foreign files."""
+    """Rename a complete checkpoint; an existing one is removed, but its foreign files are kept."""
     if folder.is_symlink():
         folder = folder.resolve()
     if not folder.exists():

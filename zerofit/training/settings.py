@@ -21,7 +21,6 @@ class AppliedSettings:
     """The settings that hooks apply."""
 
     plan: Plan
-    """The effective value."""
     strategy: Strategy
     """The plan's; None keeps the script's own value. Its accumulation is the value for the script, without
     the passes that a loop counts itself."""
@@ -143,7 +142,7 @@ def check_batch(
     if asked is not None and asked not in (pieces, accumulation * batch_size / micro_batch_size):
         raise UserError(
             "accumulation-differs-from-script",
-            "these micro-batches do not make the script's step",
+            "these micro-batches don't add up to the script's step",
             found=f"micro-batches of {micro_batch_size}, accumulated {asked} times, and "
             f"{_times(batch_size, accumulation)} samples on each rank in a step of the script",
             why=f"split so, a step of the script is {pieces} micro-batches, and zerofit never changes a "

@@ -120,10 +120,10 @@ def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, ch
             take_every_n_layers(model)
         return
     # The script may have called the model's own method.
-    for note in set_checkpointing(
-        model, wanted=settings.strategy.gradient_checkpointing, every=settings.strategy.checkpoint_every
-    ):
-        changes.add(note)
+    strategy = settings.strategy
+    changes.add(
+        *set_checkpointing(model, wanted=strategy.gradient_checkpointing, every=strategy.checkpoint_every)
+    )
 
 
 def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
@@ -313,9 +313,7 @@ def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int
     if settings.trainer_accumulates:
         if micro_batch_size * (steps or samples // micro_batch_size) != samples:
             raise _differs(settings, script, world_size)
-        if (
-            settings.pipeline_parallel_size > 1
-        ):  # which splits a batch itself, into as many as fill its stages
+        if settings.pipeline_parallel_size > 1:  # a pipeline splits batches itself, to fill its stages
             return Batches(batch_size=samples, gradient_accumulation_steps=1)
         return Batches(batch_size=micro_batch_size, gradient_accumulation_steps=samples // micro_batch_size)
     if samples != script.samples_per_step:
