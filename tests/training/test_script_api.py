@@ -223,9 +223,9 @@ def test_a_strategy_that_can_not_work_is_refused() -> None:
 
 
 NO_PLAN = """\
-error[no-plan]: the script asks zerofit for its plan, and there is none
+error[no-plan]: the script requests a plan from zerofit, and there is none
   found: no plan=, and no `zerofit launch` around the script
-  why:   zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none
+  why:   zerofit.accelerator() and zerofit.training_arguments() apply a plan, but don't make one
   fix:   write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', give \
 plan=zerofit.Strategy(...), or start the script with `zerofit launch`"""
 MISSING = """\
@@ -252,7 +252,7 @@ def test_a_plan_that_can_not_be_applied_is_refused(plan: Any, message: str) -> N
 def test_a_trainer_with_arguments_of_another_kind_is_refused(tmp_path: Path) -> None:
     from transformers import TrainingArguments
 
-    with pytest.raises(UserError, match="these TrainingArguments are under no plan"):
+    with pytest.raises(UserError, match="these TrainingArguments have no plan"):
         zerofit.trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
 
 

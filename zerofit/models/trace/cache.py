@@ -40,14 +40,14 @@ def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:
 
 def key_of(source: ModelSource, request: TraceRequest) -> str:
     """Return the name of a trace: a digest of the model, the request, the versions and the tracer itself."""
-    told = {
+    inputs = {
         "config": source.config,
         "task": source.task.value,
         "place": source.place if source.trust_remote_code else None,
         "request": dataclasses.asdict(request),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode())
     files = [path for pattern in _TRACER_FILES for path in sorted(_ZEROFIT.glob(pattern))]
     for path in files + (_remote_code(source) if source.trust_remote_code else []):
         content = path.read_bytes()

@@ -61,25 +61,25 @@ class Recorder:
         self._views: Any = WeakIdKeyDictionary()
         self._ignores = False
 
-    def enter(self, module: int, *, tells: bool = True) -> None:
+    def enter(self, module: int) -> None:
         """Record that a module's forward begins."""
-        if tells:
-            self.log.note(Event.FORWARD_ENTER, module)
-        self._stack.append(module)
+        self.log.note(Event.FORWARD_ENTER, module)
+        self._push(module)
+
+    def leave(self) -> None:
+        """Record that the innermost module's forward has ended."""
+        self.log.note(Event.FORWARD_LEAVE, self._stack.pop())
         self._remember_place()
 
-    def leave(self, *, tells: bool = True) -> None:
-        """Record that the innermost module's forward has ended."""
-        module = self._stack.pop()
-        if tells:
-            self.log.note(Event.FORWARD_LEAVE, module)
+    def _push(self, module: int) -> None:
+        self._stack.append(module)
         self._remember_place()
 
     @contextmanager
     def inside(self, module: int) -> Iterator[None]:
         """Assign allocations inside to a module, and clean up the stack after an exception."""
         depth = len(self._stack)
-        self.enter(module, tells=False)
+        self._push(module)
         try:
             yield
         finally:
@@ -122,7 +122,7 @@ class Recorder:
 
     @contextmanager
     def ignoring(self) -> Iterator[None]:
-        """Exclude the tensors that are made inside, which must live as long as the recorder."""
+        """Exclude tensors created inside, which must live as long as the recorder."""
         self._ignores = True
         try:
             yield
@@ -153,7 +153,7 @@ class Recorder:
                 self.log.kinds[index] = TensorKind.OUTPUT
 
     def know_inputs(self, batch: dict[str, Any]) -> None:
-        """Remember which tensors are the attention mask, and which are labels or masks of labels."""
+        """Remember which tensors are the attention mask, labels and masks of labels."""
         for name, tensor in batch.items():
             known = self._from_mask if name == "attention_mask" else self._from_labels
             index = self.index_of(tensor)
@@ -246,8 +246,7 @@ class Recorder:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
         if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
-            # Which labels are ignored and which tokens are padding is unknown: all count. A model that skips
-            # these needs less.
+            # Ignored labels and padding are unknown, so all elements count: an upper bound.
             function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
             args = (args[0], [args[0].numel(), args[0].dim()])
         if function.__name__ in _INDEXED_BY_MASKS:
@@ -347,7 +346,7 @@ class Recorder:
                 known.add(index)
 
     def _item(self, tensor: Any) -> Any:
-        """Answer for a value that fake tensors don't have; only control flow asks."""
+        """Return a value for a fake tensor without one, which only control flow reads."""
         if tensor.dtype is not self._torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         index = self.index_of(tensor)

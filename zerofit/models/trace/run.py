@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Batch = tuple[tuple[Any, ...], dict[str, Any]]
     """The arguments of a model's call: positional ones, and those by name."""
     Feed = Callable[[Any, int, TraceRequest], Batch]
-    """Makes the batch of a model for so many samples."""
+    """Makes a batch with a number of samples for a model."""
 
 
 def collated(model: Any, samples: int, request: TraceRequest) -> Batch:

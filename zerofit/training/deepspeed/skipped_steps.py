@@ -30,7 +30,7 @@ class SkippedSteps:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        """Steps that the script asked for, including skipped ones."""
+        """Calls of step() by the script, including skipped steps."""
         self.num_skipped = 0
         self._in_a_row = 0
         self._warm_up: int | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import takes_vocab_parallel_head, why_not_cut
-from zerofit.training.equal_weights import broadcast_initial_weights
+from zerofit.training.initial_weights import broadcast_initial_weights
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:

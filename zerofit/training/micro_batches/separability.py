@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.models.pieces import Inputs, taken
 from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of, rows_per_sample
-from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
+from zerofit.training.micro_batches.weights import TORCHS_OWN, weightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,20 +47,21 @@ class Halves:
     whole: Inputs
     first: Inputs
     second: Inputs
-    sizes: tuple[int, int]
+    size: int
+    """Samples of each half."""
     is_conclusive: bool
     """True if the check is conclusive, which needs more than one sample."""
 
     @property
     def num_samples(self) -> int:
         """Total number of samples."""
-        return sum(self.sizes) if self.is_conclusive else self.sizes[0]
+        return 2 * self.size if self.is_conclusive else self.size
 
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
     """Return the most conclusive samples: those with the fewest and with the most labels."""
     if not can_split or size == 1:
-        return Halves(whole=inputs, first=inputs, second=inputs, sizes=(size, size), is_conclusive=False)
+        return Halves(whole=inputs, first=inputs, second=inputs, size=size, is_conclusive=False)
     alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
     counted = {name: one for name, one in weightings(alone, model).items() if len(set(one)) > 1}
     rows = sorted(range(size), key=lambda row: [weights[row] for weights in counted.values()])
@@ -73,7 +74,7 @@ def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model
         whole=taken(inputs, low + high, of=size),
         first=taken(inputs, low, of=size),
         second=taken(inputs, high, of=size),
-        sizes=(half, half),
+        size=half,
         is_conclusive=True,
     )
 
@@ -100,28 +101,28 @@ def check_separable(
         None if these samples are inconclusive: the loss is NaN.
     """
     last_layer = _LastLayer()
-    first, rest = halves.sizes[0], halves.num_samples - halves.sizes[0]
+    size = halves.size
+    second_start = size if halves.is_conclusive else 0
     with last_layer.watched(model):
-        _called(call, halves.first, 0, first)
+        _called(call, halves.first, 0, size)
 
     def outputs() -> tuple[dict[Path, Any], list[dict[Path, Any]]]:
         whole = flat(_called(call, halves.whole, 0, halves.num_samples))
-        parts = [flat(_called(call, halves.first, 0, first))]
-        return whole, [*parts, flat(_called(call, halves.second, rest and first, rest or first))]
+        first = flat(_called(call, halves.first, 0, size))
+        return whole, [first, flat(_called(call, halves.second, second_start, size))]
 
     with last_layer.sharpened():
         whole, parts = outputs()
     if max_over_ranks([int(not any(float(whole[path]) for path in _scalars(whole)))])[0]:
         whole, parts = outputs()  # scaled so much that correct tokens have a loss of 0, which is inconclusive
-    pieces = [(halves.first, halves.sizes[0]), (halves.second, halves.sizes[1])]
-    weights = weightings(pieces, model)
+    weights = weightings([(halves.first, size), (halves.second, size)], model)
     tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE_FP32
     names, scalars = list(weights), _scalars(whole)
     errors = {
         path: [_error(whole[path], [part[path] for part in parts], weights[name]) for name in names]
         for path in scalars
     }
-    complaint = _complaint(whole, parts, halves.sizes, tolerance) if halves.is_conclusive else None
+    complaint = _complaint(whole, parts, size, tolerance) if halves.is_conclusive else None
     is_wrong = [
         halves.is_conclusive
         and not (error <= tolerance and error <= _NOISE * min(errors[path]) + _NOISE_FLOOR)
@@ -217,7 +218,7 @@ def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
 
 
 def _complaint(
-    whole: dict[Path, Any], parts: list[dict[Path, Any]], sizes: tuple[int, int], tolerance: float
+    whole: dict[Path, Any], parts: list[dict[Path, Any]], size: int, tolerance: float
 ) -> str | None:
     """Return how a tensor with a batch dimension differs, or None; the parts' tensors are released.
 
@@ -225,7 +226,8 @@ def _complaint(
     """
     import torch
 
-    joiner = Joiner(sizes, lambda _: normalized(sizes, sizes))
+    sizes = (size, size)
+    joiner = Joiner(sizes, lambda _: (0.5, 0.5))
     for path, leaf in whole.items():
         if not torch.is_tensor(leaf) or leaf.dim() == 0 or any(path not in part for part in parts):
             continue
@@ -237,7 +239,7 @@ def _complaint(
                 continue  # refused when the script reads it
         shape = (sum(len(value) for value in values), *values[0].shape[1:])
         if shape != leaf.shape:
-            shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, and {shape} joined from two halves"
+            shapes = f"{tuple(leaf.shape)} for {2 * size} samples, and {shape} joined from two halves"
             return f"{name_of(path)} has shape {shapes}"
         if leaf.is_floating_point() and leaf.isfinite().all():
             norm = functools.partial(
@@ -247,7 +249,7 @@ def _complaint(
             apart = torch.stack([norm(one - place) for one, place in zip(values, places, strict=True)])
             distance = float(norm(apart) / norm(leaf).clamp_min(1e-12))
             if distance > 10 * tolerance:
-                return f"{name_of(path)} of {sum(sizes)} samples differs by {distance:.1g} from two halves'"
+                return f"{name_of(path)} of {2 * size} samples differs by {distance:.1g} from two halves'"
     return None
 
 

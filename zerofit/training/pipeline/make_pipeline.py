@@ -19,7 +19,7 @@ from zerofit.models.changes.stages import (
     refuse_router_loss,
     share_blocks,
 )
-from zerofit.training.equal_weights import broadcast_initial_weights
+from zerofit.training.initial_weights import broadcast_initial_weights
 from zerofit.training.pipeline.groups import make_groups
 from zerofit.training.pipeline.pipeline import Pipeline
 from zerofit.training.pipeline.random_states import synchronize_random_state
