@@ -132,17 +132,17 @@ def train(
     model.forward = counted
     backward = torch.Tensor.backward
     if way in (AGAIN, EARLY):
-        waiting = PendingBackward()
+        pending = PendingBackward()
         splitter = Splitter(
             SplitModel(model, no_sync=contextlib.nullcontext, may_run_early=way == EARLY),
             micro_batch_size=micro_batch_size,
             changes=Changes(announce=False),
-            waiting=waiting,
+            pending=pending,
         )
         replace_forward(model, splitter)
 
         def backward(loss: Any) -> None:
-            waiting.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
+            pending.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
 
     saved, times_s, num_logged, gradients = SavedTensors(model.parameters()), [], 0, []
     started = time.process_time()

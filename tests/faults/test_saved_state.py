@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     _DAMAGES[damage](tmp_path / "project" / "checkpoints" / "checkpoint_1")
     run, step = _resume("plain", tmp_path)
-    said = [line for line in run.stderr.splitlines() if "passes over checkpoint_1" in line]
+    said = [line for line in run.stderr.splitlines() if "skips checkpoint_1" in line]
     assert step == _NEWEST - 2
     assert _losses(tmp_path) == whole("plain")
     assert said or damage == "all files missing"  # an empty folder is no checkpoint

@@ -55,7 +55,7 @@ def test_a_global_batch_that_the_script_would_not_make_is_refused(launch: Launch
     run = launch(*flags, str(SCRIPTS / "shards.py"), "accelerate")
     assert run.exit_code == 2
     assert (
-        "error[global-batch-differs]: the script does not make the global batch that was asked for\n"
+        "error[global-batch-differs]: the script does not have the requested global batch size\n"
         "  found: global batch 8, and 4 samples on each of 1 rank in the script, which makes 4\n"
     ) in run.stderr
     assert "Traceback" not in run.stderr

@@ -95,7 +95,7 @@ def test_a_checkpoint_resumes_with_its_own_size_alone(
     run = launch(*_PAIR, "--zero-stage", "2", *target).check()
     resumed = launch("--num-processes", "2", "--zero-stage", "2", *target, "--resume", "out/state")
     assert resumed.exit_code == 2
-    assert "out/state: layers sharded over 2 ranks, and 1 are to go on" in resumed.stderr
+    assert "out/state: saved with tensor parallelism over 2 ranks, resumed with 1" in resumed.stderr
     command = [sys.executable, "-m", "zerofit", "export", "out/state", "--out", "whole"]
     exported = run_command(command, run.folder)
     assert exported.exit_code == 2
@@ -103,9 +103,9 @@ def test_a_checkpoint_resumes_with_its_own_size_alone(
 
 
 REFUSED = {
-    "gpt2": "DeepSpeed can't cut this model for tensor parallelism",
-    "mixtral": "DeepSpeed can't cut this model for tensor parallelism",
-    "dropout": "ranks with other numbers of heads draw other random numbers",
+    "gpt2": "DeepSpeed can't shard this model for tensor parallelism",
+    "mixtral": "DeepSpeed can't shard this model for tensor parallelism",
+    "dropout": "ranks with different numbers of heads draw different random numbers",
 }
 
 

@@ -69,13 +69,11 @@ class Ranks:
         self, model: Any, *, most_rows: int | None = None, blocks: tuple[int, ...] = (), per_rank: int = 1
     ) -> WholeStates:
         """Cut a model into stages."""
-        plan = SimpleNamespace(generate_limit_s=4)
+        topology = SimpleNamespace(pipeline_stages_per_rank=per_rank, stage_blocks=blocks)
         settings: Any = SimpleNamespace(
             pipeline_parallel_size=STAGES,
-            pipeline_stages_per_rank=per_rank,
-            stage_blocks=blocks,
             most_rows=most_rows,
-            plan=plan,
+            plan=SimpleNamespace(generate_limit_s=4, topology=topology),
         )
         return make_pipeline(model, settings, self.changes)
 
@@ -140,7 +138,7 @@ def gradient_on_one_copy(ranks: Ranks) -> dict[str, Any]:
     """A parameter that only one copy of the model has a gradient of."""
     whole = ranks.pipeline(ranks.model("llama"))
     first = next(iter(whole.pipeline.parameters()))
-    whole.pipeline.take_gradients([(first, torch.ones_like(first))] if ranks.copy == 0 else [])
+    whole.pipeline.accumulate_gradients([(first, torch.ones_like(first))] if ranks.copy == 0 else [])
     others = [one.grad is None for one in whole.pipeline.parameters() if one is not first]
     return {"others have none": all(others), "mean": first.grad.mean().item()}
 

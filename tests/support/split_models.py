@@ -169,7 +169,7 @@ class Split:
 
     model: Any
     split_model: SplitModel
-    waiting: PendingBackward
+    pending: PendingBackward
     changes: Changes
     boundaries: list[bool] = field(default_factory=list)
     """What each backward of a piece was told."""
@@ -177,7 +177,7 @@ class Split:
     """Calls of the model's own forward."""
 
     def backward(self, loss: Any, *, is_boundary: bool = True) -> None:
-        self.waiting.backward(loss, run=self.run, is_boundary=is_boundary)
+        self.pending.backward(loss, run=self.run, is_boundary=is_boundary)
 
     def run(self, loss: Any, is_boundary: bool) -> None:
         self.boundaries.append(is_boundary)
@@ -193,10 +193,10 @@ def split(model: Any, micro_batch_size: int = 2, **options: Any) -> Split:
         return original(*args, **kwargs)
 
     model.forward = counted
-    waiting, changes = options.pop("waiting", None) or PendingBackward(), Changes(announce=False)
+    pending, changes = options.pop("pending", None) or PendingBackward(), Changes(announce=False)
     split_model = SplitModel(model, **{"no_sync": contextlib.nullcontext, **options})
-    made = Split(model=model, split_model=split_model, waiting=waiting, changes=changes)
-    splitter = Splitter(split_model, micro_batch_size=micro_batch_size, changes=changes, waiting=waiting)
+    made = Split(model=model, split_model=split_model, pending=pending, changes=changes)
+    splitter = Splitter(split_model, micro_batch_size=micro_batch_size, changes=changes, pending=pending)
     replace_forward(model, splitter)
     return made
 

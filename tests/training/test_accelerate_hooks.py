@@ -190,11 +190,11 @@ def test_a_batch_size_is_searched_only_where_no_other_plan_is_tried(
         with pytest.raises(torch.OutOfMemoryError):
             train()
         assert tried == [16]
-        assert changes.lines[0].endswith("the run goes on under another plan")
+        assert changes.lines[0].endswith("the run is restarted with another plan")
     else:
         assert train() == 14
         assert changes.lines == (
-            "find_executable_batch_size makes smaller batches: the global batch is not the plan's",
+            "find_executable_batch_size reduces the batch size: the global batch size is not the plan's",
         )
     with pytest.raises(ValueError, match="mine"):
         memory.find_executable_batch_size(_raise_other, starting_batch_size=4)()

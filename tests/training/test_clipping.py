@@ -104,5 +104,5 @@ def test_early_pieces_are_taken_back_before_torch_clips() -> None:
     def settle(*, except_for: Any | None = None) -> None:
         model.weight.grad -= torch.tensor([[3.0, 0.0]])
 
-    accelerator._zerofit_waiting = SimpleNamespace(settle=settle)
+    accelerator._zerofit_pending_backward = SimpleNamespace(settle=settle)
     assert by_torch(accelerator, model, math.inf).item() == 4.0

@@ -119,7 +119,7 @@ _LEFT = [
     (lambda: DataLoader(DATA, shuffle=True), "batches of one sample have no padding"),
     (
         lambda: DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), batch_size=2, shuffle=True),
-        "how long its samples are is not told by a column input_ids or length, or a field lengths",
+        "neither a column input_ids or length nor a field lengths gives the length of its samples",
     ),
     (lambda: DataLoader(Same(range(8)), batch_size=2, shuffle=True), "all of its samples have 5 tokens"),
 ]
@@ -183,8 +183,8 @@ def test_a_state_of_another_number_of_loaders_is_left_and_told(tmp_path: Path) -
     other.prepare(shuffled())
     other.load_state(str(tmp_path))
     assert changes.lines[1:] == (
-        f"batches do not go on in the order of {tmp_path}: it knows of 2 DataLoaders whose batches are "
-        "grouped, and the script has 1",
+        f"the order of batches is not restored from {tmp_path}: it was saved for 2 DataLoaders with grouped "
+        "batches, and the script has 1",
     )
 
 

@@ -33,7 +33,7 @@ def test_another_global_batch_is_said(
     check_resumed(tmp_path, settings)
     said = capsys.readouterr().err
     expected = (
-        f"zerofit: {tmp_path.name} was saved with 8 samples in an optimizer step, and this run has 4: it "
-        "goes on at another place of the data and of the schedule; --global-batch-size 8 keeps both\n"
+        f"zerofit: {tmp_path.name} was saved with a global batch size of 8, and this run has 4: positions in "
+        "the data and in the learning-rate schedule differ; --global-batch-size 8 keeps both\n"
     )
     assert said == (expected if is_said else "")

@@ -67,7 +67,7 @@ def test_an_accelerator_trains_the_same_under_a_plan_and_nothing_is_patched(tmp_
     accelerator = zerofit.accelerator(plan=PLAN)
     assert linear_steps(accelerator) == pytest.approx(expected, rel=1e-5)
     assert isinstance(accelerator, accelerate.Accelerator)
-    assert accelerator._zerofit_waiting is not None
+    assert accelerator._zerofit_pending_backward is not None
     args = zerofit.training_arguments(plan=PLAN, output_dir=str(tmp_path), **QUIET)
     zerofit.trainer(model=torch.nn.Linear(3, 1), args=args)
     assert [dict(vars(holder)) for holder in holders] == before
@@ -186,7 +186,7 @@ def test_a_plan_may_be_a_strategy_for_the_ranks_that_there_are(tmp_path: Path) -
     accelerator = zerofit.accelerator(plan=strategy)
     by_loop = two_blocks()
     by_loop, _ = accelerator.prepare(by_loop, torch.optim.SGD(by_loop.parameters()))
-    assert accelerator._zerofit_waiting is not None
+    assert accelerator._zerofit_pending_backward is not None
     forget_accelerators()
     args = zerofit.training_arguments(plan=strategy, output_dir=str(tmp_path), max_steps=1, **QUIET)
     trainer = zerofit.trainer(model=two_blocks(), args=args, train_dataset=data)
@@ -217,9 +217,9 @@ def test_a_strategy_that_can_not_work_is_refused() -> None:
 
 
 NO_PLAN = """\
-error[no-plan]: the script asks zerofit for its plan, and there is none
+error[no-plan]: the script requests a plan from zerofit, and there is none
   found: no plan=, and no `zerofit launch` around the script
-  why:   zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none
+  why:   zerofit.accelerator() and zerofit.training_arguments() apply a plan, but don't make one
   fix:   write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', give \
 plan=zerofit.Strategy(...), or start the script with `zerofit launch`"""
 MISSING = """\
@@ -246,7 +246,7 @@ def test_a_plan_that_can_not_be_applied_is_refused(plan: Any, message: str) -> N
 def test_a_trainer_with_arguments_of_another_kind_is_refused(tmp_path: Path) -> None:
     from transformers import TrainingArguments
 
-    with pytest.raises(UserError, match="these TrainingArguments are under no plan"):
+    with pytest.raises(UserError, match="these TrainingArguments have no plan"):
         zerofit.trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
 
 

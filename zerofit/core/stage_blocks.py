@@ -39,6 +39,11 @@ def fill_stages(
     return tuple(blocks)
 
 
+def stages_of_rank(place: int, *, num_stages: int, num_ranks: int) -> range:
+    """Return the stages that a rank of a pipeline holds: interleaved ones go round-robin over the ranks."""
+    return range(place, num_stages, num_ranks)
+
+
 def too_few_blocks(num_stages: int, num_blocks: int, *, model: str) -> UserError:
     """Return the refusal of more stages than blocks.
 

@@ -132,7 +132,7 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
 
 def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
     """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
-    from zerofit.planning.planned_machine import machine_of
+    from zerofit.planning.machine_from_flags import machine_of
 
     specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
     if (indices := nodes.gpu_indices) is None:

@@ -49,7 +49,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
-    """The number of samples in inputs, or why they can't be split."""
+    """The number of samples in a forward pass's inputs, and whether they can be split."""
 
     size: int
     """Number of samples; 1 if unknown."""

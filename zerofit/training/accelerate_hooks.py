@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import MIXED_PRECISION
@@ -70,23 +71,18 @@ def set_number_formats(settings: AppliedSettings, changes: Changes) -> None:
     To be called after accelerate, which enables it with torch.compile (accelerate/state.py).
     """
     if settings.strategy.tf32 is not None:
-        for note in set_tf32(settings.strategy.tf32):
-            changes.add(note)
+        changes.add(*set_tf32(settings.strategy.tf32))
 
 
 def _is_called_by_trainer() -> bool:
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "transformers.trainer":
-            return True
-        frame = frame.f_back
-    return False
+    frames = walk_stack(inspect.currentframe())
+    return any(frame.f_globals.get("__name__") == "transformers.trainer" for frame, _ in frames)
 
 
 def _set_precision(arguments: dict[str, Any], settings: AppliedSettings, changes: Changes) -> None:
     own = arguments.get("mixed_precision")
     if settings.strategy.precision is None or own is None:
-        return  # the launch command line has set it
+        return  # accelerate launch's command line sets it
     wanted = MIXED_PRECISION[settings.strategy.precision]
     if str(own) == wanted:
         return
@@ -118,7 +114,7 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         batch_size = _training_batch_size(self, args, settings)
         if self._zerofit_by_script and batch_size is not None and not hasattr(self, "_zerofit_batch_size"):
-            # Later ones use other data, which need not match the plan's batch size.
+            # Later calls may prepare other data, which need not match the plan's batch size.
             self._zerofit_batch_size = batch_size
             check_batch(
                 settings,
@@ -147,9 +143,9 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
 def _fill_auto(
     accelerator: Any, config: dict[str, Any], settings: AppliedSettings, objects: tuple[Any, ...]
 ) -> None:
-    """Replace "auto" values that accelerate would get wrong; a Trainer script has none left at this point."""
+    """Replace "auto" values that accelerate would set wrongly; Trainer has already set its own."""
     if config.get("gradient_clipping") == "auto":
-        # accelerate would set 1.0, and clip without being asked to.
+        # accelerate would set 1.0, and clip although nobody requested it.
         config["gradient_clipping"] = settings.strategy.gradient_clipping or 0.0
     if config.get("train_micro_batch_size_per_gpu") == "auto":
         # accelerate would use the smallest of all DataLoaders, and fail without one. DeepSpeed only uses it
@@ -159,10 +155,10 @@ def _fill_auto(
 
 
 def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings) -> int | None:
-    """Return the samples per rank of the largest DataLoader that certainly trains; None if there is none.
+    """Return the batch size per rank of the training DataLoader; None if it is unknown.
 
-    That is one that shuffles, or the only one beside an optimizer. Of several it is the captured one, since
-    a script may also shuffle its evaluation data.
+    It is a DataLoader that shuffles, or the only one beside an optimizer. Of several, it is one with the
+    captured batch size, since a script may also shuffle its evaluation data, or else the largest.
     """
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
@@ -177,7 +173,7 @@ def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: A
 def _batch_sizes(
     accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings, *, shuffled: bool
 ) -> list[int]:
-    """Return the samples per rank of all DataLoaders, or of those that shuffle."""
+    """Return the batch sizes per rank of all DataLoaders, or of those that shuffle."""
     from torch.utils.data import DataLoader, RandomSampler
 
     ranks = _num_readers(accelerator, settings) if accelerator.split_batches else 1
@@ -191,12 +187,12 @@ def _batch_sizes(
 
 
 def _num_readers(accelerator: Any, settings: AppliedSettings) -> int:
-    """Return how many ranks, or groups of ranks, read different samples."""
+    """Return the number of ranks, or groups of ranks, with different samples."""
     return int(accelerator.num_processes) // settings.sample_group_size
 
 
 def install_required_accumulate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Refuse a script that never accumulates: its global batch would silently be smaller than requested."""
+    """Refuse a script that never accumulates, since its global batch size would be smaller than requested."""
     steps = settings.forced_accumulation
 
     def accumulate(original: Any, self: Any, *models: Any) -> Any:
@@ -212,7 +208,7 @@ def install_required_accumulate(accelerator_class: Any, settings: AppliedSetting
                 "the script can't accumulate gradients",
                 found=f"accumulation of {steps} steps, and backward() outside accelerator.accumulate()",
                 why="outside it every micro-batch is a separate step, with gradients divided by the steps",
-                fix="put the training step into `with accelerator.accumulate(model):`, or leave the flag out",
+                fix="put the training step into `with accelerator.accumulate(model):`, or omit the flag",
                 see="https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation",
             )
         original(self, *args, **kwargs)
@@ -223,7 +219,7 @@ def install_required_accumulate(accelerator_class: Any, settings: AppliedSetting
 
 
 def install_window_weights(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Finish the weighting of a window before a script clips its gradients or steps."""
+    """Complete the weighting of a window before a script clips gradients or steps."""
 
     def clip(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if has_weights(self):
@@ -259,10 +255,9 @@ def install_kept_accumulation(accelerator_class: Any, settings: AppliedSettings,
 
 
 def install_batch_search(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Leave out of memory to recovery instead of find_executable_batch_size.
+    """Handle out-of-memory errors by recovery instead of find_executable_batch_size.
 
-    The latter would reduce the batch size of the same script: another global batch, at the same learning
-    rate.
+    The latter would reduce the global batch size at the same learning rate.
 
     Args:
         module: accelerate.utils.memory.
@@ -273,11 +268,13 @@ def install_batch_search(module: ModuleType, settings: AppliedSettings, changes:
             return False
         if settings.plan.recovers:
             changes.add(
-                "find_executable_batch_size makes no smaller batches, which would change the global batch: "
-                "the run goes on under another plan"
+                "find_executable_batch_size does not reduce the batch size, which would change the global "
+                "batch size: the run is restarted with another plan"
             )
             return False
-        changes.add("find_executable_batch_size makes smaller batches: the global batch is not the plan's")
+        changes.add(
+            "find_executable_batch_size reduces the batch size: the global batch size is not the plan's"
+        )
         return True
 
     wrap(module, "should_reduce_batch_size", should_reduce)

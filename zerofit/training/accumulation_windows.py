@@ -7,14 +7,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerofit.core.errors import UserError
+from zerofit.data.labels import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     Batch = TypeVar("Batch")
-
-_IGNORED = -100
-"""The label that torch's losses ignore (torch.nn.CrossEntropyLoss, ignore_index)."""
 
 
 def accumulation_windows(
@@ -52,7 +50,7 @@ def accumulation_windows(
     if gradient_accumulation_steps < 1:
         raise UserError(
             "no-accumulation-steps",
-            "a window has one batch at least",
+            "a window has at least one batch",
             found=f"gradient_accumulation_steps={gradient_accumulation_steps}",
             why="an optimizer step needs a gradient",
             fix="give 1 or more",
@@ -78,8 +76,9 @@ def _windows(
                 "unlike-windows",
                 "some ranks have batches left and others have none",
                 found=f"{num_windows} of {ranks} ranks with a further window",
-                why="each backward pass exchanges gradients: the others would be waited for without end",
-                fix="give each rank as many batches, as DistributedSampler and accelerate's even_batches do",
+                why="each backward pass all-reduces gradients, and would wait for the other ranks forever",
+                fix="give each rank the same number of batches, as DistributedSampler and accelerate's "
+                "even_batches do",
             )
         yield tuple(
             (batch, count * ranks / total if total else 0.0)
@@ -106,21 +105,18 @@ def _items(batch: Any, *, shifts_labels: bool) -> float:
     labels: Any = batch.get("labels") if isinstance(batch, Mapping) else None
     if torch.is_tensor(labels) and labels.dim() and not labels.is_floating_point():
         counted = labels[..., 1:] if shifts_labels else labels
-        return float((counted != _IGNORED).sum())
-    values = (
-        batch.values()
-        if isinstance(batch, Mapping)
-        else batch
-        if isinstance(batch, list | tuple)
-        else [batch]
-    )
+        return float((counted != IGNORED).sum())
+    if isinstance(batch, Mapping):
+        values = list(batch.values())
+    else:
+        values = list(batch) if isinstance(batch, list | tuple) else [batch]
     sizes = [value.shape[0] for value in values if torch.is_tensor(value) and value.dim()]
     if not sizes:
         raise UserError(
             "items-not-counted",
             "the items of a batch can't be counted",
             found=f"a batch of type {type(batch).__name__} without a tensor",
-            why="what a batch's loss counts in its window is its share of the items",
-            fix="give items=, a function from a batch to the number of items that its loss is the mean over",
+            why="the weight of a batch's loss in its window is its share of the items",
+            fix="pass items=, a function that returns the number of items of a batch's loss",
         )
     return float(sizes[0])

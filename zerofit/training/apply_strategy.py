@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _LEFT_TO_THE_LOOP = {
-    "engine": "DeepSpeed takes over backward() and step(), which stand in the loop",
-    "zero_stage": "DeepSpeed partitions, and takes over backward() and step(), which stand in the loop",
-    "optimizer_offload": "DeepSpeed offloads, and takes over backward() and step(), which stand in the loop",
-    "param_offload": "DeepSpeed offloads, and takes over backward() and step(), which stand in the loop",
-    "precision": "it is a context around the forward pass, which stands in the loop (torch.autocast)",
+    "engine": "DeepSpeed replaces backward() and step(), which the loop calls",
+    "zero_stage": "DeepSpeed partitions, and replaces backward() and step(), which the loop calls",
+    "optimizer_offload": "DeepSpeed offloads, and replaces backward() and step(), which the loop calls",
+    "param_offload": "DeepSpeed offloads, and replaces backward() and step(), which the loop calls",
+    "precision": "the loop must run its forward pass in torch.autocast",
     "micro_batch_size": "the loop makes its batches",
-    "gradient_accumulation_steps": "the loop says when the optimizer steps",
-    "gradient_clipping": "gradients are clipped in the loop (torch.nn.utils.clip_grad_norm_)",
-    "compile": "torch.compile(model) goes around the model that is returned here",
+    "gradient_accumulation_steps": "the loop decides when the optimizer steps",
+    "gradient_clipping": "the loop must clip gradients (torch.nn.utils.clip_grad_norm_)",
+    "compile": "the loop must call torch.compile() on the returned model",
     "group_by_length": "the loop makes its batches",
 }
 """Fields of Strategy that a plain loop handles itself, and why."""
@@ -37,8 +37,8 @@ def apply_strategy(
 ) -> tuple[Module, Optimizer | None]:
     """Apply a strategy to a model and its optimizer, for a training loop without accelerate.
 
-    The model is frozen, adapted by LoRA, and gets its attention, Liger's kernels and gradient checkpointing,
-    in place if possible; then the optimizer's groups are reduced to trained parameters, and another kind of
+    Freezes the model, and applies LoRA, attention implementation, Liger's kernels and gradient checkpointing,
+    in place if possible. The optimizer's groups are reduced to trained parameters, and another kind of
     optimizer replaces it if requested. Changes are printed to stderr.
 
     Args:
@@ -47,7 +47,7 @@ def apply_strategy(
         optimizer: of the model, before its first step; None if it is created from the returned model later.
 
     Returns:
-        The model to train, and its optimizer. Schedulers of the given optimizer drive the returned one.
+        The model to train, and its optimizer, which the given optimizer's schedulers now set.
 
     Raises:
         UserError: the strategy has settings that a loop must handle itself, the model does not support it, or
@@ -57,14 +57,12 @@ def apply_strategy(
     if optimizer is not None:
         _check_optimizer(optimizer, model, strategy)
     changes = Changes(announce=os.environ.get("RANK", "0") == "0")
-    notes: list[str] = []
     if strategy.tf32 is not None:
         from zerofit.models.changes.kernels import set_tf32
 
-        notes += set_tf32(strategy.tf32)
-    model, others = changed(model, strategy, precision=None)
-    for note in (*notes, *others):
-        changes.add(note)
+        changes.add(*set_tf32(strategy.tf32))
+    model, notes = changed(model, strategy, precision=None)
+    changes.add(*notes)
     if optimizer is not None:
         hold_what_trains(model, [optimizer])
         if strategy.optimizer is not None:
@@ -82,7 +80,7 @@ def _check_possible(strategy: Strategy, optimizer: Any) -> None:
             continue
         raise UserError(
             "not-in-a-plain-loop",
-            f"a plain loop can't be given {field}",
+            f"{field} can't be applied to a plain loop",
             found=f"Strategy({field}={_said(value)})",
             why=why,
             fix="use accelerate or a Trainer: zerofit.accelerator(), zerofit.trainer(), or `zerofit launch`",
@@ -90,10 +88,10 @@ def _check_possible(strategy: Strategy, optimizer: Any) -> None:
     if strategy.optimizer is not None and optimizer is None:
         raise UserError(
             "no-optimizer-given",
-            "another optimizer takes over the groups of the loop's own",
+            "the new optimizer needs the parameter groups of the loop's optimizer",
             found=f"Strategy(optimizer={_said(strategy.optimizer)}) and no optimizer",
             why="learning rate and weight decay come from the loop's optimizer",
-            fix="give the loop's optimizer as the third argument",
+            fix="pass the loop's optimizer as the third argument",
         )
 
 
@@ -102,17 +100,17 @@ def _check_optimizer(optimizer: Optimizer, model: Module, strategy: Strategy) ->
     if not holds(optimizer, model):
         raise UserError(
             "optimizer-of-another-model",
-            "the optimizer trains nothing of this model",
+            "the optimizer holds no parameter of this model",
             found=f"{own}, and {type(model).__name__}, none of whose parameters are in its groups",
-            why="its groups are to hold what trains of the model",
-            fix="make the optimizer of the model that is given here",
+            why="its groups are updated to the model's trainable parameters",
+            fix="create the optimizer from the model that is passed here",
         )
     if name is not None and optimizer.state and not is_alike(optimizer, name):
         raise UserError(
             "optimizer-has-stepped",
-            "the loop's optimizer has made steps already",
+            "the loop's optimizer has already made steps",
             found=f"{own} with states, and Strategy(optimizer={_said(name)})",
-            why="its states mean nothing to another optimizer, and would be lost",
+            why="another optimizer can't use its states, which would be lost",
             fix="call apply_strategy() before the first step, and before the optimizer loads a checkpoint",
         )
 

@@ -27,8 +27,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         if window is not None:
             _under_deepspeed(self, window, loss, kwargs)
             return
-        waiting = _waiting_passes(self)
-        if waiting is None:
+        pending = _pending_passes(self)
+        if pending is None:
             original(self, loss, **kwargs)
             return
 
@@ -36,7 +36,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             scaled = piece if self.scaler is None else self.scaler.scale(piece)
             scaled.backward(**kwargs)
 
-        waiting.backward(
+        pending.backward(
             loss / self.gradient_accumulation_steps, run=run_piece, is_boundary=self.sync_gradients
         )
 
@@ -47,10 +47,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def _trigger(original: Any) -> Any:
-    """Return a function that makes the next backward pass exchange gradients, also of a split model.
+    """Return a trigger_sync_in_backward() that also works with micro-batches.
 
     accelerate prepares DistributedDataParallel for a backward pass without a forward pass
-    (accelerate/accelerator.py); micro-batches have their own, and the last one exchanges gradients.
+    (accelerate/accelerator.py); micro-batches have their own, and the last one synchronizes gradients.
     """
 
     @contextlib.contextmanager
@@ -68,16 +68,16 @@ def _trigger(original: Any) -> Any:
     return trigger_sync_in_backward
 
 
-def _waiting_passes(accelerator: Any) -> Any | None:
-    """Return the split passes whose backward may come, even again; None if there are none."""
-    waiting = getattr(accelerator, "_zerofit_waiting", None)
-    return waiting if waiting is not None and waiting.is_any else None
+def _pending_passes(accelerator: Any) -> Any | None:
+    """Return the split passes whose backward pass may still run; None if there are none."""
+    pending = getattr(accelerator, "_zerofit_pending_backward", None)
+    return pending if pending is not None and pending.is_any else None
 
 
 def _under_deepspeed(accelerator: Any, window: Window, loss: Any, kwargs: dict[str, Any]) -> None:
     engine = window.engine
     if kwargs.pop("scale_wrt_gas", True):
-        # As in one process, where the number may change while the script runs; DeepSpeed's is constant.
+        # A script may change this number, while DeepSpeed's own is constant.
         loss = loss / accelerator.gradient_accumulation_steps
 
     def run_piece(piece: Any, is_boundary: bool) -> None:
@@ -85,14 +85,14 @@ def _under_deepspeed(accelerator: Any, window: Window, loss: Any, kwargs: dict[s
         engine.backward(piece, scale_wrt_gas=False, **kwargs)
 
     def run(is_boundary: bool) -> None:
-        waiting = _waiting_passes(accelerator)
-        if waiting is None:
+        pending = _pending_passes(accelerator)
+        if pending is None:
             run_piece(loss, is_boundary)
         else:
-            waiting.backward(loss, run=run_piece, is_boundary=is_boundary)
+            pending.backward(loss, run=run_piece, is_boundary=is_boundary)
 
     if accelerator._zerofit_by_script and accelerator.sync_gradients:
-        window.wait(run, loss=loss)
+        window.delay(run, loss=loss)
     else:
-        window.go_on()
+        window.before_training_pass()
         window.run(run, is_boundary=accelerator.sync_gradients, loss=loss)

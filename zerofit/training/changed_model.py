@@ -105,15 +105,15 @@ def changes_model(strategy: Strategy) -> bool:
 
 
 def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tuple[Any, list[str]]:
-    """Return a model with all changes applied, and sentences on the changes.
+    """Return a model with all changes applied, and notes on the changes.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
         wanted: the changes.
-        precision: of autocast, in which weights frozen by adapters are then stored; None keeps them.
+        precision: autocast's, to which weights frozen by adapters are converted; None keeps their dtype.
     """
-    from zerofit.models.changes.adapted_saving import lead_to
-    from zerofit.models.changes.adapters import adapt, adapted_words
+    from zerofit.models.changes.adapted_saving import redirect_saving
+    from zerofit.models.changes.adapters import adapt, describe_adapters
     from zerofit.models.changes.checkpointing import set_checkpointing
     from zerofit.models.changes.freezing import freeze
     from zerofit.models.changes.kernels import set_attention
@@ -127,8 +127,8 @@ def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tup
     if wanted.lora is not None:
         _check_no_average(model)
         base, model = model, adapt(model, wanted.lora, quantization=wanted.quantization)
-        lead_to(base, model)
-        notes.append(adapted_words(model))
+        redirect_saving(base, model)
+        notes.append(describe_adapters(model))
         if precision in (Precision.BF16, Precision.FP16):
             notes += store_frozen_in(model, precision)
     if wanted.attention is not None:
@@ -181,8 +181,7 @@ class _ModelChanges:
             return model
         precision = None if self._strategy.engine is Engine.DEEPSPEED else precision
         made, notes = changed(model, self._strategy, precision=precision)
-        for note in notes:
-            self._changes.add(note)
+        self._changes.add(*notes)
         self._changed.update((model, made))
         self._trained.add(made)
         return made
@@ -240,10 +239,10 @@ def _decided_too_late(model: Any) -> UserError:
     name = type(model).__name__
     return UserError(
         "model-taken-for-teacher",
-        "a model trains that was taken for a teacher",
-        found=f"prepare() of {name} before its optimizer was made, while another model had one",
-        why="the model that trains is frozen or adapted in prepare(), and this one was left as it is",
-        fix="make the optimizer first and give both to one call: "
+        "a model that was taken for a teacher is trained",
+        found=f"prepare() of {name} before its optimizer was created, while another model had one",
+        why="prepare() freezes or adapts the trained model, and left this one unchanged",
+        fix="create the optimizer first and pass both to one call: "
         "model, optimizer = accelerator.prepare(model, optimizer)",
     )
 
@@ -255,8 +254,8 @@ def _check_no_average(model: Any) -> None:
     if any(type(one.module) is type(model) for one in live_objects(AveragedModel)):
         raise UserError(
             "lora-average-made-before",
-            "a moving average was made before the adapters",
+            "a moving average was created before the adapters",
             found=f"LoRA, and AveragedModel of {type(model).__name__} before prepare()",
-            why="it has other parameters than the model that trains, and can't follow it",
-            fix="make it of what accelerator.prepare() returns",
+            why="it has other parameters than the trained model, and can't be updated from it",
+            fix="create it from the model that accelerator.prepare() returns",
         )

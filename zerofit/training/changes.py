@@ -6,28 +6,29 @@ import sys
 
 
 class Changes:
-    """Sentences, without duplicates."""
+    """Sentences without duplicates."""
 
     def __init__(self, *, announce: bool) -> None:
         self._announce = announce
         self._lines: list[str] = []
         self._noted: set[str] = set()
 
-    def add(self, line: str, *, once: str | None = None) -> None:
-        """Add a change, unless already listed.
+    def add(self, *lines: str, once: str | None = None) -> None:
+        """Add changes that are not listed yet.
 
         Args:
-            line: the sentence.
-            once: a topic, if later sentences on the same topic add nothing.
+            lines: sentences.
+            once: a topic, of which only the first sentence is added.
         """
-        if (once or line) not in self._noted:
-            self._noted.add(once or line)
-            self._lines.append(line)
-            if self._announce:
-                print(f"zerofit: {line}", file=sys.stderr, flush=True)
+        for line in lines:
+            if (once or line) not in self._noted:
+                self._noted.add(once or line)
+                self._lines.append(line)
+                if self._announce:
+                    print(f"zerofit: {line}", file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning once, which is not a change."""
+        """Print a warning, which is not a change."""
         if self._announce:
             print(text, file=sys.stderr, flush=True)
 

@@ -59,7 +59,7 @@ def save_whole(
 ) -> None:
     """Save a checkpoint under a temporary name, and rename it when it is completely on disk.
 
-    All ranks call it. An existing folder is kept until the new files can replace it; foreign files in it are
+    All ranks call it. An existing folder stays until the new files replace it, and foreign files in it are
     kept.
 
     Args:
@@ -68,10 +68,10 @@ def save_whole(
         layout: how the state is distributed over the ranks.
         run_folder: the run folder, in which the save and its checkpoint are recorded.
         step: optimizer steps done, if known.
-        can_resume: False for weights alone, which are not recorded as a checkpoint.
+        can_resume: False for weights only, which are not recorded as a checkpoint.
     """
     folder = Path(os.path.abspath(folder))  # resolve() would follow a link that must be kept
-    if Path.cwd().is_relative_to(folder):  # it can't be exchanged under processes that work in it
+    if Path.cwd().is_relative_to(folder):  # it can't be replaced under processes that work in it
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
         return write(folder)
     outer = folder.parent / f"{SAVING}{folder.name}"
@@ -109,35 +109,34 @@ def _note(folder: Path, run_folder: Path | None) -> None:
             note_checkpoint(run_folder, folder)
 
 
-def check_resumed(folder: Path, settings: AppliedSettings) -> None:
-    """Check that a checkpoint is complete, including digests, and of this run's engine; all ranks call it.
-
-    Raises:
-        UserError: it is not.
-    """
-    problem = _problem(folder)
+def check_resumed(folder: Path, settings: AppliedSettings) -> SavedCheckpoint:
+    """Check that a checkpoint is complete and intact, and of this run's engine; all ranks call it."""
+    checkpoint = inspect_checkpoint(folder)
+    problem = _problem(checkpoint)
     if problem is not None:
         raise incomplete_checkpoint(folder, problem)
     _check_engine(folder, settings)
     if rank_of_process() == 0:
         _note(folder, settings.run_folder)
-        if (said := _other_batch(folder, settings)) is not None:
+        if (said := _batch_change(checkpoint, settings)) is not None:
             print(f"zerofit: {said}", file=sys.stderr, flush=True)
+    return checkpoint
 
 
-def _other_batch(folder: Path, settings: AppliedSettings) -> str | None:
-    """Return that an optimizer step has other samples than in the run that saved, as on other ranks."""
-    manifest, now = inspect_checkpoint(folder).manifest, settings.plan.workload.global_batch_size
+def _batch_change(checkpoint: SavedCheckpoint, settings: AppliedSettings) -> str | None:
+    """Return a warning if the checkpoint was saved with another global batch size; None otherwise."""
+    manifest, now = checkpoint.manifest, settings.plan.workload.global_batch_size
     before = None if manifest is None else manifest.layout.global_batch_size
     if before is None or now is None or before == now:
         return None
     return (
-        f"{folder.name} was saved with {before} samples in an optimizer step, and this run has {now}: it "
-        f"goes on at another place of the data and of the schedule; --global-batch-size {before} keeps both"
+        f"{checkpoint.path.name} was saved with a global batch size of {before}, and this run has {now}: "
+        "positions in the data and in the learning-rate schedule differ; --global-batch-size "
+        f"{before} keeps both"
     )
 
 
-def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
+def newest_complete(folder: Path, settings: AppliedSettings) -> SavedCheckpoint | None:
     """Return the newest complete checkpoint in a folder, to resume from; all ranks call it.
 
     Skipped ones are reported.
@@ -145,46 +144,45 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
     Raises:
         UserError: there are checkpoints, but none is complete.
     """
-    taken = _newest(folder, find_checkpoints(folder), _problem)
-    if taken is not None:
-        _check_engine(taken, settings)
+    newest = _newest(folder, find_checkpoints(folder), _problem)
+    if newest is not None:
+        _check_engine(newest.path, settings)
         if rank_of_process() == 0:
-            _note(taken, settings.run_folder)
-    return taken
+            _note(newest.path, settings.run_folder)
+    return newest
 
 
 def newest_by_sizes(folder: str) -> str | None:
-    """Do what transformers' get_last_checkpoint does, for complete checkpoints; a rank calls it alone."""
+    """Return what transformers' get_last_checkpoint does, but only complete checkpoints; not a collective."""
     candidates = [one for one in find_checkpoints(Path(folder)) if one.path.name.startswith("checkpoint-")]
-    problems = {one.path: one.problem for one in candidates}
-    taken = _newest(Path(folder), candidates, problems.__getitem__)
-    return None if taken is None else str(taken)
+    newest = _newest(Path(folder), candidates, lambda checkpoint: checkpoint.problem)
+    return None if newest is None else str(newest.path)
 
 
 def _newest(
-    folder: Path, candidates: Iterable[SavedCheckpoint], problem_of: Callable[[Path], str | None]
-) -> Path | None:
+    folder: Path, candidates: Iterable[SavedCheckpoint], problem_of: Callable[[SavedCheckpoint], str | None]
+) -> SavedCheckpoint | None:
     """Return the first complete checkpoint, and report the skipped ones."""
-    passed_over: list[str] = []
-    for found in candidates:
-        problem = problem_of(found.path)
+    skipped: list[str] = []
+    for checkpoint in candidates:
+        problem = problem_of(checkpoint)
         if problem is None:
-            if passed_over and rank_of_process() == 0:
-                said = f"zerofit: resumes from {found.path}, and passes over {'; '.join(passed_over)}"
+            if skipped and rank_of_process() == 0:
+                said = f"zerofit: resumes from {checkpoint.path}, and skips {'; '.join(skipped)}"
                 print(said, file=sys.stderr, flush=True)
-            return found.path
-        passed_over.append(f"{found.path.name}: {problem}")
-    if passed_over:
-        raise incomplete_checkpoint(folder, "; ".join(passed_over))
+            return checkpoint
+        skipped.append(f"{checkpoint.path.name}: {problem}")
+    if skipped:
+        raise incomplete_checkpoint(folder, "; ".join(skipped))
     return None
 
 
 def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
-    """Return how the state of this run is distributed.
+    """Return how this run's state is distributed over the ranks.
 
     Args:
         settings: the plan's.
-        optimizer: the one the ranks step, as wrapped by accelerate or DeepSpeed; None if there is none.
+        optimizer: possibly wrapped by accelerate or DeepSpeed; None if there is none.
     """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper, ZeRO's
         optimizer = optimizer.optimizer
@@ -209,7 +207,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         if is_named:
             output_dir = Path(self.project_dir) / "checkpoints" / f"checkpoint_{self.save_iteration}"
         elif output_dir is None:
-            return original(self, output_dir, *args, **kwargs)  # it has the reason
+            return original(self, output_dir, *args, **kwargs)  # raises an error
         folder = Path(output_dir)
         project.automatic_checkpoint_naming = is_named and folder.exists()  # accelerate refuses it
         project.total_limit = None
@@ -237,21 +235,19 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return folder
 
     def load_state(original: Any, self: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        checkpoint = None
         if input_dir is not None:
-            named = Path(input_dir).expanduser()
-            folder = named if named.is_dir() else None
-            if folder is not None:
-                check_resumed(folder, settings)
+            folder = Path(input_dir).expanduser()
+            if folder.is_dir():
+                checkpoint = check_resumed(folder, settings)
         elif self.project_configuration.automatic_checkpoint_naming:
-            folder = newest_complete(Path(self.project_dir) / "checkpoints", settings)
-        else:
-            folder = None
-        if folder is None:
-            return original(self, input_dir, *args, **kwargs)  # it reports that there is none
-        _check_expected(self, folder, settings)
-        found = original(self, str(folder), *args, **kwargs)
-        _take_step_of_other_ranks(self, folder, changes)
-        observe.resume(_saved_step(self, folder))
+            checkpoint = newest_complete(Path(self.project_dir) / "checkpoints", settings)
+        if checkpoint is None:
+            return original(self, input_dir, *args, **kwargs)  # raises an error
+        _check_expected(self, checkpoint.path, settings)
+        found = original(self, str(checkpoint.path), *args, **kwargs)
+        _take_step_of_other_ranks(self, checkpoint.path, changes)
+        observe.resume(_saved_step(self, checkpoint.manifest))
         return found
 
     wrap(accelerator_class, "save_state", save_state)
@@ -280,31 +276,30 @@ def _check_engine(folder: Path, settings: AppliedSettings) -> None:
     saved, now = ("DeepSpeed", "PyTorch alone") if is_of_deepspeed else ("PyTorch alone", "DeepSpeed")
     raise UserError(
         "checkpoint-of-other-engine",
-        "a checkpoint resumes under the engine that saved it",
-        found=f"{folder} was saved under {saved}, and this run is under {now}",
-        why="each engine keeps the optimizer's states in an order of its own, and the other can't read it",
-        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start anew from its weights "
-        "(`zerofit export`)",
+        "a checkpoint can only be resumed with the engine that saved it",
+        found=f"{folder} was saved by {saved}, and this run uses {now}",
+        why="each engine stores optimizer states in its own layout",
+        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start a new run from its "
+        "weights (`zerofit export`)",
     )
 
 
 def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
-    """Set the count of micro-batches, saved with the random states, on a rank that did not save it."""
+    """Load the count of micro-batches, saved with the random states, on a rank without a file of them."""
     import torch
 
     if (folder / f"random_states_{accelerator.process_index}.pkl").exists():
         return
     saved = torch.load(folder / "random_states_0.pkl", weights_only=False)
     accelerator.step = saved.get("step", accelerator.step)
-    changes.add(f"ranks that {folder.name} has no random states of go on with their own")
+    changes.add(f"ranks without random states in {folder.name} keep their own")
 
 
-def _saved_step(accelerator: Any, folder: Path) -> int | None:
+def _saved_step(accelerator: Any, manifest: Manifest | None) -> int | None:
     """Return the optimizer steps of a loaded checkpoint, the same on all ranks; None if they are unknown.
 
-    A checkpoint that was saved without zerofit has them in the optimizer's states alone.
+    A checkpoint saved without zerofit has them only in the optimizer states.
     """
-    manifest = inspect_checkpoint(folder).manifest
     step = None if manifest is None else manifest.step
     if step is None and (optimizers := prepared_optimizers(accelerator)):
         counts = (state.get("step") for state in optimizers[0].state.values())
@@ -328,7 +323,7 @@ def _describe_model(model: Any, folder: Path) -> None:
 
 
 def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -> None:
-    """Refuse a checkpoint that lacks what this script's load_state() is about to read."""
+    """Refuse a checkpoint that lacks files which this script's load_state() reads."""
     names = set(os.listdir(folder))
     schedulers = [one for one in prepared_schedulers(accelerator) if "DeepSpeed" not in type(one).__name__]
     expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
@@ -345,14 +340,14 @@ def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -
         )
 
 
-def _problem(folder: Path) -> str | None:
+def _problem(checkpoint: SavedCheckpoint) -> str | None:
     """Return the first problem that any rank finds in a checkpoint; each reads a share of the files."""
-    checkpoint = inspect_checkpoint(folder)
     problem = checkpoint.problem
     if problem is None and checkpoint.manifest is not None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        problem = damage(folder, checkpoint.manifest.files[local_rank::ranks_here], digests=True)
+        files = checkpoint.manifest.files[local_rank::ranks_here]
+        problem = damage(checkpoint.path, files, digests=True)
     return next((found for found in gather(problem) if found), None)
 
 
@@ -365,7 +360,7 @@ def _make_empty(outer: Path, partial: Path, run_folder: Path | None) -> None:
 
 
 def _take_place(partial: Path, folder: Path) -> None:
-    """Rename a complete checkpoint; an existing one is removed, except for foreign files."""
+    """Rename a complete checkpoint; an existing one is removed, but its foreign files are kept."""
     if folder.is_symlink():
         folder = folder.resolve()
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""Hooks on accelerate's and torch's clipping: the script's own under DeepSpeed, or the plan's."""
+"""Hooks on accelerate's and torch's gradient clipping: the script's under DeepSpeed, or the plan's."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Make accelerate's clipping effective; clip before each step of a script that does not.
-
-    With DeepSpeed its configuration does the latter.
-    """
+    """Apply the script's or the plan's clipping; without DeepSpeed, also if the script does not clip."""
     forced = settings.strategy.gradient_clipping
 
     def clip(original: Any, self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
@@ -60,7 +57,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Record every Accelerator, whose parameters a script may clip by torch."""
+    """Record every Accelerator, whose parameters a script may clip with torch."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -70,7 +67,7 @@ def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Ch
 
 
 def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Make torch's clipping effective: under ZeRO it finds no gradients, and a plan may set another norm."""
+    """Make torch's clipping work under ZeRO, where it finds no gradients, and use the plan's norm."""
     forced = settings.strategy.gradient_clipping
 
     def clip(

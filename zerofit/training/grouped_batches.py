@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _GROUPED = "_zerofit_grouped"
-"""Field of an Accelerator: whether batches of any of its DataLoaders were grouped."""
+"""Field of an Accelerator: whether batches of any of its DataLoaders are grouped."""
 _WHY_NOT = "_zerofit_why_not_grouped"
 """Field of an Accelerator: why DataLoaders keep their batches; cleared once reported."""
 _STATE_FILE = "zerofit_batches.json"
@@ -92,7 +92,7 @@ def _batches_for(accelerator: Any, loader: Any) -> _ScriptBatches | None:
     if why is None:
         lengths, seed = _agreed(accelerator, loader)
         if lengths is None:
-            why = "how long its samples are is not told by a column input_ids or length, or a field lengths"
+            why = "neither a column input_ids or length nor a field lengths gives the length of its samples"
         elif lengths.min() == lengths.max():
             why = f"all of its samples have {int(lengths[0])} tokens"
     if why is not None or lengths is None:
@@ -166,7 +166,7 @@ def _lengths(dataset: Any) -> Lengths | None:
     try:
         return sample_lengths(dataset)
     except Exception:
-        return None  # a column with other content: samples have no length
+        return None  # a column with other content
 
 
 def _seed(accelerator: Any, loader: Any) -> int:
@@ -200,8 +200,8 @@ def _keep(accelerator: Any, changes: Changes) -> None:
         states, kept = json.loads(path.read_text(encoding="utf-8")), _kept(accelerator)
         if len(states) != len(kept):
             changes.add(
-                f"batches do not go on in the order of {folder}: it knows of {len(states)} DataLoaders whose "
-                f"batches are grouped, and the script has {len(kept)}"
+                f"the order of batches is not restored from {folder}: it was saved for {len(states)} "
+                f"DataLoaders with grouped batches, and the script has {len(kept)}"
             )
             return
         for one, state in zip(kept, states, strict=True):

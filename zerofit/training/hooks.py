@@ -1,4 +1,4 @@
-"""All hooks of the training process, in order: they make an unmodified script train as planned."""
+"""All hooks of the training process, in order, which make an unmodified script train as planned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zerofit.training import (
     quantized_loading,
     sample_groups,
     sample_order,
-    told_to_stop,
+    stop_signal,
     tracked_memory,
     trial,
 )
@@ -60,55 +60,53 @@ class Hook:
 
     name: str
     install: Callable[[Any, AppliedSettings, Changes], None]
-    """Its arguments are the class or module, the settings, and the list of changes; does nothing if the plan
-    does not need it."""
+    """Called with the class or module, the settings, and the list of changes; does nothing if the plan does
+    not need it."""
     why_here: str
     """The reason for its position in the list."""
 
 
 ACCELERATOR_HOOKS = (
-    Hook("observation", observe.install_in_accelerate, "first: all that prepare() and saving do is a part"),
-    Hook("changed model", changed_model.install, "before all others: they see the model that trains"),
+    Hook("observation", observe.install_in_accelerate, "first: covers everything in prepare() and saving"),
+    Hook("changed model", changed_model.install, "before all others, which need the trained model"),
     Hook("step before saving", deepspeed_window.install, "on other methods than prepare()"),
-    Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
-    Hook("order of samples", sample_order.install, "on the constructor: a part of each checkpoint"),
-    Hook("stop on a signal", told_to_stop.install, "on prepare(), which it only sees"),
-    Hook("memory in trackers", tracked_memory.install, "on log() alone"),
-    Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
+    Hook("checkpoints", checkpoints.install, "after the step that saving triggers"),
+    Hook("order of samples", sample_order.install, "on the constructor: saved in each checkpoint"),
+    Hook("stop on a signal", stop_signal.install, "only observes prepare()"),
+    Hook("memory in trackers", tracked_memory.install, "only on log()"),
+    Hook("clipping", clipping.install, "around steps that may be skipped, which need no clipping"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
-    Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
+    Hook("clipping by torch", clipping.install_watch, "only on the constructor"),
     Hook("grouped batches", grouped_batches.install, "before accelerate shards the batches over the ranks"),
-    Hook(
-        "backward", backward.install, "around accelerate's; grouped batches around it only say what they did"
-    ),
-    Hook("joined prepare", join_prepare.install, "model and optimizer are together for all that follow"),
-    Hook("optimizer", optimizer_swap.install, "the plan's stands in the script's place before it is checked"),
-    Hook("optimizer check", optimizer_swap.install_check, "looks at the optimizer that really trains"),
-    Hook("micro-batches", micro_batches.install, "around what accelerate wraps the model in"),
-    Hook("compiled model", compiled_model.install, "right around accelerate, which compiles"),
-    Hook("kept accumulation", accelerate_hooks.install_kept_accumulation, "on a property alone"),
+    Hook("backward", backward.install, "around accelerate's; grouped batches only report"),
+    Hook("joined prepare", join_prepare.install, "later hooks get model and optimizer together"),
+    Hook("optimizer", optimizer_swap.install, "replaces the script's before the check"),
+    Hook("optimizer check", optimizer_swap.install_check, "checks the optimizer that trains"),
+    Hook("micro-batches", micro_batches.install, "outside accelerate's wrappers of the model"),
+    Hook("compiled model", compiled_model.install, "directly around accelerate, which compiles"),
+    Hook("kept accumulation", accelerate_hooks.install_kept_accumulation, "only on a property"),
     Hook("window weights", accelerate_hooks.install_window_weights, "closest to the step and the clipping"),
-    Hook("required accumulate", accelerate_hooks.install_required_accumulate, "right around accelerate"),
-    Hook("DeepSpeed's set-up", accelerate_hooks.install_prepare, "right around accelerate's prepare()"),
-    Hook("sample groups", sample_groups.install, "right around accelerate, behind the micro-batches"),
-    Hook("tensor groups", tensor_groups.install, "right around accelerate's prepare()"),
-    Hook("sequence shards", sequence_shards.install, "on the constructor alone"),
-    Hook("pipeline stages", pipeline.install, "right around accelerate, which must not wrap a stage"),
-    Hook("arguments", accelerate_hooks.install_arguments, "right around accelerate's constructor"),
+    Hook("required accumulate", accelerate_hooks.install_required_accumulate, "directly around accelerate"),
+    Hook("DeepSpeed's set-up", accelerate_hooks.install_prepare, "directly around prepare()"),
+    Hook("sample groups", sample_groups.install, "directly around accelerate, inside the micro-batches"),
+    Hook("tensor groups", tensor_groups.install, "directly around prepare()"),
+    Hook("sequence shards", sequence_shards.install, "only on the constructor"),
+    Hook("pipeline stages", pipeline.install, "directly around accelerate, which must not wrap a stage"),
+    Hook("arguments", accelerate_hooks.install_arguments, "directly around the constructor"),
 )
 """Hooks on Accelerator. If several wrap the same method, the first in the list is the outermost: it is called
 first, with the script's arguments."""
 
 TRAINER_HOOKS = (
-    Hook("observation", observe.install_in_trainer, "first: all that evaluating and saving do is a part"),
-    Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
-    Hook("loss", trainer_loss.install, "on compute_loss() alone"),
-    Hook("arguments", trainer_arguments.install, "right around train(), which reads the arguments again"),
-    Hook("checkpoints", trainer_checkpoints.install, "right around train(), which reads the checkpoint"),
+    Hook("observation", observe.install_in_trainer, "first: covers everything in evaluating and saving"),
+    Hook("optimizer", trainer_optimizer.install, "records the script's before train() sets up DeepSpeed"),
+    Hook("loss", trainer_loss.install, "only on compute_loss()"),
+    Hook("arguments", trainer_arguments.install, "directly around train(), which reads the arguments again"),
+    Hook("checkpoints", trainer_checkpoints.install, "directly around train(), which loads the checkpoint"),
     Hook("memory in trackers", tracked_memory.install_in_trainer, "before train() logs anything"),
-    Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
-    Hook("sample groups", sample_groups.install_in_trainer, "on get_tp_size() alone"),
-    Hook("pipeline stages", pipeline.install_in_trainer, "before Trainer puts the model on its device"),
+    Hook("changed model", changed_model.install_in_trainer, "only on the constructor"),
+    Hook("sample groups", sample_groups.install_in_trainer, "only on get_tp_size()"),
+    Hook("pipeline stages", pipeline.install_in_trainer, "before Trainer moves the model to its device"),
 )
 """Hooks on transformers' Trainer, outermost first."""
 
@@ -149,18 +147,18 @@ def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -
 
 MODULE_HOOKS = (
     Hook("torch.autograd", observe.install_backward, "before anything is trained"),
-    Hook("torch.serialization", observe.install_saving, "before torch takes save() from it"),
+    Hook("torch.serialization", observe.install_saving, "before torch imports save() from it"),
     Hook("torch.optim.optimizer", observe.install_steps, "before an optimizer is made"),
     Hook("torch.utils.data.dataloader", observe.install_data, "before a DataLoader is made"),
     Hook("deepspeed.runtime.engine", observe.install_in_engine, "before an engine is made"),
     Hook("transformers.trainer_callback", observe.install_in_callbacks, "before a Trainer is made"),
-    Hook("transformers.trainer_callback", told_to_stop.install_in_callbacks, "before a Trainer is made"),
-    Hook("transformers.trainer_callback", trial.install_in_callbacks, "around what asks it to save"),
+    Hook("transformers.trainer_callback", stop_signal.install_in_callbacks, "before a Trainer is made"),
+    Hook("transformers.trainer_callback", trial.install_in_callbacks, "around callbacks that request saving"),
     Hook("torch.utils.data.sampler", sample_order.install_in_samplers, "before an order is drawn"),
     Hook("torch.utils.data.dataloader", sample_order.install_in_torch_loaders, "before one is made"),
     Hook("accelerate.data_loader", sample_order.install_in_loaders, "before the script imports from it"),
-    Hook("accelerate.data_loader", told_to_stop.install_in_loaders, "before a DataLoader is prepared"),
-    Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
+    Hook("accelerate.data_loader", stop_signal.install_in_loaders, "before a DataLoader is prepared"),
+    Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator is created"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook(
         "deepspeed.runtime.zero.partition_parameters",
@@ -173,7 +171,7 @@ MODULE_HOOKS = (
     Hook("deepspeed.runtime.engine", expert_modules.install, "before an engine partitions a model"),
     Hook("deepspeed", sequence_shards.install_in_deepspeed, "before an engine is made"),
     Hook("deepspeed.runtime.engine", sequence_shards.install_in_engine, "around the engine's forward pass"),
-    Hook("torch.nn.utils", pipeline.install_in_clipping, "behind the clipping that the plan says"),
+    Hook("torch.nn.utils", pipeline.install_in_clipping, "inside the plan's clipping"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
     Hook("transformers.modeling_utils", whole_saving.install, "before a model is saved"),

@@ -1,4 +1,4 @@
-"""The optimizers that zerofit can use: what each replaces, takes over, and how it is created."""
+"""The optimizers that zerofit can use: their classes, options and creation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OptimizerKind:
     """Of the class, and of equivalent ones."""
     class_name: str
     keeps: frozenset[str] = frozenset()
-    """Options that it takes over from an optimizer of the same kind."""
+    """Options that it copies from an optimizer of the same kind."""
     bits: int | None = None
     """Per state; None for optimizers outside bitsandbytes."""
     is_paged: bool = False

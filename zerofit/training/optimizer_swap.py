@@ -55,10 +55,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def _step_one_by_one(objects: Iterable[Any]) -> None:
-    """Let SGD, Trainer's too, step one parameter after the other.
+    """Disable foreach in SGD, including Trainer's.
 
-    Where weights decay, foreach copies all gradients at once (torch/optim/sgd.py, _multi_tensor_sgd), which
-    takes more memory than the step of the AdamW that SGD was chosen over.
+    With weight decay, foreach copies all gradients at once (torch/optim/sgd.py, _multi_tensor_sgd), which
+    needs more memory than a step of AdamW, which SGD was to save.
     """
     import torch
 
@@ -69,9 +69,9 @@ def _step_one_by_one(objects: Iterable[Any]) -> None:
 
 
 def _stay_fused(objects: Iterable[Any]) -> None:
-    """Let fused AdamW, Trainer's too, stay fused where it loads a checkpoint of the script's own AdamW.
+    """Keep AdamW fused, including Trainer's, when it loads a checkpoint of the script's own AdamW.
 
-    torch takes the groups' switches from the checkpoint, and moves step counters to the GPU only for fused
+    torch loads the groups' options from the checkpoint, and only moves step counters to the GPU for fused
     ones (torch/optim/optimizer.py, _process_value_according_to_param_policy).
     """
     import torch
@@ -86,9 +86,9 @@ def _stay_fused(objects: Iterable[Any]) -> None:
 
 
 def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), which Trainer calls too, to refuse an optimizer that offload would break.
+    """Hook prepare(), which Trainer calls, too, to refuse an optimizer that offload would break.
 
-    Before the launch only the source is known, which is never certain.
+    The checks before the launch only know the script's source.
     """
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def _with_swapped(
     own = [item for item in objects if is_plain_optimizer(item) and not hasattr(item, "_zerofit_swapped")]
     if not own:
         return objects
-    gc.collect()  # leftovers of a script's first attempt don't count
+    gc.collect()  # so that discarded optimizers are not counted
     num_optimizers = sum(not hasattr(item, "_zerofit_swapped") for item in live_optimizers())
     why_not = None
     if num_optimizers + len(prepared_optimizers(accelerator)) > 1:
@@ -217,10 +217,10 @@ def _kept_by(optimizer: Any, name: OptimizerName) -> frozenset[str]:
 def _not_taken_over(optimizer: Any, switch: str, name: OptimizerName) -> UserError:
     return UserError(
         "optimizer-switch-not-taken-over",
-        f"{name} can't do what the script's optimizer is set to do",
-        found=f"{type(optimizer).__name__}({switch}=True), and {name} to take its place",
-        why=f"another optimizer has no {switch}, and without it the script would train otherwise",
-        fix=f"keep the script's optimizer, or take {switch} out of the script",
+        f"{name} does not support an option of the script's optimizer",
+        found=f"{type(optimizer).__name__}({switch}=True), to be replaced by {name}",
+        why=f"other optimizers have no {switch}, without which the script would train differently",
+        fix=f"keep the script's optimizer, or remove {switch} from the script",
     )
 
 
@@ -228,9 +228,9 @@ def _has_no_rate(optimizer: Any, name: OptimizerName) -> UserError:
     return UserError(
         "optimizer-without-rate",
         f"{name} needs a learning rate, and the script gives none",
-        found=f"{type(optimizer).__name__}(lr=None), and {name} to take its place",
-        why="an optimizer that finds its own rate leaves none to the one that takes over its groups",
-        fix="give the script's optimizer a learning rate, or leave it in place",
+        found=f"{type(optimizer).__name__}(lr=None), to be replaced by {name}",
+        why="an optimizer that computes its own learning rate has none to pass on",
+        fix="give the script's optimizer a learning rate, or keep it",
     )
 
 

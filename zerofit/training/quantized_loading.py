@@ -57,7 +57,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
 @contextmanager
 def for_trainer() -> Iterator[None]:
-    """Quantize models loaded here even if another such model exists, which a Trainer then drops."""
+    """Quantize models loaded inside even if another such model exists, which a Trainer then discards."""
     global _making_again
     _making_again = True
     try:
@@ -89,10 +89,10 @@ class _Choice:
 def _not_partitioned() -> UserError:
     return UserError(
         "quantized-base-not-partitioned",
-        "a quantized base does not go with ZeRO-3",
+        "a quantized base can't be combined with ZeRO-3",
         found="weights in nf4, and ZeRO-3",
-        why="transformers leaves zero.Init out for quantized weights and loads all of them on every rank, so "
-        "that a model which needs stage 3 would not fit while it is loaded",
+        why="transformers does not use zero.Init for quantized weights and loads all of them on every rank, "
+        "so a model that needs stage 3 would not fit while loading",
         fix="use ZeRO-2 or less, or train without quantized weights",
         see="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1249",
     )

@@ -20,7 +20,7 @@ from zerofit.core.plan import plan_from_json
 from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.machine.stopping import end_with_agent
 from zerofit.scripts.run_target import code_of, run_target, script_frames
-from zerofit.training import observe, told_to_stop, trial
+from zerofit.training import observe, stop_signal, trial
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import install
 from zerofit.training.record import write_record
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
                 exit_code=exit_code,
                 error=error,
                 changes=changes.lines,
-                saved_to=told_to_stop.saved_to(),
+                saved_to=stop_signal.saved_to(),
                 step_time_s=trial.step_time_s(),
             )
         except OSError as unwritten:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         plan = plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file)
         if plan.saves_when_told:
-            told_to_stop.start(folder.absolute())
+            stop_signal.start(folder.absolute())
         # From here on signals may come.
         observe.start(folder / "ranks", rank, on_cpu=plan.topology.on_cpu)
         install(plan, changes, run_folder=folder.absolute())

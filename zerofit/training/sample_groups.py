@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from traceback import walk_stack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -143,10 +144,7 @@ def _check_stream(loader: Any, accelerator: Any, settings: AppliedSettings) -> N
 
 def _caller() -> FrameType | None:
     """Return the frame that called into a hook."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _package(frame) == "zerofit":
-        frame = frame.f_back
-    return frame
+    return next((frame for frame, _ in walk_stack(sys._getframe(1)) if _package(frame) != "zerofit"), None)
 
 
 def _is_script(frame: FrameType | None) -> bool:

@@ -1,10 +1,9 @@
-"""Keeps the order of samples in checkpoints: an accelerate loop that resumes amid an epoch goes on with the
-samples that the epoch has not had.
+"""Saves the order of samples in checkpoints, so that a loop can resume in the middle of an epoch.
 
-accelerate saves and loads random states, not the one that an epoch's order was drawn from: after
+accelerate saves and loads random states, but not the one from which an epoch's order was drawn: after
 load_state(), skip_first_batches() skips batches of a newly drawn order (1.15, data_loader.py and
-checkpointing.py). Some samples then come twice in the epoch, and others not at all. Trainer keeps its order
-by itself.
+checkpointing.py), so that some samples are repeated in the epoch and others missing. Trainer restores its own
+order.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ _KEEPS_RANDOM_STATE = "_zerofit_keeps_random_state"
 
 
 def install_in_samplers(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let torch's random samplers know what their orders are drawn from.
+    """Make torch's random samplers record the random state that an order is drawn from.
 
     Args:
         module: torch.utils.data.sampler.
-        settings: unused.
-        changes: unused: no order changes.
     """
     import torch
 
@@ -65,12 +62,10 @@ def install_in_samplers(module: Any, settings: AppliedSettings, changes: Changes
 
 
 def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let batches be skipped of the order that the checkpoint's epoch had.
+    """Make skip_first_batches() skip batches of the order in the checkpoint.
 
     Args:
         module: accelerate.data_loader.
-        settings: unused.
-        changes: unused: the order of an epoch stays as the script draws it.
     """
 
     def skip(original: Any, dataloader: Any, num_batches: int = 0) -> Any:
@@ -86,12 +81,10 @@ def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_torch_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Let a resumed epoch begin without a draw from the random state that the checkpoint brought.
+    """Make a resumed epoch start without changing the random state loaded from the checkpoint.
 
     Args:
         module: torch.utils.data.dataloader.
-        settings: unused.
-        changes: unused.
     """
     import torch
 
@@ -106,7 +99,7 @@ def install_in_torch_loaders(module: Any, settings: AppliedSettings, changes: Ch
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Save and load the states of orders beside accelerate's own."""
+    """Save and load the random states of orders beside accelerate's files."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -129,7 +122,7 @@ def _load(accelerator: Any, folder: Path) -> None:
     from accelerate.utils import broadcast_object_list
 
     path = folder / _FILE_NAME
-    # The ranks draw the same order, also those whose node has another disk.
+    # All ranks draw the same order, also on nodes without the file.
     found = [torch.load(path) if accelerator.is_main_process and path.exists() else []]
     for sampler, state in zip(_samplers(accelerator), broadcast_object_list(found)[0], strict=False):
         if state is not None:
@@ -141,7 +134,7 @@ def _samplers(accelerator: Any) -> list[Any]:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """Return what orders the samples, behind the batch samplers that shard and skip; None without one."""
+    """Return the sampler inside the batch samplers that shard and skip; None without one."""
     batches = loader.batch_sampler or loader.sampler
     while hasattr(batches, "batch_sampler"):
         batches = batches.batch_sampler

@@ -142,10 +142,10 @@ def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **argu
     if plan is None:
         raise UserError(
             "arguments-without-plan",
-            "these TrainingArguments are under no plan",
+            "these TrainingArguments have no plan",
             found=f"zerofit.trainer(args=...) with {type(args).__name__}",
-            why="the plan comes with the arguments: it is in them before the model is made",
-            fix="make them with zerofit.training_arguments(plan=...)",
+            why="arguments must have their plan before the model is created",
+            fix="create them with zerofit.training_arguments(plan=...)",
         )
     settings = _trainer_settings(plan, base, arguments)
     if not settings.trainer_accumulates and script_batches(args) is not None:
@@ -263,9 +263,9 @@ def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
     if plan is None:
         raise UserError(
             "no-plan",
-            "the script asks zerofit for its plan, and there is none",
+            "the script requests a plan from zerofit, and there is none",
             found="no plan=, and no `zerofit launch` around the script",
-            why="zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none",
+            why="zerofit.accelerator() and zerofit.training_arguments() apply a plan, but don't make one",
             fix="write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', give "
             "plan=zerofit.Strategy(...), or start the script with `zerofit launch`",
         )
@@ -289,7 +289,7 @@ def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
             f"{kind}-parallel-in-script",
             f"a script can't apply a plan with {kind} parallelism by itself",
             found=f"{kind}-parallel groups of {topology.sample_group_size} ranks in the plan",
-            why="what accelerate counts per rank is put right as it is imported: too late here",
+            why="accelerate's counts per rank must be patched when it is imported, which is too late here",
             fix="start the script with `zerofit launch --plan FILE`",
         )
     return found

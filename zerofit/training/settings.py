@@ -21,7 +21,6 @@ class AppliedSettings:
     """The settings that hooks apply."""
 
     plan: Plan
-    """The effective value."""
     strategy: Strategy
     """The plan's; None keeps the script's own value. Its accumulation is the value for the script, without
     the passes that a loop counts itself."""
@@ -57,16 +56,6 @@ class AppliedSettings:
     def pipeline_parallel_size(self) -> int:
         """Ranks that each hold a part of the blocks of a copy of the model; PyTorch alone runs them."""
         return 1 if self.uses_deepspeed else self.plan.topology.pipeline_parallel_size
-
-    @property
-    def pipeline_stages_per_rank(self) -> int:
-        """Stages that each of these ranks holds."""
-        return 1 if self.uses_deepspeed else self.plan.topology.pipeline_stages_per_rank
-
-    @property
-    def stage_blocks(self) -> tuple[int, ...]:
-        """Blocks of each stage; empty where they are shared by time alone."""
-        return self.plan.topology.stage_blocks
 
     @property
     def on_cpu(self) -> bool:
@@ -146,18 +135,18 @@ def check_batch(
         raise micro_batch_too_large(
             settings,
             batch_size,
-            why="zerofit splits the script's batches, and can't put several of them together",
+            why="zerofit splits the script's batches, and can't merge several of them",
         )
     pieces = -(-batch_size // micro_batch_size) * accumulation
     asked = settings.strategy.gradient_accumulation_steps
     if asked is not None and asked not in (pieces, accumulation * batch_size / micro_batch_size):
         raise UserError(
             "accumulation-differs-from-script",
-            "these micro-batches do not make the script's step",
+            "these micro-batches don't add up to the script's step",
             found=f"micro-batches of {micro_batch_size}, accumulated {asked} times, and "
             f"{_times(batch_size, accumulation)} samples on each rank in a step of the script",
-            why=f"split so, a step of the script is {pieces} micro-batches, and zerofit never changes a "
-            "global batch by itself",
+            why=f"with this size, a step of the script has {pieces} micro-batches, and zerofit never changes "
+            "a global batch size by itself",
             fix="give --micro-batch-size and --gradient-accumulation-steps whose product is "
             f"{batch_size * accumulation}, or --micro-batch-size alone",
         )
@@ -173,7 +162,7 @@ def _check_global_batch(
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
     raise UserError(
         "global-batch-differs",
-        "the script does not make the global batch that was asked for",
+        "the script does not have the requested global batch size",
         found=f"global batch {asked}, and {_times(batch_size, accumulation)} samples on each of "
         f"{ranks} in the script, which makes {own}",
         why="zerofit splits the script's batches, and never changes a global batch by itself",

@@ -10,15 +10,11 @@ import inspect
 import linecache
 import sys
 import sysconfig
-from typing import TYPE_CHECKING
+from traceback import walk_stack
 
 from zerofit.core.errors import Unreadable
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.read_script import read_script
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
 
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers", "zerofit")
@@ -65,18 +61,11 @@ def _sources() -> tuple[tuple[str, ...], bool]:
     texts = {_text_of(file) for file in _script_files()}
     running = {
         _text_of(frame.f_code.co_filename)
-        for frame in _frames()
+        for frame, _ in walk_stack(inspect.currentframe())
         if not _is_library(str(frame.f_globals.get("__name__", "")))
     }
     is_all = bool(running) and "" not in running
     return tuple(sorted((texts | running) - {""})), is_all
-
-
-def _frames() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_library(name: str) -> bool:

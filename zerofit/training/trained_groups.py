@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
-    """Remove frozen parameters from optimizers, and add each adapter beside the weight that it adapts.
+    """Remove frozen parameters from optimizers, and add adapters to the groups of the weights they adapt.
 
-    An adapter joins the group of that weight, with its learning rate and weight decay. If the weight is in no
-    group, it joins the largest group of the optimizer that has other parameters of the model.
+    An adapter gets the learning rate and weight decay of its weight's group. If that weight is in no group,
+    it joins the largest group of the optimizer with other parameters of the model.
     """
     ids = {id(one) for one in model.parameters()}
     replaced = _replacements(model)
@@ -100,9 +100,9 @@ def _copies(wrapper: Any) -> Iterator[tuple[Any, Any]]:
 def _holds_nothing(optimizer: Any, model: Any) -> UserError:
     return UserError(
         "optimizer-left-empty",
-        "the script's optimizer would have nothing to train",
-        found=f"{type(optimizer).__name__}, which holds only parameters of {type(model).__name__} that are "
-        "frozen now",
-        why="what trains under the plan is in none of its parameter groups",
-        fix="give the optimizer all parameters of the model, or freeze less",
+        "the script's optimizer would have no trainable parameters",
+        found=f"{type(optimizer).__name__}, which only holds parameters of {type(model).__name__} that are "
+        "now frozen",
+        why="none of its parameter groups holds a parameter that the plan trains",
+        fix="pass all parameters of the model to the optimizer, or freeze less",
     )

@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import BertConfig, BertForSequenceClassification
 
 from zerofit.core.strategy import Lora
-from zerofit.models.changes.adapted_saving import adapted_of, lead_to
+from zerofit.models.changes.adapted_saving import adapted_of, redirect_saving
 from zerofit.models.changes.adapters import adapt
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def adapted() -> tuple[Any, Any, Any]:
     base = BertForSequenceClassification(BertConfig(vocab_size=32, **SMALL)).eval()
     untouched = deepcopy(base)
     around = adapt(base, Lora(rank=2)).eval()
-    lead_to(base, around)
+    redirect_saving(base, around)
     for one in around.parameters():
         if one.requires_grad:
             torch.nn.init.normal_(one)

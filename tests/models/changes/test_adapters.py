@@ -29,7 +29,7 @@ from transformers import (
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, Precision, Quantization
-from zerofit.models.changes.adapters import adapt, adapted_words, lora_config
+from zerofit.models.changes.adapters import adapt, describe_adapters, lora_config
 from zerofit.models.trace.prepare import prepare_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -101,8 +101,9 @@ def test_named_modules_win() -> None:
         BertForSequenceClassification(BERT),
         Lora(rank=2, target_modules=("key",), modules_to_save=("pooler",)),
     )
-    assert adapted_words(model) == (
-        "LoRA of rank 2 on 2 modules (key), and bert.pooler, classifier whole: 434 of 13,956 parameters train"
+    assert describe_adapters(model) == (
+        "LoRA of rank 2 on 2 modules (key), and bert.pooler, classifier fully trained: 434 of 13,956 "
+        "parameters are trainable"
     )
 
 
@@ -227,12 +228,12 @@ def test_heads_that_peft_could_not_train_alone_are_refused(name: str, make: Any,
 def test_each_head_of_a_list_trains_whole() -> None:
     heads = torch.nn.ModuleList([torch.nn.Linear(16, 2), torch.nn.ReLU(), torch.nn.Linear(16, 3)])
     model = adapt(with_head("heads", heads), Lora(rank=2))
-    assert "and heads.0, heads.2 whole" in adapted_words(model)
+    assert "and heads.0, heads.2 fully trained" in describe_adapters(model)
 
 
 def test_heads_beside_the_base_in_an_inner_module_train_whole() -> None:
     model = adapt(torch.nn.ModuleDict({"inner": OwnClass(BERT), "last": torch.nn.Linear(2, 2)}), Lora(rank=2))
-    assert "and inner.top, last whole" in adapted_words(model)
+    assert "and inner.top, last fully trained" in describe_adapters(model)
 
 
 def test_what_the_script_froze_gets_no_adapters_unless_it_froze_all_of_the_base() -> None:
@@ -243,7 +244,9 @@ def test_what_the_script_froze_gets_no_adapters_unless_it_froze_all_of_the_base(
     assert {name.split(".")[2:6] == ["bert", "encoder", "layer", "1"] for name in trained} == {True}
     whole = BertForSequenceClassification(BERT)
     whole.bert.requires_grad_(False)
-    assert "on 4 modules (query, value), and classifier whole" in adapted_words(adapt(whole, Lora(rank=2)))
+    assert "on 4 modules (query, value), and classifier fully trained" in describe_adapters(
+        adapt(whole, Lora(rank=2))
+    )
 
 
 @pytest.mark.parametrize(("is_encoder_decoder", "task"), [(False, "CAUSAL_LM"), (True, "SEQ_2_SEQ_LM")])

@@ -197,7 +197,7 @@ def test_a_model_whose_blocks_have_no_switch_is_refused_some_of_them() -> None:
         set_checkpointing(model, wanted=True, every=2)
     assert str(refused.value).splitlines()[:2] == [
         "error[checkpointing-all-or-nothing]: this model can only checkpoint all of its blocks",
-        "  found: gradient checkpointing of every 2 blocks, and OwnCheckpointing",
+        "  found: gradient checkpointing of one in 2 blocks, and OwnCheckpointing",
     ]
     assert not is_checkpointing(model)
 

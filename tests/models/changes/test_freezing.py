@@ -92,7 +92,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             "all-but-head",
             "error[freeze-leaves-nothing]: nothing would be left to train\n"
             "  found: freezing of all-but-head, and GPT2LMHeadModel\n"
-            "  why:   its head lm_head.weight is tied to transformer.wte.weight: one parameter, which is "
+            "  why:   its head lm_head.weight is tied to transformer.wte.weight, which is "
             "part of the base model\n"
             "  fix:   freeze less, such as embeddings+1",
         ),
@@ -101,7 +101,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             "all-but-head",
             "error[freeze-leaves-nothing]: nothing would be left to train\n"
             "  found: freezing of all-but-head, and BertModel\n"
-            "  why:   BertModel has no head: all of it is the base model\n"
+            "  why:   BertModel has no head: it is a base model\n"
             "  fix:   freeze less, such as embeddings+1",
         ),
         (
@@ -117,9 +117,9 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
         (
             gpt2,
             "embeddings+3",
-            "error[freeze-too-many-blocks]: the model has fewer blocks than to freeze\n"
+            "error[freeze-too-many-blocks]: the model has fewer blocks than should be frozen\n"
             "  found: freezing of embeddings+3, and GPT2LMHeadModel with 2 blocks\n"
-            "  why:   the number of blocks to freeze is for each stack, from the input\n"
+            "  why:   the number counts the blocks of each stack, starting at the input\n"
             "  fix:   use embeddings+2 or less, or all-but-head",
         ),
     ],

@@ -12,7 +12,7 @@ from zerofit.models.changes.stages import (
     blocks_by_stage,
     check_stages,
     cut,
-    replaced,
+    modules_replaced,
     run_stage,
     share_blocks,
 )
@@ -78,7 +78,7 @@ def test_stages_give_the_logits_of_the_whole_model(kind: str) -> None:
 def test_a_model_whose_stages_are_something_else_is_refused(kind: str) -> None:
     fields, why = _NO_PIPELINES[kind]
     model = _model(kind, **fields)
-    with pytest.raises(UserError, match="can't be cut into the stages of a pipeline") as refused:
+    with pytest.raises(UserError, match="can't be split into pipeline stages") as refused:
         check_stages(model, share_blocks(model, 2))
     assert why in str(refused.value)
 
@@ -91,7 +91,7 @@ def test_stages_that_compute_something_else_are_noticed() -> None:
         inputs_embeds=2 * (model.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds),
         **more,
     )
-    with pytest.raises(UserError, match="its stages give other logits than the whole model"):
+    with pytest.raises(UserError, match="the logits of its stages differ from the whole model's"):
         check_stages(model, share_blocks(model, 2))
 
 
@@ -150,7 +150,7 @@ def test_a_rank_with_several_stages_runs_each_without_the_others(tied: bool) -> 
     for stage in range(4):
         part, others = ranks[stage % 2]
         before = _names(part)
-        with replaced(others[stage]):
+        with modules_replaced(others[stage]):
             passed = run_stage(part, part.forward, stage, 4, passed)
         assert _names(part) == before
     assert torch.equal(passed.logits, expected)

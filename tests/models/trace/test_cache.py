@@ -111,7 +111,7 @@ def test_everything_that_matters_makes_another_key() -> None:
 
 
 def test_the_files_that_decide_a_trace_are_there() -> None:
-    assert [pattern for pattern in cache._DECIDING if not [*cache._ZEROFIT.glob(pattern)]] == []
+    assert [pattern for pattern in cache._TRACER_FILES if not [*cache._ZEROFIT.glob(pattern)]] == []
 
 
 @pytest.mark.parametrize("name", ["core/strategy.py", "models/changes/new.py", "models/trace/recorder.py"])

@@ -79,17 +79,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return lambda is_boundary: engine.done.append(f"{number}{'!' if is_boundary else ''}")
 
         known: dict[str, Callable[[], Any]] = {
-            "forward": window.go_on,
-            "backward": lambda: window.wait(backward(next(numbers)), loss=next(losses)),
+            "forward": window.before_training_pass,
+            "backward": lambda: window.delay(backward(next(numbers)), loss=next(losses)),
             "own-backward": window.begin_own_backward,
-            "scheduler": window.end,
-            "evaluation": window.end,
+            "scheduler": window.run_due_step,
+            "evaluation": window.run_due_step,
             "trainer's-backward": lambda: window.run(backward(next(numbers)), is_boundary=True),
             "inner-backward": lambda: window.run(backward(next(numbers)), is_boundary=False),
             "step": window.step,
             "zero": window.zero_grad,
             "clip": lambda: window.clip(0.5, norm_type=2),
-            "save": window.end,
+            "save": window.run_due_step,
             "close": window.close,
         }
         for action in actions.split():

@@ -151,5 +151,5 @@ def test_a_step_that_leaves_a_training_expert_out_ends_the_run_at_stage_2(
     error = refusal(model, torch.ones(2, 8))
     assert (error.rule, error.found) == (
         "unlike-gradients",
-        "_Mixture: samples went to 1 of 4 parts",
+        "_Mixture: samples were routed to 1 of 4 experts",
     )

@@ -47,7 +47,7 @@ def _resized(
     Model().resize_token_embeddings(new_num_tokens, multiple)
     assert calls in ([], [(new_num_tokens, multiple)])
     is_left = not calls and rows == captured_rows
-    asks = f"the script asks for {new_num_tokens}, as ZeRO-3 hides their size"
+    asks = f"the script asks for {new_num_tokens}, since ZeRO-3 hides their size"
     line = f"token embeddings stay at {rows} rows; {asks}"
     assert changes.lines == ((line,) if is_left and new_num_tokens != rows else ())
     return bool(calls)
@@ -102,6 +102,6 @@ def test_a_model_that_is_loaded_with_a_device_map_after_the_training_is_whole(
     assert model.lm_head.weight.shape == (16, 8)
     assert is_deepspeed_zero3_enabled()
     assert changes.lines == (
-        "LlamaForCausalLM is loaded whole on each rank, as the script gives a device_map",
+        "LlamaForCausalLM is loaded whole on each rank, since the script passes a device_map",
     )
     del alive

@@ -55,6 +55,8 @@ def test_they_train_as_in_one_process(stage: str, how: tuple[str, ...], models: 
     assert _numbers(run.stdout) == pytest.approx(expected, rel=1e-4)
     said = run.stderr + run.stdout
     for name in ("BertModel", "BertForSequenceClassification"):
-        assert (f"{name} is loaded whole on each rank, as nothing prepares it" in said) == (stage == "3")
-    assert ("Scaled is loaded whole on each rank, as it can't be made in parts" in said) == bool(how)
+        assert (f"{name} is loaded whole on each rank, since the script does not prepare it" in said) == (
+            stage == "3"
+        )
+    assert ("Scaled is loaded whole on each rank, since it can't be created partitioned" in said) == bool(how)
     assert "zero3-model-needs-engine" not in said

@@ -18,11 +18,11 @@ _SHARED = (
     *("gpt2", "gpt_neox", "phi3", "mixtral"),
 )
 _REFUSED = {
-    "three heads": ("sequence-parallel-heads", "inside attention each rank has whole heads, of all tokens"),
-    "gemma2": ("sequence-parallel-attention", "its masks are made for the tokens of one rank"),
+    "three heads": ("sequence-parallel-heads", "inside attention each rank has whole heads, for all tokens"),
+    "gemma2": ("sequence-parallel-attention", "its masks only cover the tokens of one rank"),
     "recurrent": ("sequence-parallel-model", "it has no causal attention"),
-    "alibi": ("sequence-parallel-model", "a forward pass over its parts fails"),
-    "hybrid": ("sequence-parallel-model", "its logits in parts differ from those of the whole"),
+    "alibi": ("sequence-parallel-model", "a forward pass on a part of the tokens fails"),
+    "hybrid": ("sequence-parallel-model", "its logits differ by"),
 }
 _CLOSE = 1e-5
 """Of losses near 5, logits near 1, and gradients relative to the largest; 1e-6 is seen."""

@@ -19,7 +19,7 @@ def test_two_ranks_save_all_weights_together_and_none_alone(tmp_path: Path, buil
         "alone": [
             "zero3-saves-on-all-ranks",
             "model.save_pretrained() was not called on all ranks",
-            "each rank holds a part of each weight, and rank 0 gathers them from all; rank 0 waited 1 s",
+            "each rank only holds a part of each weight, and rank 0 gathers them from all; rank 0 waited 1 s",
             "call it on all ranks, outside of `if accelerator.is_main_process`; rank 0 alone writes",
         ],
     }

@@ -18,7 +18,9 @@ from window_trainings import BATCH_SIZE, KINDS, RATE, SAME, SAMPLES, STEPS, off_
 def test_a_window_steps_as_one_batch_of_its_samples(kind: str, clip: float | None) -> None:
     ours, lines = windows(kind, clip=clip)
     assert off_from_big_batches(ours, kind, clip=clip) < SAME
-    assert any(line.startswith("each batch of a window counts by the labels or elements") for line in lines)
+    assert any(
+        line.startswith("batches of a window are weighted by the labels or elements") for line in lines
+    )
 
 
 @pytest.mark.parametrize("kind", ["classification", "causal language model", "a loss of the script's"])
@@ -87,8 +89,8 @@ def test_a_loss_that_does_not_tell_is_left_to_accelerate(monkeypatch: pytest.Mon
     stock, _ = windows("rooted", set_by_plan=False)
     assert all(torch.equal(one, other) for one, other in zip(ours, stock, strict=True))
     assert lines[-1] == (
-        "the batches of a window count as accelerate has them, each the same and a shorter window less: the "
-        "loss does not tell what it is a mean over"
+        "batches of a window are weighted equally, as in accelerate, and a shorter last window less: the "
+        "loss does not show what it is averaged over"
     )
 
 

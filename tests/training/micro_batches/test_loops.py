@@ -73,7 +73,7 @@ def test_gradients_are_those_of_the_whole_batch(name: str, loop: Any) -> None:
         loss.backward(retain_graph=retain_graph)
 
     def split_backward(loss: Any, *, retain_graph: bool = False, is_boundary: bool = True) -> None:
-        assert made.waiting.is_any
+        assert made.pending.is_any
         made.backward(loss, is_boundary=is_boundary)
 
     loop(whole, batch, whole_backward)
@@ -102,8 +102,8 @@ def test_a_models_output_as_another_models_input() -> None:
     first, second, x = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), torch.randn(6, 3)
     second(first(x).relu()).pow(2).mean().backward()
     expected = gradients(first), gradients(second)
-    waiting = PendingBackward()
-    made, other = split(first, waiting=waiting), split(second, waiting=waiting)
+    pending = PendingBackward()
+    made, other = split(first, pending=pending), split(second, pending=pending)
     for _ in range(4):
         made.backward(second(first(x).relu()).pow(2).mean())
         assert_equal(gradients(first), expected[0])
@@ -116,10 +116,10 @@ def test_a_models_output_as_another_models_input() -> None:
 def test_outputs_that_are_thrown_away_take_everything_with_them() -> None:
     _, made, batch = pair("vit")
     outputs = made.model(**batch)
-    assert made.waiting.is_any
+    assert made.pending.is_any
     del outputs
     gc.collect()
-    assert not made.waiting.is_any
+    assert not made.pending.is_any
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_loss_that_is_skipped_leaves_no_gradient(holds_outputs: bool, clears: 
     if clears:
         made.model.zero_grad()
     if settles:
-        made.waiting.settle()  # else the next forward pass sees that the outputs are gone
+        made.pending.settle()  # else the next forward pass sees that the outputs are gone
     made.backward(made.model(**batch).loss)
     assert_equal(gradients(made.model), expected)
 
@@ -157,12 +157,12 @@ def test_what_a_waiting_loss_depends_on_is_not_taken_back() -> None:
     trust(made, batch)
     made.num_forwards = 0
     loss = made.model(**batch).loss * 1
-    made.waiting.settle(except_for=loss)  # as a window does whose backward pass waits
+    made.pending.settle(except_for=loss)  # as a window does whose backward pass waits
     made.backward(loss)
     assert made.num_forwards == 3
     assert_equal(gradients(made.model), expected)
     skipped, loss = made.model(**batch).loss, made.model(**batch).loss
-    made.waiting.settle(except_for=loss)
+    made.pending.settle(except_for=loss)
     made.backward(loss)
     assert skipped.isfinite()
     assert_equal(gradients(made.model), expected)
@@ -247,4 +247,4 @@ def test_other_forward_passes_run_whole(mode: str) -> None:
             made.model(**batch)
     assert made.num_forwards == 1
     assert made.changes.lines == ()
-    assert not made.waiting.is_any
+    assert not made.pending.is_any

@@ -164,4 +164,4 @@ def test_an_output_that_cannot_be_joined_is_refused() -> None:
     split(model)
     with pytest.raises(UserError, match="can't be split") as error:
         model(torch.randn(6, 3))
-    assert error.value.found == "the output has shape (4, 4) for 4 samples, (8, 2) from two halves"
+    assert error.value.found == "the output has shape (4, 4) for 4 samples, and (8, 2) joined from two halves"

@@ -38,7 +38,7 @@ def _accelerator(
 
 
 def _backward(accelerator: Any, loss: Any) -> None:
-    accelerator._zerofit_waiting.backward(loss, run=lambda one, _: one.backward(), is_boundary=True)
+    accelerator._zerofit_pending_backward.backward(loss, run=lambda one, _: one.backward(), is_boundary=True)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_which_models_are_split(options: dict[str, Any], is_split: bool) -> None
     accelerator, changes = _accelerator(**options)
     model, batch = tiny("vit")
     prepared = accelerator.prepare(model)
-    assert hasattr(accelerator, "_zerofit_waiting") == is_split
+    assert hasattr(accelerator, "_zerofit_pending_backward") == is_split
     prepared(**batch)
     prepared(**batch)
     said = ("each forward pass of 5 samples runs as 3 micro-batches of at most 2",) if is_split else ()
@@ -70,7 +70,7 @@ def test_prepare_model_splits_what_it_prepares_for_training(options: dict[str, b
     accelerator, changes = _accelerator()
     model, batch = tiny("vit")
     accelerator.prepare_model(model, **options)(**batch)
-    assert hasattr(accelerator, "_zerofit_waiting") == is_split
+    assert hasattr(accelerator, "_zerofit_pending_backward") == is_split
     assert bool(changes.lines) == is_split
 
 
@@ -128,9 +128,9 @@ def _scaled_backward(accelerator: Any, loss: Any) -> None:
     def run(piece: Any, _: bool) -> None:
         accelerator.scaler.scale(piece).backward()
 
-    waiting = getattr(accelerator, "_zerofit_waiting", None)
-    if waiting is not None and waiting.is_any:
-        waiting.backward(loss, run=run, is_boundary=True)
+    pending = getattr(accelerator, "_zerofit_pending_backward", None)
+    if pending is not None and pending.is_any:
+        pending.backward(loss, run=run, is_boundary=True)
     else:
         run(loss, True)
 
@@ -172,7 +172,7 @@ def test_one_model_on_two_accelerators_runs_under_the_second() -> None:
             for _ in range(4):
                 x, labels = torch.randn(6, 3, generator=numbers), torch.randn(6, generator=numbers)
                 loss = model(x=x, labels=labels)["loss"]
-                assert micro_batch_size is None or accelerator._zerofit_waiting.is_any
+                assert micro_batch_size is None or accelerator._zerofit_pending_backward.is_any
                 _scaled_backward(accelerator, loss)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -24,7 +24,7 @@ class _Ranks:
         self._numbers: dict[int, list[int]] = {}
         self.num_agreements = [0, 0]
 
-    def agreed(self, rank: int) -> Callable[[list[int]], list[int]]:
+    def max_over_ranks(self, rank: int) -> Callable[[list[int]], list[int]]:
         def largest(numbers: list[int]) -> list[int]:
             self.num_agreements[rank] += 1
             self._numbers[rank] = numbers
@@ -70,7 +70,7 @@ def test_every_rank_runs_as_many_micro_batches(name: str, steps: Any) -> None:
     ranks = _Ranks()
     wholes = [tiny(name)[0] for _ in (0, 1)]
     batch = tiny(name)[1]
-    sides = [split(tiny(name)[0], 2, agreed=ranks.agreed(rank)) for rank in (0, 1)]
+    sides = [split(tiny(name)[0], 2, max_over_ranks=ranks.max_over_ranks(rank)) for rank in (0, 1)]
     counts: list[list[tuple[int, int]]] = [[], []]
     compared: list[Any] = []
 
@@ -103,7 +103,7 @@ def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(sa
     expected = gradients(whole)
     broken = {**batch, "pixel_values": batch["pixel_values"].clone()}
     broken["pixel_values"][sample] = torch.nan
-    sides = [split(tiny("vit")[0], 2, agreed=ranks.agreed(rank)) for rank in (0, 1)]
+    sides = [split(tiny("vit")[0], 2, max_over_ranks=ranks.max_over_ranks(rank)) for rank in (0, 1)]
     found: list[Any] = [None, None]
     counts: list[list[int]] = [[], []]
 
@@ -116,7 +116,7 @@ def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(sa
         loss = made.model(**(broken if rank == 1 else batch)).loss
         assert loss.isnan() == (rank == 1)
         counts[rank].append(len(made.boundaries))
-        made.waiting.settle()  # the script skips this step on all ranks
+        made.pending.settle()  # the script skips this step on all ranks
         counts[rank].append(len(made.boundaries))
         made.backward(made.model(**batch).loss)
         found[rank] = gradients(made.model)
@@ -133,13 +133,13 @@ def _alone(numbers: list[int]) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize(("runs_alone", "num_forwards"), [(True, 3), (False, 0)])
+@pytest.mark.parametrize(("can_run_alone", "num_forwards"), [(True, 3), (False, 0)])
 def test_outputs_come_without_a_forward_pass_where_a_rank_cannot_run_it_alone(
-    runs_alone: bool, num_forwards: int
+    can_run_alone: bool, num_forwards: int
 ) -> None:
     model, batch = tiny("vit")
     expected = model(**batch).logits
-    made = split(model, 2, agreed=_alone, runs_alone=runs_alone)
+    made = split(model, 2, max_over_ranks=_alone, can_run_alone=can_run_alone)
     for more in (num_forwards, 0):
         outputs = model(**batch)
         made.num_forwards = 0
@@ -154,7 +154,7 @@ def test_outputs_that_nobody_looks_at_are_kept_on_the_host_in_the_first_passes_o
     model, batch = tiny("gpt2")
     logits: list[Any] = []
     model.lm_head.register_forward_hook(lambda layer, _, output: logits.append(weakref.ref(output)))
-    made = split(model, 2, agreed=_alone, runs_alone=False)
+    made = split(model, 2, max_over_ranks=_alone, can_run_alone=False)
     moved: list[str] = []
     to = torch.Tensor.to
 
@@ -171,7 +171,7 @@ def test_outputs_that_nobody_looks_at_are_kept_on_the_host_in_the_first_passes_o
         if not num_moved:
             assert sum(one() is not None for one in logits) <= 1  # the last one waits with its graph
         made.backward(outputs.loss)
-    assert made.waiting.is_any
+    assert made.pending.is_any
     with pytest.raises(UserError) as error:
         _ = outputs.logits
     assert (error.value.rule, error.value.found) == ("output-read-late", "outputs.logits")
@@ -189,7 +189,7 @@ def test_an_output_that_cannot_be_joined_is_refused_only_when_the_script_looks_a
             return CausalLMOutput(loss=states.pow(2).mean(), logits=states.new_ones(1, longest))
 
     model = Model()
-    made = split(model, 2, agreed=_alone, runs_alone=False)
+    made = split(model, 2, max_over_ranks=_alone, can_run_alone=False)
     x = torch.tensor([[number, 1.0, 2.0] for number in range(6)])
     outputs = model(x)
     made.backward(outputs.loss)

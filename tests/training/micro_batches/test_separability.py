@@ -146,7 +146,7 @@ def test_a_model_that_fails_on_a_part_of_the_samples_is_refused_with_its_own_wor
     split(model)
     error = refusal(model, torch.randn(6, 3), torch.arange(6), weight=torch.ones(6))
     assert error.rule == "forward-not-separable"
-    assert error.why == "the model fails on a part of the batch's samples"
+    assert error.why == "the model fails on some of the batch's samples"
     assert error.found.startswith("RuntimeError: weight tensor should be defined")
     assert isinstance(error.__cause__, RuntimeError)
 
@@ -171,4 +171,4 @@ def test_a_loss_that_training_alone_computes_is_refused() -> None:
     split(model)
     error = refusal(model, torch.randn(6, 3), torch.randn(6, 3))
     assert error.rule == "forward-not-separable"
-    assert error.found == "output loss, which the model gives in training alone"
+    assert error.found == "output loss, which the model only returns in training"

@@ -75,7 +75,7 @@ def test_parts_run_again_with_the_dropout_of_their_first_run() -> None:
         torch.set_rng_state(state)
         again.backward(again.model(torch.ones(5, 3)).mean())
         assert_equal(gradients(again.model), one)
-        again.split_model.guess.see(None)  # so that all of them run twice
+        again.split_model.guess.record(None)  # so that all of them run twice
 
 
 def test_draws_of_a_generator_of_its_own_are_not_repeated() -> None:

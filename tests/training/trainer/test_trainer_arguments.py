@@ -93,13 +93,15 @@ def test_another_global_batch_is_refused(
     assert refusal(batches, script, *plan, accumulates=accumulates).rule == rule
 
 
-@pytest.mark.parametrize(("asked", "fix"), [(65, "a global batch of 64 or 66"), (1, "a global batch of 2")])
+@pytest.mark.parametrize(
+    ("asked", "fix"), [(65, "a global batch size of 64 or 66"), (1, "a global batch size of 2")]
+)
 @pytest.mark.parametrize("accumulates", [True, False])
 def test_a_global_batch_that_does_not_divide_over_the_ranks_is_refused(
     accumulates: bool, asked: int, fix: str
 ) -> None:
     refused = refusal(batches, (8, 1), 1, None, asked, accumulates=accumulates)
-    assert (refused.rule, refused.fix) == ("global-batch-not-divisible", f"ask for {fix}")
+    assert (refused.rule, refused.fix) == ("global-batch-not-divisible", f"use {fix}")
 
 
 def test_the_message_names_both_sides() -> None:

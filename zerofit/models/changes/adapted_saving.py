@@ -1,4 +1,4 @@
-"""Redirects saving of the script's base model to the adapters added to it."""
+"""Makes saving of the script's base model save the adapters added to it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 from zerofit.models.changes.adapters import has_adapters
 
-_KEY = "_zerofit_adapted"
+_ADAPTED = "_zerofit_adapted"
 _PREFIX = "base_model.model."
 """peft's prefix for the base's parameter names (peft/peft_model.py, tuners_utils.py)."""
 
 
-def lead_to(base: Any, adapted: Any) -> None:
+def redirect_saving(base: Any, adapted: Any) -> None:
     """Make save_pretrained() and push_to_hub() of a base save its adapters, as peft does.
 
     peft inserts adapters into the base itself, which would save parameter names that from_pretrained does not
-    know. A deep copy saves its own adapters; without adapters, as after merge_and_unload(), the base saves
+    know. A deep copy saves its own adapters. Without adapters, as after merge_and_unload(), the base saves
     itself.
 
     Args:
-        base: the model of the script.
+        base: the script's model.
         adapted: peft's model around it.
     """
     for one in (base, adapted):
-        vars(one)[_KEY] = adapted  # bypasses Module.__setattr__, which would register it as a submodule
+        vars(one)[_ADAPTED] = adapted  # bypasses Module.__setattr__, which would register it as a submodule
     for name in ("save_pretrained", "push_to_hub"):
         if hasattr(base, name):
             vars(base)[name] = MethodType(_save if name == "save_pretrained" else _push, base)
@@ -32,7 +32,7 @@ def lead_to(base: Any, adapted: Any) -> None:
 
 def adapted_of(model: Any) -> Any | None:
     """Return the peft model that zerofit has put around a base; None if it has no adapters."""
-    adapted = vars(model).get(_KEY)
+    adapted = vars(model).get(_ADAPTED)
     return adapted if adapted is not None and has_adapters(adapted) else None
 
 

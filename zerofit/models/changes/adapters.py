@@ -52,33 +52,33 @@ def adapt(
     saved_modules: Precision = Precision.FP32,
     has_values: bool = True,
 ) -> Any:
-    """Return a model with LoRA adapters; only these train, and the head if its task has a new one.
+    """Return a model with LoRA adapters; only these are trainable, and a head that is new for the task.
 
-    The random state of the script is not changed.
+    The script's random state is not changed.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training; it is changed in place.
         lora: rank, scale, dropout and modules.
         quantization: format of the base, which determines the modules if lora names none.
-        adapters: FP32, which trains best; otherwise adapters keep the format of the weights beside them.
+        adapters: FP32, which trains best; otherwise adapters get the dtype of the weights that they adapt.
         saved_modules: the same for fully trained modules.
-        has_values: False for tensors without values, which need no initialisation.
+        has_values: False for fake tensors, which need no initialisation.
 
     Returns:
         peft's model around it.
 
     Raises:
-        UserError: it already has adapters, or peft finds no modules to adapt, or not the named head.
+        UserError: it already has adapters, or peft finds no modules to adapt, or a named module is missing.
     """
     from peft import get_peft_model
 
     _check_unadapted(model)
     _check_heads(model, head_modules(model))
-    _check_there(model, lora.modules_to_save, what="modules to save", rule="lora-modules-to-save-unknown")
+    _check_exist(model, lora.modules_to_save, what="modules to save", rule="lora-modules-to-save-unknown")
     config = lora_config(model, lora, quantization=quantization, has_values=has_values)
     try:
-        with _own_random_numbers(model) if has_values else nullcontext(), warnings.catch_warnings():
-            # peft 0.21 reads a field that transformers 5.23 has renamed.
+        with _forked_random_state(model) if has_values else nullcontext(), warnings.catch_warnings():
+            # peft 0.21 reads a field that transformers 5.23 renamed.
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             adapted = get_peft_model(model, config, autocast_adapter_dtype=adapters is Precision.FP32)
     except ValueError as error:
@@ -131,20 +131,20 @@ def lora_config(
 
 
 def head_modules(model: Any) -> tuple[str, ...]:
-    """Return the modules beside the base that are new for each task, and so must train fully.
+    """Return the modules beside the base that are new for the task, and must be fully trained.
 
     Excluded are a language model's head, which is pretrained like its base, and modules frozen by the script.
     For a list or dict of modules, each member is returned.
 
     Args:
-        model: of transformers, or of a script's own class that contains one.
+        model: a transformers model, or a module of the script that contains one.
     """
-    beside = (pair for holder in _holders(model) for pair in _beside_base(*holder))
-    return tuple(name for name, module in beside if any(_trains(one) for one in module.parameters()))
+    heads = (pair for holder in _holders(model) for pair in _heads_of(*holder))
+    return tuple(name for name, module in heads if any(_trains(one) for one in module.parameters()))
 
 
 def _holders(model: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield, with names, the modules that contain a base, or a module with one, and heads beside it."""
+    """Yield name and module of each module that contains a base, directly or not, with heads beside it."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
@@ -156,8 +156,8 @@ def _holders(model: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _holders(child, f"{name}.{own}" if name else own)
 
 
-def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
-    """Yield, with names, the modules beside the base in a module; for a list, each member."""
+def _heads_of(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and module of each module beside the base; for a list or dict, each member."""
     from torch.nn import ModuleDict, ModuleList
 
     base = getattr(holder, "base_model_prefix", None)
@@ -166,21 +166,21 @@ def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
         if own == base or any(True for _ in transformers_parts(child)):
             continue
         if isinstance(child, ModuleList | ModuleDict):
-            yield from _beside_base(inner, child)
+            yield from _heads_of(inner, child)
         else:
             yield inner, child
 
 
 def _trains(parameter: Any) -> bool:
-    """Return True if a weight is not frozen; quantized weights have no gradients themselves."""
+    """Return True if a weight is not frozen; quantized ones, which never have gradients, count as trained."""
     return bool(parameter.requires_grad) or not parameter.is_floating_point()
 
 
 def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
-    """Check that peft can train and save the modules beside the base, which it finds by name.
+    """Check that peft can train and save the heads, which it finds by name.
 
     Raises:
-        UserError: there is a bare parameter, or other modules share such a name.
+        UserError: there is a bare parameter, or other modules have such a name.
     """
     bare = [
         f"{name}.{own}" if name else own
@@ -193,90 +193,89 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
             "lora-bare-parameter",
             "a parameter outside any submodule would neither train nor be saved",
             found=f"LoRA, and {type(model).__name__} with {', '.join(bare)} beside its base",
-            why="peft only trains and saves adapters and whole modules",
+            why="peft only trains and saves adapters and entire modules",
             fix="move it into a torch.nn.Module whose forward() uses it, or freeze it",
         )
     for name in heads:
-        alike = [
+        clashing = [
             own
             for own, _ in model.named_modules()
             if own.endswith(name) and not any(own == head or own.startswith(f"{head}.") for head in heads)
         ]
-        if alike:
+        if clashing:
             raise UserError(
                 "lora-head-name-taken",
                 "the head has the same name as modules in the base",
-                found=f"LoRA, and {type(model).__name__} with its head {name} and {alike[0]}",
-                why=f"peft finds fully trained modules by the end of their name: {len(alike)} modules of "
-                "the base would be fully trained, too",
+                found=f"LoRA, and {type(model).__name__} with its head {name} and {clashing[0]}",
+                why=f"peft matches fully trained modules by the end of their name: {len(clashing)} modules "
+                "of the base would also be fully trained",
                 fix="give the head a unique name in the class, such as self.head",
             )
 
 
-def _check_there(model: Any, wanted: Iterable[str], *, what: str, rule: str) -> None:
-    """Check that the model has each module that the user names, since peft ignores missing ones.
+def _check_exist(model: Any, wanted: Iterable[str], *, what: str, rule: str) -> None:
+    """Check that the model has each module named by the user, since peft ignores missing ones.
 
     Raises:
         UserError: one is missing.
     """
     names = [f".{name}" for name, _ in model.named_modules() if name]
-    lost = [one for one in wanted if not any(name.endswith(f".{one}") for name in names)]
-    if lost:
+    missing = [one for one in wanted if not any(name.endswith(f".{one}") for name in names)]
+    if missing:
         last_parts = sorted({name.rpartition(".")[2] for name in names})
-        near = [found for one in lost if (found := nearest(one, last_parts))]
+        near = [found for one in missing if (found := nearest(one, last_parts))]
         raise UserError(
             rule,
             "no module has such a name",
-            found=f"LoRA with the {what} {','.join(lost)}, and {type(model).__name__}",
-            why="peft ignores names that it does not find",
+            found=f"LoRA with the {what} {','.join(missing)}, and {type(model).__name__}",
+            why="peft ignores names that match nothing",
             fix=f"give {', '.join(near)}" if near else "use names from model.named_modules()",
         )
 
 
 def _frozen_modules(model: Any) -> list[str]:
-    """Return the modules that were frozen before adapters are added, which get none.
+    """Return the modules that the script froze, which get no adapters.
 
-    Empty if these are all candidates: a script that froze its whole base prepared it for adapters.
+    Empty if all linear layers are frozen: then the script prepared its base for adapters.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    able = (torch.nn.Linear, Conv1D, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d)
+    adaptable = (torch.nn.Linear, Conv1D, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d)
     heads = head_modules(model)
     inner = {
         name: module.weight
         for name, module in model.named_modules()
-        if isinstance(module, able) and not any(name == one or name.startswith(f"{one}.") for one in heads)
+        if isinstance(module, adaptable)
+        and not any(name == one or name.startswith(f"{one}.") for one in heads)
     }
     frozen = [name for name, weight in inner.items() if not _trains(weight)]
     linear = [name for name in inner if isinstance(model.get_submodule(name), torch.nn.Linear | Conv1D)]
     return [] if set(linear) <= set(frozen) else frozen
 
 
-def adapted_words(model: Any) -> str:
-    """Return a description of what trains in an adapted model.
+def describe_adapters(model: Any) -> str:
+    """Return a note on the adapters and fully trained modules of a model.
 
     Args:
         model: output of adapt().
     """
     from peft.tuners.lora import LoraLayer
-
-    names = [name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, LoraLayer)]
-    config = model.peft_config["default"]
-    trained = num_elements(one for one in model.parameters() if one.requires_grad)
-    whole = ", ".join(_whole_modules(model))
-    return (
-        f"LoRA of rank {config.r} on {len(names)} modules ({', '.join(dict.fromkeys(names))})"
-        f"{f', and {whole} whole' if whole else ''}: {trained:,} of {num_elements(model.parameters()):,} "
-        "parameters train"
-    )
-
-
-def _whole_modules(model: Any) -> list[str]:
     from peft.utils import ModulesToSaveWrapper
 
-    found = (name for name, one in model.named_modules() if isinstance(one, ModulesToSaveWrapper))
-    return [name.removeprefix("base_model.model.") for name in found]
+    adapted = [name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, LoraLayer)]
+    full = [
+        name.removeprefix("base_model.model.")
+        for name, one in model.named_modules()
+        if isinstance(one, ModulesToSaveWrapper)
+    ]
+    and_full = f", and {', '.join(full)} fully trained" if full else ""
+    trainable = num_elements(one for one in model.parameters() if one.requires_grad)
+    return (
+        f"LoRA of rank {model.peft_config['default'].r} on {len(adapted)} modules "
+        f"({', '.join(dict.fromkeys(adapted))}){and_full}: "
+        f"{trainable:,} of {num_elements(model.parameters()):,} parameters are trainable"
+    )
 
 
 def has_adapters(model: Any) -> bool:
@@ -290,9 +289,9 @@ def _check_unadapted(model: Any) -> None:
     if has_adapters(model):
         raise UserError(
             "lora-adapted-already",
-            "the model has adapters already",
+            "the model already has adapters",
             found=f"LoRA, and {type(model).__name__} with the script's own adapters",
-            why="a second set would be added to the first",
+            why="a second set would be added to them",
             fix="train without zerofit's LoRA, or remove the adapters from the script",
         )
 
@@ -301,23 +300,23 @@ def _targets(model: Any, lora: Lora, *, is_quantized: bool) -> list[str] | str:
     if lora.target_modules == (ALL_LINEAR,):
         return _all_linear(model)
     if lora.target_modules:
-        _check_there(model, lora.target_modules, what="target modules", rule="lora-targets-unknown")
+        _check_exist(model, lora.target_modules, what="target modules", rule="lora-targets-unknown")
         return list(lora.target_modules)
-    table = None if is_quantized else _of_family(model)
+    table = None if is_quantized else _targets_of_family(model)
     return table or _all_linear(model)
 
 
-def _of_family(model: Any) -> list[str] | str | None:
-    """Return the entry of peft's table for the family of a model, or of the only model inside a class."""
+def _targets_of_family(model: Any) -> list[str] | str | None:
+    """Return peft's target modules for the family of a model, or of the only transformers model in it."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TABLE
 
     parts = [*transformers_parts(model)]
     found: Any = TABLE.get(parts[0].config.model_type) if len(parts) == 1 else None
-    return [*found] if isinstance(found, list) else found  # a string is a pattern of peft's
+    return [*found] if isinstance(found, list) else found  # a string is a regular expression
 
 
 def _all_linear(model: Any) -> list[str] | str:
-    """Return every linear layer but the head; peft's keyword if it knows the head."""
+    """Return every linear layer but the head, or peft's keyword if it can find the head itself."""
     import torch
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
@@ -338,12 +337,11 @@ def _task_of(model: Any) -> str | None:
         return None
     name = type(model).__name__
     if name.endswith("ForConditionalGeneration") and not model.config.is_encoder_decoder:
-        return "CAUSAL_LM"  # images and text in, text out
+        return "CAUSAL_LM"  # image-text-to-text
     return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
 
 
-def _own_random_numbers(model: Any) -> AbstractContextManager[Any]:
-    """Return a context manager that restores the random state."""
+def _forked_random_state(model: Any) -> AbstractContextManager[Any]:
     import torch
 
     devices = {one.device for one in model.parameters() if one.device.type == "cuda"}
@@ -352,9 +350,9 @@ def _own_random_numbers(model: Any) -> AbstractContextManager[Any]:
 
 
 def _train_in_fp32(model: Any) -> None:
-    """Keep trainable weights in fp32: an update is often smaller than the resolution of 16 bits.
+    """Convert trainable weights to fp32, since 16 bits often can't represent an update.
 
-    Parameters partitioned by ZeRO-3 keep their format, since DeepSpeed has fp32 master weights.
+    Parameters partitioned by ZeRO-3 keep their dtype, since DeepSpeed has fp32 master weights.
     """
     import torch
 

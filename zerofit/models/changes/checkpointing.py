@@ -25,19 +25,18 @@ def set_checkpointing(
 ) -> tuple[str, ...]:
     """Switch gradient checkpointing on or off in a model and in transformers' and diffusers' models in it.
 
-    Checkpointing enabled here is not reentrant, so that adapters on a frozen model don't need inputs with
-    gradients. The script's own checkpointing keeps its kind. The KV cache is not changed: transformers'
-    layers don't use it while they train with checkpointing, and generation and the saved configuration keep
-    it.
+    Checkpointing enabled here is non-reentrant, so that adapters on a frozen model don't need inputs with
+    gradients. The script's own checkpointing stays as it is. The KV cache setting is not changed, since
+    transformers' layers don't use the cache while they train with checkpointing.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
         wanted: whether to checkpoint; None leaves it to the script, unless `every` is above 1.
-        every: checkpoint the first of every so many blocks; a value above 1 implies `wanted`.
+        every: checkpoint one of this many blocks; a value above 1 implies `wanted`.
         allow_reentrant: whether the script's own checkpointing may stay reentrant.
 
     Returns:
-        What was changed, in words.
+        Notes on what was changed.
 
     Raises:
         UserError: only some blocks should be checkpointed, and the model has no switch per block.
@@ -46,7 +45,7 @@ def set_checkpointing(
         wanted = True
     able = checkpointing_parts(model)
     if wanted and not able:
-        return (f"gradient checkpointing is not switched on: {type(model).__name__} does not support it",)
+        return (f"gradient checkpointing is not enabled: {type(model).__name__} does not support it",)
     notes = []
     for part in able:
         notes += _set_in(part, wanted=wanted, every=every, allow_reentrant=allow_reentrant)
@@ -54,22 +53,22 @@ def set_checkpointing(
 
 
 def check_every(model: Any, every: int) -> None:
-    """Check that a model can checkpoint some of its blocks.
+    """Check that a model can checkpoint only some of its blocks.
 
     Args:
-        model: a model of transformers, or a peft wrapper around one.
-        every: one block in so many.
+        model: a transformers model, or a peft wrapper around one.
+        every: checkpoint one of this many blocks.
 
     Raises:
-        UserError: the blocks have no switch of their own.
+        UserError: its blocks can't be switched individually.
     """
     if every == 1 or checkpointed_blocks(model):
         return
     raise UserError(
         "checkpointing-all-or-nothing",
         "this model can only checkpoint all of its blocks",
-        found=f"gradient checkpointing of every {every} blocks, and {type(model).__name__}",
-        why="its blocks have no switch of their own (transformers' GradientCheckpointingLayer)",
+        found=f"gradient checkpointing of one in {every} blocks, and {type(model).__name__}",
+        why="its blocks can't be switched individually (not transformers' GradientCheckpointingLayer)",
         fix="checkpoint all blocks, or none",
         see=SEE,
     )
@@ -97,14 +96,13 @@ def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool
 
 
 def _is_reentrant(part: Any) -> bool:
-    """Return True if a model's checkpointing is reentrant: a backward pass inside the backward pass."""
     functions = [checkpointing_function(module) for module in part.modules()]
     # torch's own default is True if unset (torch/utils/checkpoint.py, 2.13 warns).
     return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)
 
 
 def checkpointing_parts(module: Any) -> tuple[Any, ...]:
-    """Return the outermost models of transformers and diffusers in a module that support checkpointing."""
+    """Return the outermost transformers and diffusers models in a module that support checkpointing."""
     import transformers
 
     parts = _outermost(
@@ -114,7 +112,7 @@ def checkpointing_parts(module: Any) -> tuple[Any, ...]:
 
 
 def transformers_parts(module: Any) -> Iterator[Any]:
-    """Yield the outermost models of transformers in a torch.nn.Module."""
+    """Yield the outermost transformers models in a torch.nn.Module."""
     import transformers
 
     return _outermost(module, lambda one: isinstance(one, transformers.PreTrainedModel))

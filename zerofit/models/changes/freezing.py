@@ -15,20 +15,20 @@ _SHOWN = 8
 
 
 def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Freeze the parameters selected by keywords or patterns: no gradients, no optimizer states.
+    """Freeze the parameters selected by keywords or patterns, which need no gradients or optimizer states.
 
-    A tied parameter matches under any of its names. Dropout in frozen modules stays on, and running
-    statistics of batch norms are still updated.
+    A tied parameter matches under any of its names. Dropout in frozen modules stays on, and batch norms
+    still update their running statistics.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
         patterns: keywords and shell patterns (see zerofit.core.freezing).
 
     Returns:
-        What was frozen, in words.
+        A note on what was frozen; empty without patterns.
 
     Raises:
-        UserError: one of them matches nothing, or nothing would train.
+        UserError: a pattern matches nothing, or nothing would remain trainable.
     """
     if not patterns:
         return ()
@@ -38,8 +38,7 @@ def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
         _check_names(model, pattern, tuple(parameters), prefix)
     names = frozen_names(parameters, patterns, base_prefix=prefix)
     frozen = {id(parameters[name]) for name in names}
-    left = [one for one in model.parameters() if one.requires_grad and id(one) not in frozen]
-    if not left:
+    if not any(one.requires_grad and id(one) not in frozen for one in model.parameters()):
         raise _nothing_trains(model, patterns, names, parameters)
     for name in names:
         parameters[name].requires_grad_(False)
@@ -51,9 +50,9 @@ def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def base_prefix_of(model: Any) -> str | None:
-    """Return the attribute of a model's base, for zerofit.core.freezing; "" if the model is a base itself.
+    """Return the name of a model's base module, for zerofit.core.freezing; "" if the model is a base itself.
 
-    None for models outside transformers, and for classes such as T5ForConditionalGeneration whose encoder and
+    None for other libraries' models, and for classes such as T5ForConditionalGeneration, whose encoder and
     decoder are beside the head.
     """
     from transformers import PreTrainedModel
@@ -77,9 +76,9 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
     if num_wanted > num_blocks:
         raise UserError(
             "freeze-too-many-blocks",
-            "the model has fewer blocks than to freeze",
+            "the model has fewer blocks than should be frozen",
             found=f"freezing of {pattern}, and {type(model).__name__} with {num_blocks} blocks",
-            why="the number of blocks to freeze is for each stack, from the input",
+            why="the number counts the blocks of each stack, starting at the input",
             fix=f"use embeddings+{num_blocks} or less, or {ALL_BUT_HEAD}",
         )
     if not matches(names, pattern, base_prefix=prefix):
@@ -93,21 +92,21 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
 
 
 def _near(pattern: str, names: tuple[str, ...]) -> str:
-    """Return a suggestion for a pattern: a module that contains it, or a similar name."""
+    """Suggest a pattern instead of one that matches nothing: a module that contains it, or a similar name."""
     modules = {name.rpartition(".")[0] for name in names}
     modules |= {".".join(one.split(".")[:end]) for one in modules for end in range(1, one.count(".") + 1)}
     plain = pattern.strip("*.")
     inner = sorted((one for one in modules if one.endswith(plain)), key=len)
     found = inner[0] if plain and inner else nearest(plain, sorted(modules))
     shown = f"{found}.*" if found else _modules(names)[0]
-    if shown == "*":  # parameters directly in the model, all of which must not be frozen
+    if shown == "*":  # would freeze the whole model
         shown = names[0]
     pattern_said = f"'{shown}'" if found else f"a pattern such as '{shown}'"
     return f"{pattern_said}, or one of the keywords {', '.join(WORDS)}"
 
 
 def _modules(names: Iterable[str]) -> list[str]:
-    """Return patterns for the parts of a model, blocks as one."""
+    """Return patterns for a model's modules, one for all blocks of a stack."""
     parts: dict[str, None] = {}
     for name in names:
         words = name.split(".")[:-1]
@@ -121,16 +120,16 @@ def _nothing_trains(
     model: Any, patterns: Sequence[str], names: frozenset[str], parameters: dict[str, Any]
 ) -> UserError:
     said, name = ", ".join(patterns), type(model).__name__
-    why = "it freezes every parameter that the script trains"
+    why = "every parameter that the script trains would be frozen"
     fix = "freeze less, such as embeddings+1"
     if ALL_BUT_HEAD in patterns:
         frozen = {id(parameters[one]): one for one in names}
         tied = [one for one in parameters if one not in names and id(parameters[one]) in frozen]
         if base_prefix_of(model) == "":
-            why = f"{name} has no head: all of it is the base model"
+            why = f"{name} has no head: it is a base model"
         elif tied:
             inner = frozen[id(parameters[tied[0]])]
-            why = f"its head {tied[0]} is tied to {inner}: one parameter, which is part of the base model"
+            why = f"its head {tied[0]} is tied to {inner}, which is part of the base model"
     return UserError(
         "freeze-leaves-nothing",
         "nothing would be left to train",

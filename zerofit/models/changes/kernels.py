@@ -1,4 +1,4 @@
-"""Sets the attention implementation and tf32 of an existing model and process."""
+"""Sets the attention implementation of a model, and tf32 in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def set_attention(model: Any, name: str) -> tuple[str, ...]:
         name: transformers' attn_implementation, such as "sdpa" or "flash_attention_2".
 
     Returns:
-        What was changed, in words.
+        Notes on what was changed.
 
     Raises:
         UserError: a model does not support it, or it is not installed.
@@ -49,7 +49,7 @@ def _set_in(part: Any, name: str) -> None:
     own = attention_of(part.config)
     try:
         if not can_set_attention(part):
-            raise ValueError("its code implements attention itself, and can't use another")
+            raise ValueError("its code has its own attention, and can't use another implementation")
         part.set_attn_implementation(name)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         put_attention_back(part.config, own)
@@ -64,7 +64,7 @@ def _set_in(part: Any, name: str) -> None:
 
 
 def available(part: Any) -> tuple[str, ...]:
-    """Return the attention implementations available here for a transformers model."""
+    """Return the attention implementations that a transformers model supports and that are installed."""
     from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
     own = attention_of(part.config)
@@ -91,17 +91,14 @@ def has_tf32() -> bool:
 
 
 def set_tf32(wanted: bool) -> tuple[str, ...]:
-    """Allow or forbid tf32 in the matrix products of this process, but not in convolutions.
+    """Enable or disable tf32 in fp32 matrix products of this process, but not in convolutions.
 
-    This uses torch.set_float32_matmul_precision. TrainingArguments.tf32 sets torch.backends.fp32_precision
+    Uses torch.set_float32_matmul_precision. TrainingArguments.tf32 sets torch.backends.fp32_precision
     instead, after which torch.get_float32_matmul_precision(), which torch.compile calls, raises an error
     (torch 2.13).
 
-    Args:
-        wanted: whether fp32 products may use tf32.
-
     Returns:
-        What was changed, in words.
+        A note on what was changed.
     """
     import torch
 

@@ -15,13 +15,13 @@ SEE = "https://github.com/linkedin/Liger-Kernel"
 def use_liger(model: Any) -> tuple[str, ...]:
     """Use Liger's kernels for a model's norms, feed-forward blocks and loss.
 
-    The loss of a causal model is then computed in chunks of the sequence, without materialising all logits.
+    A causal model then computes its loss in chunks of the sequence, and never materializes all logits.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
 
     Returns:
-        What was changed, in words.
+        Notes on what was changed.
 
     Raises:
         UserError: liger-kernel is not installed, there is no GPU, or the family has no kernels.
@@ -29,7 +29,7 @@ def use_liger(model: Any) -> tuple[str, ...]:
     check_liger()
     parts = tuple(transformers_parts(model))
     if not parts:
-        return (f"Liger's kernels are left out: {type(model).__name__} contains no transformers model",)
+        return (f"Liger's kernels are not used: {type(model).__name__} contains no transformers model",)
     # As in transformers (transformers/integrations/liger.py, 5.23).
     kernels = import_module("liger_kernel.transformers")
     families = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN

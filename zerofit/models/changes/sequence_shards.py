@@ -1,8 +1,8 @@
-"""Models run in parts of a sequence: a rank has some of the tokens, and its share of the heads sees them all.
+"""Sequence parallelism: a rank runs a part of the tokens, and in attention a part of the heads on all tokens.
 
-This is DeepSpeed's Ulysses (https://arxiv.org/abs/2309.14509). The ranks of a run share samples by it
-(training/deepspeed/sequence_shards.py), and the tracer runs the first rank's part by the same code
-(models/trace/parts.py), so that what is estimated is what runs.
+This is DeepSpeed's Ulysses (https://arxiv.org/abs/2309.14509). Training
+(training/deepspeed/sequence_shards.py) and the tracer (models/trace/parts.py) use the same code, so that
+estimates describe what runs.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 IGNORED = -100
-"""Label without a loss (torch.nn.functional.cross_entropy, ignore_index of transformers)."""
+"""The ignored label (ignore_index of torch.nn.functional.cross_entropy)."""
 _PADDING = {"labels": IGNORED, "shift_labels": IGNORED}
-_UNKNOWN_MASKS = ("eager", "flex_attention")
-"""Implementations that can't be given masks of the whole sequence: eager is each model's own function."""
+_UNSUPPORTED_ATTENTION = ("eager", "flex_attention")
+"""Implementations that can't use masks of the whole sequence: eager is each model's own function."""
 
 
 class Peers(Protocol):
-    """The ranks that share samples, as one of them sees them."""
+    """Collectives over the ranks of a sequence-parallel group."""
 
     size: int
-    """How many they are."""
+    """Number of ranks."""
     rank: int
-    """Which of them this one is."""
+    """This rank's index in the group."""
 
     def all_gather(self, own: Any) -> list[Any]:
-        """Return a tensor of each rank, in new memory; no gradients pass."""
+        """Return each rank's tensor, without gradients."""
 
     def all_to_all(self, parts: Any) -> Any:
-        """Send each rank its part along dimension 0, and return the parts for this one; no gradients pass."""
+        """Send each rank its part along dimension 0, and return those received, without gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Whole:
-    """What attention needs to know of the whole batch, while a rank runs its part."""
+    """Properties of the whole batch that attention needs while a rank runs its part."""
 
     length: int
-    """Tokens of a sample with padding, over all ranks of the group."""
+    """Tokens per sample over all ranks, including padding."""
     attention_mask: Any
-    """1 for each token that counts, of the whole length; None where all do."""
+    """Of the whole length; None if no token is masked."""
     packed: Any
-    """The number of the document that each token is of; None for one a row."""
+    """The index of each token's document; None for one document per row."""
 
 
 class SequenceShards:
-    """One model whose forward passes are shared by a sequence-parallel group.
+    """One model whose forward passes are split over a sequence-parallel group.
 
     Args:
-        model: of transformers, adapters or not.
-        peers: the ranks that share a sample.
+        model: of transformers, with or without adapters.
+        peers: the ranks of the group.
 
     Raises:
-        UserError: its attention can't be shared out.
+        UserError: its attention is not supported.
     """
 
     def __init__(self, model: Any, peers: Peers) -> None:
@@ -72,51 +72,51 @@ class SequenceShards:
         self._whole: _Whole | None = None
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "get_text_config"):
-            raise self._refused("it is no model of transformers")
+            raise self._refused("it is not a transformers model")
         self._config = config.get_text_config()
         heads = getattr(self._config, "num_attention_heads", None)
         if not heads or not getattr(self._config, "is_causal", True):
             raise self._refused("it has no causal attention")
         implementation = attention_of(self._config)
-        if implementation in _UNKNOWN_MASKS:
+        if implementation in _UNSUPPORTED_ATTENTION:
             raise UserError(
                 "sequence-parallel-attention",
-                "this attention can't be shared by the ranks of a group",
+                "this attention can't be split over the ranks of a group",
                 found=f"attn_implementation={implementation} over {self._size} sequence-parallel ranks",
-                why="its masks are made for the tokens of one rank",
+                why="its masks only cover the tokens of one rank",
                 fix='load the model with attn_implementation="sdpa" or a flash attention',
             )
         if heads % self._size:
             raise UserError(
                 "sequence-parallel-heads",
-                "the heads don't divide over the ranks of a group",
+                "the number of attention heads is not divisible by the size of a group",
                 found=f"{heads} attention heads over {self._size} sequence-parallel ranks",
-                why="inside attention each rank has whole heads, of all tokens",
-                fix=f"take a --sequence-parallel-size that divides {heads}",
+                why="inside attention each rank has whole heads, for all tokens",
+                fix=f"set --sequence-parallel-size to a divisor of {heads}",
             )
-        self._own = implementation, self._take_over(implementation)
+        self._originals = implementation, self._register(implementation)
 
-    def let_go(self) -> None:
-        """Put the implementation's own attention and masks back, for all models."""
+    def unregister(self) -> None:
+        """Restore the implementation's original attention and masks, for all models."""
         from transformers import AttentionInterface, AttentionMaskInterface
 
-        implementation, (attend, mask) = self._own
+        implementation, (attend, mask) = self._originals
         AttentionInterface.register(implementation, attend)
         AttentionMaskInterface.register(implementation, mask)
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call of the model by name."""
+        """Return the arguments of a forward pass by name."""
         inputs = inspect.signature(self._model.forward).bind(*args, **kwargs).arguments
         return {**inputs, **inputs.pop("kwargs", {})}
 
     def forward(self, run: Any, inputs: dict[str, Any]) -> Any:
-        """Return what a model returns for a batch: the loss of all its tokens, and whole logits.
+        """Return the model's outputs for a whole batch, with the loss over all tokens, and whole logits.
 
-        Where a loss is trained, logits stay the rank's own part: they would be the largest tensor of all.
+        In training with labels only this rank's logits are returned: whole ones would be the largest tensor.
 
         Args:
             run: the model's own forward pass.
-            inputs: its arguments by name, whole.
+            inputs: its arguments by name, for whole samples.
         """
         import torch
 
@@ -124,22 +124,22 @@ class SequenceShards:
         with self._sharing(inputs):
             outputs = run(**part)
         if "labels" in part:
-            outputs["loss"] = torch.stack(self._of_all(outputs["loss"])).sum()
+            outputs["loss"] = torch.stack(self._gathered(outputs["loss"])).sum()
         if outputs.get("logits") is not None and not ("labels" in part and torch.is_grad_enabled()):
-            outputs["logits"] = torch.cat(self._of_all(outputs["logits"]), dim=1)[:, :length]
+            outputs["logits"] = torch.cat(self._gathered(outputs["logits"]), dim=1)[:, :length]
         return outputs
 
     def _refused(self, why: str) -> UserError:
         return UserError(
             "sequence-parallel-model",
-            "this model can't be trained in parts of a sequence",
+            "this model doesn't support sequence parallelism",
             found=f"{type(self._model).__name__} over {self._size} sequence-parallel ranks",
             why=why,
             fix="train without sequence parallelism",
         )
 
     def _part(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """Return this rank's part of a batch, and the length of the whole."""
+        """Return this rank's part of a batch, and the length of whole samples."""
         import torch
 
         inputs = {name: value for name, value in inputs.items() if value is not None}
@@ -153,7 +153,7 @@ class SequenceShards:
         labels = inputs.get("labels")
         if labels is not None:
             if labels.shape != (rows, length):
-                raise self._refused(f"its labels are {tuple(labels.shape)}, and not one for each token")
+                raise self._refused(f"its labels of shape {tuple(labels.shape)} are not one per token")
             if "shift_labels" not in inputs:
                 inputs["shift_labels"] = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
             if "num_items_in_batch" not in inputs:
@@ -167,7 +167,7 @@ class SequenceShards:
         }, length
 
     def _cut(self, name: str, tensor: Any) -> Any:
-        """Return this rank's part of a tensor of (samples, tokens, ...), padded to equal parts."""
+        """Return this rank's part of a tensor of shape (samples, tokens, ...), padded to equal parts."""
         import torch
 
         missing = -tensor.shape[1] % self._size
@@ -181,7 +181,7 @@ class SequenceShards:
 
     @contextlib.contextmanager
     def _sharing(self, inputs: dict[str, Any]) -> Iterator[None]:
-        """Let attention inside know the whole batch."""
+        """Provide the properties of the whole batch to attention inside."""
         import torch
         from transformers.masking_utils import find_packed_sequence_indices
 
@@ -191,7 +191,7 @@ class SequenceShards:
         packed = None
         uses_cache = inputs.get("use_cache")
         uses_cache = getattr(self._config, "use_cache", False) if uses_cache is None else uses_cache
-        # As transformers does with whole samples (masking_utils.py, _preprocess_mask_arguments).
+        # As transformers does for whole samples (masking_utils.py, _preprocess_mask_arguments).
         if mask is None and positions is not None and not uses_cache:
             beyond = positions[:, -1:] + torch.arange(1, missing + 1, device=positions.device)
             packed = find_packed_sequence_indices(torch.cat([positions, beyond], dim=1))
@@ -203,17 +203,17 @@ class SequenceShards:
         finally:
             self._whole = None
 
-    def _of_all(self, own: Any) -> list[Any]:
-        """Return a tensor of each rank of the group; gradients reach this rank's own alone."""
+    def _gathered(self, own: Any) -> list[Any]:
+        """Return each rank's tensor; gradients only flow to this rank's own."""
         tensors = self._peers.all_gather(own.detach().contiguous())
         tensors[self._rank] = own
         return tensors
 
-    def _take_over(self, implementation: str) -> tuple[Any, Any]:
-        """Put this group's attention and masks in the place of an implementation's in this model.
+    def _register(self, implementation: str) -> tuple[Any, Any]:
+        """Replace an attention implementation and its masks for the modules of this model.
 
         Returns:
-            What was there.
+            The originals.
         """
         from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -223,7 +223,7 @@ class SequenceShards:
         def attention(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            # A block that is computed again does as it did first; generate() runs whole samples.
+            # A recomputed block does the same as in its first run; generate() runs whole samples.
             if module in own and not is_in_backward():
                 module._zerofit_shares = self._whole is not None
             if module not in own or not module._zerofit_shares:
@@ -244,24 +244,24 @@ class SequenceShards:
     def _attention(
         self, attend: Any, module: Any, states: tuple[Any, Any, Any], *args: Any, **kwargs: Any
     ) -> tuple[Any, None]:
-        """Return the attention of all tokens to all tokens, for this rank's tokens.
+        """Return the outputs of attention over all tokens for this rank's tokens.
 
         Args:
-            attend: an implementation of transformers.
-            module: the layer it is of.
-            states: queries, keys and values of this rank's tokens: (samples, heads, tokens, size of a head).
+            attend: transformers' implementation.
+            module: the attention layer.
+            states: queries, keys and values of this rank's tokens: (samples, heads, tokens, head size).
         """
         import torch
 
         query, key, value = states
         groups = query.shape[1] // key.shape[1]
-        # Heads of keys and values are repeated until each rank has as many.
+        # Key and value heads are repeated until each rank has the same number.
         repeats = next(
             n for n in range(1, groups + 1) if groups % n == 0 and key.shape[1] * n % self._size == 0
         )
         key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
         if kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = torch.cat(self._of_all(kwargs["position_ids"]), dim=-1)
+            kwargs["position_ids"] = torch.cat(self._gathered(kwargs["position_ids"]), dim=-1)
         own = getattr(module, "num_key_value_groups", None)
         try:
             if own is not None:
@@ -274,7 +274,7 @@ class SequenceShards:
         return self._exchange(output), None
 
     def _exchange(self, tensor: Any) -> Any:
-        """Send each rank its part of dimension 1, and return the parts of all along dimension 2."""
+        """Send each rank its part of dimension 1, and concatenate those received along dimension 2."""
         import torch
 
         parts = torch.stack(tensor.chunk(self._size, dim=1))
@@ -283,10 +283,7 @@ class SequenceShards:
 
 @functools.cache
 def _all_to_all() -> Any:
-    """Return a function of parts (one for each rank, along dimension 0) and peers: the parts for this rank.
-
-    torch.distributed.nn has one, which torch 2.13 says will go.
-    """
+    """Return a differentiable all-to-all along dimension 0; torch 2.13 deprecates torch.distributed.nn's."""
     import torch
 
     class AllToAll(torch.autograd.Function):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Stages: consecutive blocks of a decoder that one rank of a pipeline keeps, with what is at the ends.
+"""Pipeline stages: consecutive blocks of a decoder, the first with the embeddings, the last with the head.
 
-The ranks of a pipeline run them (training/pipeline), and the tracer runs one by the same code
-(models/trace/parts.py), so that what is estimated is what runs.
+Training (training/pipeline) and the tracer (models/trace/parts.py) run stages by the same code, so that
+estimates describe what runs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import torch
 from torch import nn
 
 from zerofit.core.errors import UserError
-from zerofit.core.stage_blocks import fill_stages, too_few_blocks
+from zerofit.core.stage_blocks import fill_stages, stages_of_rank, too_few_blocks
 from zerofit.core.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 Replacement = tuple[nn.Module, str, nn.Module]
-"""A module, the name of its child that is replaced, and what by."""
+"""A module, the name of a child, and the child's replacement."""
 _PROBE_TOKENS = 4
 """Tokens of the sample on which stages are compared with the whole model."""
 _PROBE_TOLERANCE = 1e-4
-"""Largest relative difference of logits: the same operators run in the same order, in fp32 or in 16 bits."""
+"""Maximum relative difference of logits: the same operators run in the same order, in fp32 or 16 bits."""
 
 
 class PassThrough(nn.Module):  # type: ignore[misc]
-    """Takes the place of a module that another rank holds: returns its first input unchanged.
+    """Replaces a module that another rank holds, and returns its first input unchanged.
 
     Args:
-        module: the module; settings that the model reads off a block, as `attention_type`, are kept.
-        returns_tuple: True if the module returns its output in a tuple, as blocks of transformers 5.0 do.
+        module: the module, whose plain attributes are copied: models read some, such as `attention_type`.
+        returns_tuple: True if the module returns a tuple, as blocks of transformers 5.0 do.
     """
 
     def __init__(self, module: nn.Module, *, returns_tuple: bool = False) -> None:
@@ -49,7 +49,7 @@ class PassThrough(nn.Module):  # type: ignore[misc]
 
 
 class ZeroEmbedding(nn.Module):  # type: ignore[misc]
-    """Takes the place of position embeddings that the first stage has added already."""
+    """Replaces position embeddings on later stages, since the first one adds them."""
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=indices.device)
@@ -57,22 +57,22 @@ class ZeroEmbedding(nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a decoder-only model of transformers, as a pipeline sees them."""
+    """The parts of a decoder-only transformers model that are assigned to stages."""
 
     base: nn.Module
     """The model without its head."""
     blocks: nn.ModuleList
     before: tuple[str, ...]
-    """Children of the base that belong to the first stage alone: dropout and position embeddings."""
+    """Children of the base that only the first stage runs: dropout and position embeddings."""
     after: tuple[str, ...]
-    """Children of the base that belong to the last stage alone: the final norm."""
+    """Children of the base that only the last stage runs: the final norm."""
 
 
 def parts_of(model: nn.Module) -> Parts:
-    """Find the parts of a causal language model by their structure.
+    """Return the parts of a causal language model, found by their structure.
 
     Raises:
-        UserError: the model is no stack of equal blocks between embeddings and one head.
+        UserError: the model is not a stack of equal blocks between embeddings and a head.
     """
     base = getattr(model, "base_model", model)
     num_blocks = getattr(getattr(model, "config", None), "num_hidden_layers", None)
@@ -93,34 +93,34 @@ def parts_of(model: nn.Module) -> Parts:
     ]
     if others:
         raise _not_a_pipeline(model, f"it has parts beside the blocks and the head: {', '.join(others)}")
-    before, after, is_behind = [], [], False
+    before, after, is_after = [], [], False
     for name, child in base.named_children():
         if child is stacks[0]:
-            is_behind = True
+            is_after = True
         elif child is base.get_input_embeddings():
             continue
         elif isinstance(child, (nn.Dropout, nn.Embedding)):
             before.append(name)
         elif any(True for _ in child.parameters()):
-            if not is_behind:
+            if not is_after:
                 raise _not_a_pipeline(model, f"{name} changes the embeddings before the first block")
             after.append(name)
     return Parts(base=base, blocks=stacks[0], before=tuple(before), after=tuple(after))
 
 
 def share_blocks(model: nn.Module, num_stages: int, planned: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the first block of each stage, and the number of blocks behind them.
+    """Assign blocks to stages; return the bounds: the first block of each stage, and the number of blocks.
 
-    A block costs as many operations as it has parameters, and so does the head on the last stage: the stage
-    that costs most is made as cheap as it can be.
+    The time of blocks and head is assumed to be proportional to their parameters. Minimizes the time of the
+    slowest stage.
 
     Args:
         model: a causal language model.
         num_stages: of the pipeline.
-        planned: blocks of each stage, where a plan says so.
+        planned: blocks of each stage, if the plan has them.
 
     Raises:
-        UserError: there are fewer blocks than stages, or the model is no pipeline, or not the plan's.
+        UserError: there are fewer blocks than stages, or the model can't be split, or is not the plan's.
     """
     blocks = parts_of(model).blocks
     if len(blocks) < num_stages:
@@ -128,9 +128,9 @@ def share_blocks(model: nn.Module, num_stages: int, planned: tuple[int, ...] = (
     if planned and sum(planned) != len(blocks):
         raise UserError(
             "pipeline-of-another-model",
-            "the plan's stages are not those of this model",
+            "the plan's stages are for another model",
             found=f"stages of {planned} blocks, and {type(model).__name__} of {len(blocks)}",
-            why="each block must be in one stage",
+            why="each block must belong to one stage",
             fix="plan again for this script",
         )
     head = _num_parameters(model.get_output_embeddings()) / max(_num_parameters(blocks[0]), 1)
@@ -146,26 +146,24 @@ def _num_parameters(module: nn.Module) -> int:
 def as_stage(
     model: nn.Module, stage: int, bounds: tuple[int, ...], *, returns_tuples: bool = False
 ) -> Iterator[None]:
-    """Make a model one stage of a pipeline, and whole again at the end.
-
-    Parameters keep their names, as the modules that other ranks hold are replaced by empty ones.
+    """Reduce a model to one stage inside, without changing the names of parameters.
 
     Args:
         model: a whole model.
-        stage: which.
-        bounds: the first block of each stage, and the number of blocks behind them.
+        stage: its number.
+        bounds: from share_blocks().
         returns_tuples: True if the blocks return tuples.
     """
-    with replaced(_outside(model, (stage,), bounds, returns_tuples=returns_tuples)):
+    with modules_replaced(_outside(model, (stage,), bounds, returns_tuples=returns_tuples)):
         yield
 
 
 @contextlib.contextmanager
-def replaced(others: Sequence[Replacement]) -> Iterator[None]:
-    """Put empty modules in the place of others, and the others back at the end."""
-    before = [(parent, name, getattr(parent, name)) for parent, name, _ in others]
-    for parent, name, instead in others:
-        setattr(parent, name, instead)
+def modules_replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Replace modules inside."""
+    before = [(parent, name, getattr(parent, name)) for parent, name, _ in replacements]
+    for parent, name, replacement in replacements:
+        setattr(parent, name, replacement)
     try:
         yield
     finally:
@@ -176,16 +174,16 @@ def replaced(others: Sequence[Replacement]) -> Iterator[None]:
 def cut(
     model: nn.Module, stages: Sequence[int], bounds: tuple[int, ...], *, returns_tuples: bool = False
 ) -> dict[int, list[Replacement]]:
-    """Drop the parameters that the stages of other ranks hold.
+    """Drop the parameters of other ranks' stages.
 
     Args:
         model: a whole model.
-        stages: those of this rank.
-        bounds: as of as_stage().
-        returns_tuples: as of as_stage().
+        stages: this rank's.
+        bounds: from share_blocks().
+        returns_tuples: True if the blocks return tuples.
 
     Returns:
-        By stage, the modules of this rank's other stages, which replaced() is to take out while it runs.
+        For each stage the replacements of the other stages' modules, for modules_replaced() while it runs.
     """
     dropped = _outside(model, stages, bounds, returns_tuples=returns_tuples)
     places = {(id(parent), name) for parent, name, _ in dropped}
@@ -197,27 +195,28 @@ def cut(
         ]
         for stage in stages
     }
-    for parent, name, instead in dropped:
-        setattr(parent, name, instead)
+    for parent, name, replacement in dropped:
+        setattr(parent, name, replacement)
     return others
 
 
 def keep_stages(model: nn.Module, place: int, num_ranks: int, planned: tuple[int, ...] = ()) -> None:
-    """Drop all that other ranks hold, with no modules in place of their blocks, which the tracer repeats.
+    """Reduce a model to one rank's stages for the tracer, which repeats blocks: others' blocks are deleted.
 
     Args:
         model: a whole model.
-        place: of the rank in its pipeline, from 0.
+        place: the rank's index in its pipeline.
         num_ranks: of the pipeline.
-        planned: blocks of each stage, of which each rank holds as many; empty for one stage on each.
+        planned: blocks of each stage; empty for one stage per rank.
 
     Raises:
-        UserError: there are fewer blocks than stages, or the model is no pipeline.
+        UserError: there are fewer blocks than stages, or the model can't be split.
     """
     num_stages = len(planned) or num_ranks
     bounds, parts = share_blocks(model, num_stages, planned), parts_of(model)
     name = next(name for name, child in parts.base.named_children() if child is parts.blocks)
-    blocks, stages = list(parts.blocks), range(place, num_stages, num_ranks)
+    stages = stages_of_rank(place, num_stages=num_stages, num_ranks=num_ranks)
+    blocks = list(parts.blocks)
     own = [blocks[index] for stage in stages for index in range(bounds[stage], bounds[stage + 1])]
     cut(model, stages, bounds)
     setattr(parts.base, name, nn.ModuleList(own))
@@ -225,13 +224,13 @@ def keep_stages(model: nn.Module, place: int, num_ranks: int, planned: tuple[int
     firsts = [blocks[bounds[stage]] for stage in stages[1:]]
     for block in own:
         if block in firsts and not trains:
-            block.receives = True  # tells it from other blocks, for the tracer
+            block.receives = True  # distinguishes it from other blocks for the tracer
             block.register_forward_pre_hook(_receive)
         trains = trains or block in firsts or any(one.requires_grad for one in block.parameters())
 
 
 def _receive(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Let hidden states without a gradient be those that a stage receives, whose gradient it sends back."""
+    """Make hidden states require gradients, as those that a stage receives do."""
     if torch.is_grad_enabled():
         inputs[0].requires_grad_()
 
@@ -239,7 +238,7 @@ def _receive(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
 def _outside(
     model: nn.Module, stages: Sequence[int], bounds: tuple[int, ...], *, returns_tuples: bool
 ) -> list[Replacement]:
-    """Return what some stages do without."""
+    """Return the replacements of all modules that some stages don't run."""
     parts, last = parts_of(model), len(bounds) - 2
     own = {index for stage in stages for index in range(bounds[stage], bounds[stage + 1])}
     outside: list[Replacement] = [
@@ -260,7 +259,7 @@ def _outside(
 def _outside_embeddings(
     model: nn.Module, base: nn.Module, *, has_first: bool, has_last: bool
 ) -> list[Replacement]:
-    """Return which of embeddings and head other stages hold; tied ones are on the first and the last."""
+    """Return replacements of embeddings and head; if tied, both the first and the last stage hold them."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = head.weight is embeddings.weight
     return [
@@ -278,16 +277,16 @@ def run_stage(
     """Run a stage's part of the forward pass.
 
     Args:
-        model: a model that is one stage.
+        model: reduced to the stage.
         forward: the model's own forward().
-        stage: which.
+        stage: its number.
         num_stages: of the pipeline.
-        received: token ids, shape (rows, tokens), for the first stage; else the hidden states of the stage
-            before, shape (rows, tokens, hidden size).
-        inputs: the other arguments of the forward pass; the labels count on the last stage alone.
+        received: for the first stage token ids of shape (rows, tokens); else the previous stage's hidden
+            states, of shape (rows, tokens, hidden size).
+        inputs: the other arguments of the forward pass; only the last stage uses labels.
 
     Returns:
-        The hidden states for the next stage, or on the last one what the model's forward() returns.
+        The hidden states, or on the last stage the output of the model's forward().
     """
     first = {"input_ids": received} if stage == 0 else {"inputs_embeds": received}
     if stage == num_stages - 1:
@@ -298,18 +297,18 @@ def run_stage(
 
 
 def check_stages(model: Any, bounds: tuple[int, ...]) -> bool:
-    """Check on a sample of some tokens that the stages give the logits and the loss of the whole model.
+    """Check on a few tokens that the stages compute the logits and the loss of the whole model.
 
     Returns:
-        True if the model's blocks return tuples, which cut() must know.
+        True if the model's blocks return tuples.
 
     Raises:
-        UserError: they don't.
+        UserError: results differ.
     """
     implementation, was_training = attention_of(model.config), model.training
     is_on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
     if implementation not in ("eager", "sdpa") and is_on_cpu:
-        model.set_attn_implementation("sdpa")  # the others' kernels need a GPU
+        model.set_attn_implementation("sdpa")  # other kernels need a GPU
     model.eval()
     try:
         with torch.no_grad():
@@ -326,7 +325,7 @@ def check_stages(model: Any, bounds: tuple[int, ...]) -> bool:
     for name, expected in whole.items():
         scale = expected.abs().max().clamp(min=1e-12)
         if not (by_stages[name] - expected).abs().max() <= _PROBE_TOLERANCE * scale:
-            raise _not_a_pipeline(model, f"its stages give other {name} than the whole model")
+            raise _not_a_pipeline(model, f"the {name} of its stages differ from the whole model's")
     return returns_tuples
 
 
@@ -336,7 +335,7 @@ def _probe(
     """Run a sample through the whole model and through its stages.
 
     Returns:
-        Logits and loss of the whole, those of the stages, and whether blocks return tuples.
+        Logits and loss of the whole model, those of the stages, and whether blocks return tuples.
     """
     num_stages = len(bounds) - 1
     device = model.get_input_embeddings().weight.device
@@ -351,7 +350,7 @@ def _probe(
     passed: Any = tokens
     for stage in range(num_stages):
         with as_stage(model, stage, bounds, returns_tuples=returns_tuples):
-            # A pass of a pipeline divides its sum of losses by the labels of the whole batch.
+            # A pipeline divides the sum of losses by the number of labels in the whole batch.
             inputs = {"labels": tokens, "num_items_in_batch": 2 * (_PROBE_TOKENS - 1)}
             passed = run_stage(model, model.forward, stage, num_stages, passed, **inputs)
     expected = {"logits": whole.logits, "losses": whole.loss / 2}
@@ -359,27 +358,27 @@ def _probe(
 
 
 def refuse_router_loss(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Refuse the balancing loss of a mixture of experts.
+    """Refuse the load-balancing loss of a mixture of experts.
 
     Args:
         model: a causal language model.
-        inputs: arguments of its forward pass, which come before what its configuration says.
+        inputs: arguments of its forward pass, which take precedence over its configuration.
 
     Raises:
-        UserError: it is asked for.
+        UserError: the loss is requested.
     """
     if inputs.get("output_router_logits", getattr(model.config, "output_router_logits", False)):
         raise UserError(
             "pipeline-router-loss",
-            "a pipeline has no balancing loss for a mixture of experts",
+            "a pipeline can't compute the load-balancing loss of a mixture of experts",
             found=f"output_router_logits=True with {type(model).__name__}",
-            why="it is computed from the routers of all blocks, and the last stage has those of its own",
+            why="it needs the routers of all blocks, and the last stage only has its own",
             fix="leave output_router_logits out, or train without --pipeline-parallel-size",
         )
 
 
 def blocks_by_stage(bounds: tuple[int, ...]) -> str:
-    """Return which blocks each stage holds: "0-3, 4-6"."""
+    """Return the blocks of each stage: "0-3, 4-6"."""
     pairs = ((first, end - 1) for first, end in pairwise(bounds))
     return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in pairs)
 
@@ -387,7 +386,7 @@ def blocks_by_stage(bounds: tuple[int, ...]) -> str:
 def _not_a_pipeline(model: Any, why: str) -> UserError:
     return UserError(
         "pipeline-model",
-        "this model can't be cut into the stages of a pipeline",
+        "this model can't be split into pipeline stages",
         found=type(model).__name__,
         why=why,
         fix="train without --pipeline-parallel-size; ZeRO-3 shards every model",

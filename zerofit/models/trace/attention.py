@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.transformers import flash_attention_from
-from zerofit.models.trace.prepare import replaced
+from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,7 +244,7 @@ def flash_package(request: TraceRequest) -> Iterator[None]:
     _check_flash(request)
     with ExitStack() as stack:
         for holder, name, value in flash_attention_from(_flash, _flash_varlen):
-            stack.enter_context(replaced(holder, name, value))
+            stack.enter_context(attribute_replaced(holder, name, value))
         yield
 
 

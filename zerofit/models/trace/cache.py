@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft")
 _ZEROFIT = Path(__file__).parents[2]
-_DECIDING = (
-    *("core/allocation_log.py", "core/freezing.py", "core/strategy.py", "core/upstream/*.py"),
-    *("models/meta_device.py", "models/changes/*.py", "models/trace/*.py"),
+_TRACER_FILES = (
+    *("core/allocation_log.py", "core/freezing.py", "core/stage_blocks.py", "core/strategy.py"),
+    *("core/upstream/*.py", "models/meta_device.py", "models/trees.py"),
+    *("models/changes/*.py", "models/trace/*.py"),
 )
 """zerofit's files that affect the content and format of a trace."""
 _MOST_BYTES = 256 << 20
@@ -39,15 +40,15 @@ def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:
 
 def key_of(source: ModelSource, request: TraceRequest) -> str:
     """Return the name of a trace: a digest of the model, the request, the versions and the tracer itself."""
-    told = {
+    inputs = {
         "config": source.config,
         "task": source.task.value,
         "place": source.place if source.trust_remote_code else None,
         "request": dataclasses.asdict(request),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
-    files = [path for pattern in _DECIDING for path in sorted(_ZEROFIT.glob(pattern))]
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode())
+    files = [path for pattern in _TRACER_FILES for path in sorted(_ZEROFIT.glob(pattern))]
     for path in files + (_remote_code(source) if source.trust_remote_code else []):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)} ".encode() + content)

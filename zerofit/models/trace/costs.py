@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import COLLECTIVES, EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.torch import sparse_parts
-from zerofit.models.trace.raw import OperatorCall, leaves
+from zerofit.models.trace.raw import OperatorCall
 from zerofit.models.trace.sparse import is_sparse
+from zerofit.models.trees import leaves
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Pass
@@ -46,7 +47,7 @@ class CostBook:
             is_free = self._is_free[function] = _makes_a_view(function)
         if is_free:
             return None
-        inputs = [leaf for leaf in leaves(args) if isinstance(leaf, self._tensor)]
+        inputs = [leaf for _, leaf in leaves(args) if isinstance(leaf, self._tensor)]
         formula = self._formulas.get(function._overloadpacket)
         is_attention = "attention" in function._overloadpacket.__name__
         counted = self._with_all_heads(args) if is_attention else args

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.models.trace.attention import attend
@@ -133,29 +133,24 @@ def _cross_entropy(
         return functional.nll_loss(chances, target, weight, size_average, ignore_index, reduce, reduction)
 
 
+@cache
 def half_softmax() -> Any:
     """Return an autograd function for softmax or log_softmax that reads fp16 and writes fp32."""
-    global _half_softmax
-    if _half_softmax is None:
-        import torch
+    import torch
 
-        class HalfSoftmax(torch.autograd.Function):  # type: ignore[misc]
-            @staticmethod
-            def forward(ctx: Any, scores: Any, dim: int) -> Any:
-                out = torch.empty_like(scores, dtype=torch.float32)
-                ctx.save_for_backward(out)
-                ctx.dtype = scores.dtype
-                return out
+    class HalfSoftmax(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, scores: Any, dim: int) -> Any:
+            out = torch.empty_like(scores, dtype=torch.float32)
+            ctx.save_for_backward(out)
+            ctx.dtype = scores.dtype
+            return out
 
-            @staticmethod
-            def backward(ctx: Any, gradient: Any) -> Any:
-                return torch.empty_like(ctx.saved_tensors[0], dtype=ctx.dtype), None
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return torch.empty_like(ctx.saved_tensors[0], dtype=ctx.dtype), None
 
-        _half_softmax = HalfSoftmax
-    return _half_softmax
-
-
-_half_softmax: Any = None
+    return HalfSoftmax
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002

@@ -1,4 +1,4 @@
-"""Cut cross entropy in a trace: the tensors of a loss that never makes its logits, without its kernels.
+"""Cut cross entropy in a trace: the tensors of a loss that never materializes logits, without its kernels.
 
 Source: cut_cross_entropy 25.1.1 (cce.py, cce_lse_forward.py, indexed_dot.py, cce_backward.py), and
 https://github.com/apple/ml-cross-entropy of June 2025, whose loss also takes a bias, returns its sums of
@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from zerofit.models.trace.prepare import replaced
+from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,11 +25,11 @@ _HOLDERS = ("cut_cross_entropy.cce", "cut_cross_entropy.linear_cross_entropy")
 
 @contextmanager
 def cut_losses() -> Iterator[None]:
-    """Let losses of cut_cross_entropy be traced; nothing is done where no script has imported it."""
+    """Make cut_cross_entropy's losses traceable inside, if the script has imported them."""
     found = [sys.modules[name] for name in _HOLDERS if hasattr(sys.modules.get(name), _LOSS)]
     with ExitStack() as stack:
         for module in found:
-            stack.enter_context(replaced(module, _LOSS, _stand_in(getattr(module, _LOSS))))
+            stack.enter_context(attribute_replaced(module, _LOSS, _stand_in(getattr(module, _LOSS))))
         yield
 
 
@@ -77,7 +77,7 @@ def _function() -> Any:
     import torch
 
     class CutCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-        """The loss of each token, every label counting: which ones do not is a matter of their values."""
+        """The loss of each token; labels have no values, so none is ignored."""
 
         @staticmethod
         def forward(

@@ -118,7 +118,7 @@ def trace_made(
     Args:
         make_model: creates the model on fake tensors, as requested.
         name: of the model, for messages.
-        attention: the implementation in use, if the request leaves it to the model.
+        attention: the model's own implementation, used if the request names none.
         loss: computes the loss, if the model alone does not.
         all_layers: whether every layer must run, without replication.
 
@@ -175,11 +175,11 @@ def _is_own(error: Exception) -> bool:
 
 
 def _cannot_trace(name: str, error: Exception) -> UserError:
-    said = (str(error).strip().splitlines() or [""])[0]
+    message = (str(error).strip().splitlines() or [""])[0]
     return UserError(
         "trace-failed",
         "the model can't run on fake tensors",
-        found=f"{name}: {type(error).__name__}: {said[:200]}",
+        found=f"{name}: {type(error).__name__}: {message[:200]}",
         why="memory is measured on a traced run on tensors without values",
         fix="plan with --fast, which only uses the model's dimensions",
     )

@@ -1,7 +1,7 @@
-"""The first rank's part of each layer, cut by transformers' plan as DeepSpeed's AutoTP cuts it for training.
+"""Shards layers for the first tensor-parallel rank by transformers' plan, as DeepSpeed's AutoTP does.
 
 Source: deepspeed 0.19.8, module_inject/layers.py (LinearLayer, LinearAllreduce), module_inject/auto_tp.py,
-module_inject/tp_plan_converter.py and tp_shard.py. The memory of a part is what those classes allocate.
+module_inject/tp_plan_converter.py and tp_shard.py. A shard allocates what those classes do.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("colwise", "colwise_rep", "colwise_gather_output")
 _GATHERED = _COLUMNS[1:]
-"""Styles whose outputs are put together on each rank."""
+"""Styles whose outputs are gathered on each rank."""
 _ROWS = ("rowwise",)
 _WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce")
-"""Styles that DeepSpeed takes and cuts nothing for."""
+"""Styles that DeepSpeed accepts, but does not shard."""
 _WITHOUT_HEADS = ("mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""Parts of the names of layers that are cut evenly; others by the heads of keys and values."""
+"""Substrings of the names of layers that are sharded evenly; others are sharded by key-value heads."""
 _HEADS = ("lm_head", "embed_out")
 
 
 class Peers(Protocol):
-    """The ranks that share layers, as the first of them sees them."""
+    """Collectives over the ranks of a tensor-parallel group."""
 
     size: int
-    """How many they are."""
+    """Number of ranks."""
 
     def all_reduce(self, tensor: Any) -> None:
-        """Sum a tensor over them, in place."""
+        """Sum a tensor over the ranks, in place."""
 
     def all_gather_into(self, buffer: Any, own: Any) -> None:
-        """Fill a buffer with a tensor of each."""
+        """Fill a buffer with each rank's tensor."""
 
 
 def cut_layers(model: Any, peers: Peers) -> None:
-    """Put the first rank's part in the place of each layer that DeepSpeed cuts.
+    """Replace each layer that DeepSpeed shards by the first rank's shard.
 
     Raises:
-        UserError: it cuts the model by no plan of transformers, or can't.
+        UserError: transformers has no plan for the model, or DeepSpeed does not support it.
     """
     from torch import nn
 
@@ -61,7 +61,7 @@ def cut_layers(model: Any, peers: Peers) -> None:
 
 
 def _plan_of(model: Any) -> Mapping[str, str]:
-    """Return transformers' plan of a model, whose styles all are ones that DeepSpeed takes."""
+    """Return transformers' plan of a model, if DeepSpeed supports all of its styles."""
     found = tensor_plan_of(model)
     unknown = {style for style in found.values() if style not in (*_COLUMNS, *_ROWS, *_WHOLE)}
     if found and not unknown:
@@ -69,11 +69,11 @@ def _plan_of(model: Any) -> Mapping[str, str]:
     if unknown:
         rule, why = (
             "tensor-parallel-model",
-            f"its plan has styles that DeepSpeed refuses: {', '.join(sorted(unknown))}",
+            f"its plan has styles that DeepSpeed does not support: {', '.join(sorted(unknown))}",
         )
     else:
         rule = "tensor-parallel-not-estimated"
-        why = "transformers has no plan for it, and the names by which DeepSpeed cuts it are not followed"
+        why = "transformers has no plan for it, and DeepSpeed's rules by layer name are not simulated"
     raise UserError(
         rule,
         "tensor parallelism of this model can't be planned",
@@ -91,13 +91,13 @@ def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
 
 
 def _is_tied(model: Any, module: Any) -> bool:
-    """Return True for a head whose weight an embedding holds too: DeepSpeed leaves it whole."""
+    """Return True for a head tied to the embeddings, which DeepSpeed does not shard."""
     embeddings = model.get_input_embeddings()
     return embeddings is not None and embeddings.weight is module.weight
 
 
 def _share(module: Any, model: Any, name: str, peers: Peers, is_row: bool) -> int:
-    """Return how many rows or columns the first rank has: heads of keys and values where they count."""
+    """Return the number of rows or columns of the first rank's shard, whole heads in attention."""
     config = model.config.get_text_config()
     total: int = module.in_features if is_row else module.out_features
     heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -110,7 +110,7 @@ def _share(module: Any, model: Any, name: str, peers: Peers, is_row: bool) -> in
 
 @functools.cache
 def _parts() -> tuple[Any, Any]:
-    """Return the classes of a part of the columns, and of the rows, of a linear layer."""
+    """Return the classes of a linear layer's column shard and row shard."""
     import torch
     from torch import nn
 

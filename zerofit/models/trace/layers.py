@@ -90,7 +90,7 @@ def _signatures(layers: Any, config: Any) -> list[Any]:
 
 
 def _is_place(values: list[Any]) -> bool:
-    """Return True for the numbers of layers: of all, or of those that a rank of a pipeline holds."""
+    """Return True if values are increasing, as layer indices are, also of a pipeline rank's layers."""
     return all(type(value) is int for value in values) and all(one < more for one, more in pairwise(values))
 
 

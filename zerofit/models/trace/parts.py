@@ -1,4 +1,4 @@
-"""The part of a forward pass that falls to one rank of a group, with collectives without peers."""
+"""The part of a forward pass that one rank of a group runs, with collectives that have no peers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import COLLECTIVES
 from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.changes.sequence_shards import SequenceShards
+from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def as_one_rank(model: Any, request: TraceRequest) -> AbstractContextManager[None]:
-    """Let a model's forward pass be that of one rank of those that share its samples.
+    """Make a model's forward pass that of one rank of those that share samples.
 
-    It is the first of those that share tokens, as the engine cuts them, or the requested stage of a pipeline,
-    whose blocks alone the model has.
+    That is the first rank of a sequence-parallel group, or the requested rank of a pipeline, to whose blocks
+    the model is already reduced.
 
     Raises:
-        UserError: the model can't be run in parts.
+        UserError: the model can't be split.
     """
     if request.sequence_parallel_size > 1:
         return _with_first_tokens(model, request)
@@ -35,7 +36,7 @@ def as_one_rank(model: Any, request: TraceRequest) -> AbstractContextManager[Non
 
 @contextmanager
 def _as_stage(model: Any, request: TraceRequest) -> Iterator[None]:
-    """Let the forward pass be that of a stage, which returns hidden states, or on the last stage the loss."""
+    """Make the forward pass that of a stage, which returns hidden states, or the loss on the last stage."""
     from zerofit.models.changes.stages import run_stage  # imports torch
 
     stage, num_stages, own = request.pipeline_place, request.pipeline_parallel_size, model.forward
@@ -49,17 +50,14 @@ def _as_stage(model: Any, request: TraceRequest) -> Iterator[None]:
         output = run_stage(model, own, stage, num_stages, first, **inputs)
         return {"loss": output.loss.float() if stage == num_stages - 1 else output}
 
-    model.forward = forward
-    try:
+    with attribute_replaced(model, "forward", forward):
         yield
-    finally:
-        del model.forward
 
 
 def received_by_stage(input_ids: Any, model: Any, request: TraceRequest) -> Any:
-    """Return the hidden states that a stage receives, in its buffers; None on the first one.
+    """Return the hidden states that a stage receives; None on the first one.
 
-    The residual stream has the weights' format, under autocast too.
+    The residual stream has the weights' dtype, also under autocast.
     """
     import torch
 
@@ -78,16 +76,15 @@ def _with_first_tokens(model: Any, request: TraceRequest) -> Iterator[None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return shards.forward(own, shards.inputs_of(args, kwargs))
 
-    model.forward = forward
     try:
-        yield
+        with attribute_replaced(model, "forward", forward):
+            yield
     finally:
-        del model.forward
-        shards.let_go()
+        shards.unregister()
 
 
 class Absent:
-    """Peers of the first rank that are not there: what comes from them has a size and no values."""
+    """Peers of the first rank that do not exist: tensors from them have a size and no values."""
 
     rank = 0
 
@@ -95,16 +92,16 @@ class Absent:
         self.size = size
 
     def all_gather(self, own: Any) -> list[Any]:
-        """Return as many tensors like its own."""
+        """Return a tensor like this rank's for each rank."""
         gathered: list[Any] = _collectives().all_gather(own, self.size)
         return gathered
 
     def all_gather_into(self, buffer: Any, own: Any) -> None:
-        """Take the buffer as filled."""
+        """Treat the buffer as filled."""
         _collectives().all_gather_into(buffer, own)
 
     def all_reduce(self, tensor: Any) -> None:
-        """Take the tensor as summed."""
+        """Treat the tensor as summed."""
         _collectives().all_reduce(tensor)
 
     def all_to_all(self, parts: Any) -> Any:
@@ -114,7 +111,7 @@ class Absent:
 
 @functools.cache
 def _collectives() -> Any:
-    """Return operators that a trace sees by their names, and that make the memory that a collective fills."""
+    """Return operators that the trace records by name, and that allocate what a collective fills."""
     import torch
     from torch.library import custom_op
 

@@ -142,9 +142,9 @@ def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.") and "is_tracing" in vars(module):
-                stack.enter_context(replaced(module, "is_tracing", lambda tensor=None: False))
+                stack.enter_context(attribute_replaced(module, "is_tracing", lambda tensor=None: False))
         for holder, name in grouped_product_checks():
-            stack.enter_context(replaced(holder, name, partial(_has_grouped_kernel, capability)))
+            stack.enter_context(attribute_replaced(holder, name, partial(_has_grouped_kernel, capability)))
         yield
 
 
@@ -156,14 +156,18 @@ def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: An
 
 
 @contextmanager
-def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Temporarily replace an attribute."""
-    original = getattr(holder, name)
+def attribute_replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute inside; one that the holder inherits is inherited again at the end."""
+    is_own = name in vars(holder)
+    original = vars(holder)[name] if is_own else None
     setattr(holder, name, value)
     try:
         yield
     finally:
-        setattr(holder, name, original)
+        if is_own:
+            setattr(holder, name, original)
+        else:
+            delattr(holder, name)
 
 
 def autocast(request: TraceRequest) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zerofit.core.allocation_log import Event
 
@@ -74,12 +74,3 @@ def sort_frees(codes: list[int], arguments: list[int]) -> None:
             if place - start > 1:
                 arguments[start:place] = sorted(arguments[start:place])
             start = place + 1
-
-
-def leaves(value: Any) -> list[Any]:
-    """Return the leaves of nested lists, tuples and dicts."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for one in value for leaf in leaves(one)]
-    if isinstance(value, dict):
-        return [leaf for one in value.values() for leaf in leaves(one)]
-    return [value]

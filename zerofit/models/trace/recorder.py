@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Event, Pass, TensorKind
 from zerofit.models.trace.costs import CostBook
-from zerofit.models.trace.raw import CALL, RawLog, leaves, sort_frees
+from zerofit.models.trace.raw import CALL, RawLog, sort_frees
 from zerofit.models.trace.sparse import is_sparse, on_parts
 from zerofit.models.trace.workspaces import scratch_bytes, stored_bytes
+from zerofit.models.trees import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,25 +61,25 @@ class Recorder:
         self._views: Any = WeakIdKeyDictionary()
         self._ignores = False
 
-    def enter(self, module: int, *, tells: bool = True) -> None:
+    def enter(self, module: int) -> None:
         """Record that a module's forward begins."""
-        if tells:
-            self.log.note(Event.FORWARD_ENTER, module)
-        self._stack.append(module)
+        self.log.note(Event.FORWARD_ENTER, module)
+        self._push(module)
+
+    def leave(self) -> None:
+        """Record that the innermost module's forward has ended."""
+        self.log.note(Event.FORWARD_LEAVE, self._stack.pop())
         self._remember_place()
 
-    def leave(self, *, tells: bool = True) -> None:
-        """Record that the innermost module's forward has ended."""
-        module = self._stack.pop()
-        if tells:
-            self.log.note(Event.FORWARD_LEAVE, module)
+    def _push(self, module: int) -> None:
+        self._stack.append(module)
         self._remember_place()
 
     @contextmanager
     def inside(self, module: int) -> Iterator[None]:
         """Assign allocations inside to a module, and clean up the stack after an exception."""
         depth = len(self._stack)
-        self.enter(module, tells=False)
+        self._push(module)
         try:
             yield
         finally:
@@ -121,7 +122,7 @@ class Recorder:
 
     @contextmanager
     def ignoring(self) -> Iterator[None]:
-        """Exclude the tensors that are made inside, which must live as long as the recorder."""
+        """Exclude tensors created inside, which must live as long as the recorder."""
         self._ignores = True
         try:
             yield
@@ -152,7 +153,7 @@ class Recorder:
                 self.log.kinds[index] = TensorKind.OUTPUT
 
     def know_inputs(self, batch: dict[str, Any]) -> None:
-        """Remember which tensors are the attention mask, and which are labels or masks of labels."""
+        """Remember which tensors are the attention mask, labels and masks of labels."""
         for name, tensor in batch.items():
             known = self._from_mask if name == "attention_mask" else self._from_labels
             index = self.index_of(tensor)
@@ -245,8 +246,7 @@ class Recorder:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
         if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
-            # Which labels are ignored and which tokens are padding is unknown: all count. A model that skips
-            # these needs less.
+            # Ignored labels and padding are unknown, so all elements count: an upper bound.
             function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
             args = (args[0], [args[0].numel(), args[0].dim()])
         if function.__name__ in _INDEXED_BY_MASKS:
@@ -254,7 +254,7 @@ class Recorder:
         is_sum = self._is_engine_sum(function, args)
         place = self._place()
         out = function(*args, **kwargs)
-        outputs = [tensor for tensor in leaves(out) if isinstance(tensor, self._torch.Tensor)]
+        outputs = [tensor for _, tensor in leaves(out) if isinstance(tensor, self._torch.Tensor)]
         self._count(operator, function, args, kwargs, out, outputs)
         born = None
         for position, tensor in enumerate(outputs):
@@ -340,13 +340,13 @@ class Recorder:
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
         """Mark integer and boolean tensors computed from the mask, the labels or random numbers."""
-        sources = {self.index_of(one) for one in leaves(args) if isinstance(one, self._torch.Tensor)}
+        sources = {self.index_of(one) for _, one in leaves(args) if isinstance(one, self._torch.Tensor)}
         for known in (self._from_mask, self._from_labels, self._from_chance):
             if sources & known:
                 known.add(index)
 
     def _item(self, tensor: Any) -> Any:
-        """Answer for a value that fake tensors don't have; only control flow asks."""
+        """Return a value for a fake tensor without one, which only control flow reads."""
         if tensor.dtype is not self._torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         index = self.index_of(tensor)

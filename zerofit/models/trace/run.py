@@ -17,7 +17,7 @@ from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
 from zerofit.models.trace.recorder import Recorder, watching
-from zerofit.models.trace.triton_kernels import silent_kernels
+from zerofit.models.trace.triton_kernels import kernels_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Batch = tuple[tuple[Any, ...], dict[str, Any]]
     """The arguments of a model's call: positional ones, and those by name."""
     Feed = Callable[[Any, int, TraceRequest], Batch]
-    """Makes the batch of a model for so many samples."""
+    """Makes a batch with a number of samples for a model."""
 
 
 def collated(model: Any, samples: int, request: TraceRequest) -> Batch:
@@ -65,7 +65,7 @@ def run_micro_batch(
         stack.enter_context(as_if_eager(request.compute_capability))
         stack.enter_context(watching(recorder))
         if as_on_cuda:
-            stack.enter_context(silent_kernels())
+            stack.enter_context(kernels_skipped())
             stack.enter_context(cut_losses())
             stack.enter_context(cuda_like(request))
         forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)

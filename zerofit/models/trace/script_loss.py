@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.models.trace.prepare import autocast, upcast
+from zerofit.models.trace.prepare import attribute_replaced, autocast, upcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +61,6 @@ class ScriptLoss:
 
 @contextmanager
 def _autocasting(module: Any, request: TraceRequest) -> Iterator[None]:
-    own = vars(module).get("forward")
     forward = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -69,11 +68,5 @@ def _autocasting(module: Any, request: TraceRequest) -> Iterator[None]:
             outputs = forward(*args, **kwargs)
         return upcast(outputs)
 
-    module.forward = run
-    try:
+    with attribute_replaced(module, "forward", run):
         yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own

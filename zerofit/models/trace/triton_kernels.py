@@ -1,4 +1,4 @@
-"""Triton kernels in a trace: a launch does nothing, since its outputs are allocated before it."""
+"""Skips Triton kernels in a trace, since their outputs are allocated before the launch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from zerofit.models.trace.prepare import attribute_replaced
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @contextmanager
-def silent_kernels() -> Iterator[None]:
-    """Allow kernels of a script's libraries, such as Liger's, to be traced without a GPU.
+def kernels_skipped() -> Iterator[None]:
+    """Skip Triton kernels inside, such as Liger's, which can't run without a GPU.
 
-    Python allocates a kernel's outputs, so the log matches the GPU's; the kernels' time is not counted.
-    Nothing is done if the script has not imported Triton.
+    Python code allocates a kernel's outputs, so the log matches the GPU's; the kernels' time is not counted.
+    Does nothing if the script has not imported Triton.
     """
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
@@ -24,19 +26,12 @@ def silent_kernels() -> Iterator[None]:
     import torch
 
     triton = sys.modules["triton"]
-    places: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-        (jit.KernelInterface, "__getitem__", lambda *_: _launch_nothing),
-        (triton, "next_power_of_2", _evenly(triton.next_power_of_2)),
-        (torch, "equal", _as_if_equal(torch.equal)),
-    )
-    own = [getattr(holder, name) for holder, name, _ in places]
-    try:
-        for holder, name, instead in places:
-            setattr(holder, name, instead)
+    with (
+        attribute_replaced(jit.KernelInterface, "__getitem__", lambda *_: _launch_nothing),
+        attribute_replaced(triton, "next_power_of_2", _evenly(triton.next_power_of_2)),
+        attribute_replaced(torch, "equal", _as_if_equal(torch.equal)),
+    ):
         yield
-    finally:
-        for (holder, name, _), function in zip(places, own, strict=True):
-            setattr(holder, name, function)
 
 
 def _launch_nothing(*args: Any, **kwargs: Any) -> None:
@@ -44,7 +39,7 @@ def _launch_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _as_if_equal(equal: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a torch.equal by which Liger's losses check if the incoming gradient is 1; allocates nothing."""
+    """Return a torch.equal that is True in Liger's losses, which compare the incoming gradient with 1."""
 
     def ask(one: Any, other: Any) -> bool:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
@@ -54,7 +49,7 @@ def _as_if_equal(equal: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _evenly(next_power_of_2: Callable[[int], int]) -> Callable[[int], int]:
-    """Return the function so that Liger's loss splits a batch into the same number of chunks at any size.
+    """Return a next_power_of_2 by which Liger's loss makes the same number of chunks of a batch of any size.
 
     Liger rounds the tokens of a chunk up to a power of two: if samples and length are powers of two, the
     result is the same, else up to twice as many tokens.

@@ -60,7 +60,7 @@ def _communication(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm
     if setup.stage is not None:
         seconds = 2 * _one_way_s(num_bytes, _num_trained(setup), setup, speeds)
         formula = "all-reduce of the stage's gradients, one by one"
-        source = "zerofit/training/pipeline/pipeline.py, take_gradients"
+        source = "zerofit/training/pipeline/pipeline.py, accumulate_gradients"
     elif setup.strategy.engine is Engine.NATIVE:
         exchange = 2 * _one_way_s(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
         seconds = _exposed_s(exchange, passes.backward_s)

@@ -1,1 +1,1 @@
-"""Changes to DeepSpeed's engine and to models under it, inside the training process."""
+"""Hooks on DeepSpeed's engine, and on models that it trains, inside the training process."""

@@ -1,9 +1,8 @@
 """Makes DeepSpeed step where the script steps, and before anything reads the weights.
 
-accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that manually accumulated gradients
-become separate steps and a later `clip_grad_norm_` comes too late. Here the last backward pass is delayed
-until it is known whether it ends the window: the script clips or steps, or continues with another forward
-pass.
+accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that manual accumulation becomes
+separate steps and a later `clip_grad_norm_` comes too late. Here the last backward pass is delayed until it
+is known whether it ends the accumulation window: the script clips or steps, or runs another forward pass.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ _DEEPSPEED = "https://huggingface.co/docs/accelerate/usage_guides/deepspeed"
 clips_between_steps = partial(
     UserError,
     "script-clips-between-steps",
-    "the script clips gradients without a step, which DeepSpeed can't",
-    found="clip_grad_norm_() and another pass of training, with no optimizer.step() between",
-    why="DeepSpeed knows the gradients' norm in its step only; zerofit takes it where the script clips",
+    "the script clips gradients without a step, which DeepSpeed doesn't support",
+    found="clip_grad_norm_() and another training pass, without optimizer.step() in between",
+    why="DeepSpeed only knows the gradient norm in its step, which zerofit runs where the script clips",
     fix="clip only right before optimizer.step(), or use --engine native",
     see=_LOOPS,
 )
 drops_a_clipped_step = partial(
     UserError,
     "script-drops-a-clipped-step",
-    "the script drops gradients that it has clipped, which DeepSpeed can't",
-    found="clip_grad_norm_() with a finite norm, and optimizer.zero_grad() in place of step()",
-    why="DeepSpeed knows the gradients' norm in its step only; zerofit takes it where the script clips, "
-    "and skips it only where the norm is inf or NaN",
-    fix="take the step after every clip_grad_norm_(), or use --engine native",
+    "the script discards clipped gradients, which DeepSpeed doesn't support",
+    found="clip_grad_norm_() with a finite norm, and optimizer.zero_grad() instead of step()",
+    why="DeepSpeed only knows the gradient norm in its step, which zerofit runs where the script clips, "
+    "and only skips if the norm is inf or NaN",
+    fix="call step() after every clip_grad_norm_(), or use --engine native",
     see=_DEEPSPEED,
 )
 steps_after_all = partial(
     UserError,
     "step-seen-too-late",
-    "the script steps its optimizer where zerofit did not see it",
-    found="optimizer.step(), after steps that were taken for a script that leaves them to accelerate",
+    "the script steps its optimizer, which zerofit did not expect",
+    found="optimizer.step(), after steps inside backward(), as for scripts that leave them to accelerate",
     why="no call of optimizer.step() was found in the script's source, so every pass became a step",
     fix="call optimizer.step() in a source file of the script, or use --engine native",
     see=_DEEPSPEED,
@@ -66,51 +65,51 @@ never_steps = partial(
     "optimizer-never-steps",
     "the script computes gradients and never steps its optimizer",
     found="backward passes, and no optimizer.step() so far",
-    why="its source calls a step(), so that the steps are its own; accelerate's, one in each backward(), "
-    "zerofit takes only for scripts without any",
-    fix="call optimizer.step() under DeepSpeed too, or use --engine native",
+    why="its source calls step(), so zerofit waits for it; only for scripts without any does each "
+    "backward() include a step, as in accelerate",
+    fix="also call optimizer.step() under DeepSpeed, or use --engine native",
     see=_DEEPSPEED,
 )
 steps_unprepared_optimizer = partial(
     UserError,
     "optimizer-not-prepared",
-    "DeepSpeed steps only an optimizer that is prepared",
-    found="step() of an optimizer as the script made it",
-    why="its gradients are DeepSpeed's, which averages them over the ranks when its own optimizer steps",
+    "DeepSpeed can only step a prepared optimizer",
+    found="step() of the script's unprepared optimizer",
+    why="DeepSpeed holds the gradients, and averages them over the ranks when its own optimizer steps",
     fix="step what accelerator.prepare(optimizer) returns, or use --engine native",
     see=_DEEPSPEED,
 )
 trains_without_optimizer = partial(
     UserError,
     "optimizer-not-prepared",
-    "DeepSpeed trains only a model whose optimizer is prepared",
-    found="a forward pass for training, of a model that was prepared without its optimizer",
-    why="ZeRO partitions both together, and without it no gradient is averaged over the ranks",
-    fix="prepare the optimizer with its model, before it trains, or use --engine native",
+    "DeepSpeed can only train a model whose optimizer is prepared",
+    found="a training forward pass of a model that was prepared without its optimizer",
+    why="ZeRO partitions both together, and without the optimizer gradients are not averaged over the ranks",
+    fix="prepare the optimizer with its model before training, or use --engine native",
     see=_DEEPSPEED,
 )
 clips_by_value = partial(
     UserError,
     "deepspeed-clips-by-norm-only",
-    "DeepSpeed can't clip gradients by their values",
+    "DeepSpeed can't clip gradients by value",
     found="clip_grad_value_() under DeepSpeed",
-    why="the gradients are partitioned over the ranks, and DeepSpeed clips their common norm only",
+    why="gradients are partitioned over the ranks, and DeepSpeed only clips by their global norm",
     fix="use accelerator.clip_grad_norm_() in the script, or --engine native",
     see=_DEEPSPEED,
 )
 
 
 class _Clipped(Enum):
-    """State of a step that clipping has run before the script asked for it."""
+    """Whether clipping has already run the step."""
 
     NONE = "none"
     STEPPED = "stepped"
     SKIPPED = "skipped"
-    """Its gradients overflowed (inf or NaN)."""
+    """The step was skipped, since gradients overflowed (inf or NaN)."""
 
 
-_MOST_DROPPED = 8
-"""ASSUMPTION: no script drops the gradients of this many windows before its first step."""
+_MAX_DISCARDED_WINDOWS = 8
+"""ASSUMPTION: no script discards the gradients of this many windows before its first step."""
 
 
 class Window:
@@ -130,36 +129,36 @@ class Window:
         self._gradient_state = gradient_state
         self._changes = changes
         self._settle = settle
-        self._waiting: tuple[Callable[[bool], None], Any] | None = None
-        """The last backward pass and its loss."""
+        self._delayed: tuple[Callable[[bool], None], Any] | None = None
+        """The delayed backward pass and its loss."""
         self._has_gradients = False
         """True if a backward pass has run since the last step."""
         self._is_reduced = False
-        """True if the last backward pass that ran was the window's last one."""
+        """True if the last backward pass ran as the window's last one, which reduces gradients."""
         self._clipped = _Clipped.NONE
         self._script_steps: bool | None = None
         """True if the script steps its optimizer under DeepSpeed; None while unknown."""
-        self._has_stepped_unasked = False
-        """True if a step was taken that the script did not ask for."""
+        self._has_stepped_in_backward = False
+        """True if a step was run for a script that leaves its steps to accelerate."""
         self.is_stepping = False
         """True while the engine steps its optimizer."""
         self._has_stepped = False
-        """True if any step was taken."""
-        self._num_dropped = 0
-        """Windows whose gradients the script dropped before its first step."""
+        """True after the first step."""
+        self._num_discarded = 0
+        """Windows whose gradients the script discarded before its first step."""
         self.gradient_factor = 1.0
         """The factor for the window's gradients before its step; see window_weights.py."""
 
-    def wait(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
+    def delay(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
         """Delay a backward pass until the script's next action; it runs now if accelerate steps."""
-        self.go_on()
-        self._waiting = (run, loss)
+        self.before_training_pass()
+        self._delayed = (run, loss)
         if not self.script_steps and not self._script_clips:
             self._step_at_boundary()
 
     def run(self, backward: Callable[[bool], None], *, is_boundary: bool, loss: Any = None) -> None:
         """Run a backward pass now, given whether it is the window's last one before a step."""
-        self._waiting = None
+        self._delayed = None
         if is_boundary:
             self._settle(loss)
         if self._has_gradients:
@@ -169,28 +168,28 @@ class Window:
         self._has_gradients, self._is_reduced = True, is_boundary
 
     def begin_own_backward(self) -> None:
-        """Handle the script's own loss.backward(): whether it ends the window is decided later."""
+        """Handle the script's own loss.backward(); whether it ends the window is decided later."""
         if self._has_gradients:
             deepspeed_engine.expect_another_backward(self.engine)
         self.engine.set_gradient_accumulation_boundary(is_boundary=False)
         self._has_gradients, self._is_reduced = True, False
 
-    def go_on(self) -> None:
-        """Handle another training pass: the script's own step has come, or does not come now."""
+    def before_training_pass(self) -> None:
+        """Handle the start of a training pass, before which the script may have stepped."""
         if self._clipped is not _Clipped.NONE:
             if self.script_steps and self._clipped is _Clipped.STEPPED:
                 raise clips_between_steps()
             self._clipped = _Clipped.NONE
         if not self.script_steps:
             self._step_at_boundary()
-        elif self._waiting is not None:
-            self.run(self._waiting[0], is_boundary=False, loss=self._waiting[1])
+        elif self._delayed is not None:
+            self.run(self._delayed[0], is_boundary=False, loss=self._delayed[1])
 
     def step(self) -> None:
         """Handle the script's optimizer.step()."""
         if not self._gradient_state.sync_gradients:
             return
-        if self._has_stepped_unasked:
+        if self._has_stepped_in_backward:
             raise steps_after_all()
         self._script_steps = True
         if self._clipped is _Clipped.NONE:
@@ -198,10 +197,10 @@ class Window:
         self._clipped = _Clipped.NONE
 
     def clip(self, max_norm: float, *, norm_type: float) -> Any:
-        """Run the step with clipped gradients, this once, since only the step knows their norm.
+        """Run the step with clipped gradients, since only the step knows their norm.
 
         Returns:
-            The norm, a tensor; not finite if the step was skipped for that; 0 if nothing was clipped.
+            The norm, a tensor: inf or NaN if the step was skipped; 0 if nothing was clipped.
         """
         import torch
 
@@ -210,8 +209,8 @@ class Window:
                 f"gradients are clipped by their 2-norm, the only one DeepSpeed has, not {float(norm_type):g}"
             )
         if not self._gradient_state.sync_gradients:
-            self._changes.add("gradients are clipped when they are whole, not in each pass of accumulation")
-        elif self._waiting or self._has_gradients:
+            self._changes.add("gradients are clipped once per step, not in each pass of accumulation")
+        elif self._delayed or self._has_gradients:
             with deepspeed_engine.clipping_to(self.engine, max_norm):
                 self._finish()
             norm = deepspeed_engine.norm_of_last_step(self.engine)
@@ -220,59 +219,59 @@ class Window:
         return torch.zeros((), device=deepspeed_engine.device_of(self.engine))
 
     def zero_grad(self) -> None:
-        """Handle the script's optimizer.zero_grad(): unused gradients are lost."""
+        """Handle the script's optimizer.zero_grad(), which discards unused gradients."""
         if not self._gradient_state.sync_gradients:
             return
         if self._clipped is _Clipped.STEPPED and self.script_steps:
             raise drops_a_clipped_step()
         self._clipped = _Clipped.NONE
-        if (self._waiting or self._has_gradients) and self.script_steps:
-            self._num_dropped += not self._has_stepped
-            if self._num_dropped == _MOST_DROPPED:
+        if (self._delayed or self._has_gradients) and self.script_steps:
+            self._num_discarded += not self._has_stepped
+            if self._num_discarded == _MAX_DISCARDED_WINDOWS:
                 raise never_steps()
-            self._waiting = None
+            self._delayed = None
             self._settle(None)
             if self._has_gradients:
                 deepspeed_engine.forget_gradients(self.engine)
             self._has_gradients = self._is_reduced = False
 
-    def end(self) -> None:
-        """Handle the script's reading of its weights: only a step that it leaves to accelerate is due."""
+    def run_due_step(self) -> None:
+        """Run a step that the script leaves to accelerate, before the script reads its weights."""
         if not self.script_steps:
             self._step_at_boundary()
 
     def close(self) -> None:
         """Handle the end of training: gradients without any step are an error."""
-        self.end()
-        if (self._waiting or self._has_gradients or self._num_dropped) and not self._has_stepped:
+        self.run_due_step()
+        if (self._delayed or self._has_gradients or self._num_discarded) and not self._has_stepped:
             raise never_steps()
 
     @property
     def script_steps(self) -> bool:
         """True if the script steps its optimizer itself; some leave that to accelerate."""
         if self._script_steps is None:
-            if not (self._waiting or self._has_gradients or self._clipped is not _Clipped.NONE):
+            if not (self._delayed or self._has_gradients or self._clipped is not _Clipped.NONE):
                 return True  # nothing to decide yet
             self._script_steps = script_steps()
         return self._script_steps
 
     @cached_property
     def _script_clips(self) -> bool:
-        """Return True if the script may clip after backward, which delays the step."""
+        """True if the script may clip after backward, which delays the step."""
         return script_clips()
 
     def _step_at_boundary(self) -> None:
         """Run the step that stock accelerate runs inside backward()."""
-        if self._waiting is not None:
-            self._has_stepped_unasked = True
+        if self._delayed is not None:
+            self._has_stepped_in_backward = True
             self._finish()
         elif self._is_reduced:
             self._finish()
 
     def _finish(self) -> None:
         """End the window: run its last backward pass, if delayed, and the step."""
-        if self._waiting is not None:
-            self.run(self._waiting[0], is_boundary=True, loss=self._waiting[1])
+        if self._delayed is not None:
+            self.run(self._delayed[0], is_boundary=True, loss=self._delayed[1])
         if not self._has_gradients:
             return
         if not self._is_reduced:
@@ -322,7 +321,7 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
 
 
 def refuse_step_of(optimizer: Any, window: Window) -> None:
-    """Refuse steps of the script's unprepared optimizer, which only DeepSpeed may step."""
+    """Refuse step() of the script's unprepared optimizer, which only DeepSpeed may call."""
 
     def check(*_: Any) -> None:
         if not window.is_stepping:
@@ -335,9 +334,9 @@ def _before_forward(engine: Any, _: Any) -> None:
     import torch
 
     if engine.training and torch.is_grad_enabled():
-        engine._zerofit_window.go_on()
+        engine._zerofit_window.before_training_pass()
     else:
-        engine._zerofit_window.end()
+        engine._zerofit_window.run_due_step()
 
 
 def _step(optimizer: Any, closure: Any = None) -> None:
@@ -349,27 +348,27 @@ def _zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
 
 
 def _after_step_of(accelerator: Any, original: Any) -> Any:
-    """Return a scheduler's step() that runs after the step which a script leaves to accelerate."""
+    """Return a scheduler's step() that first runs a step left to accelerate."""
     held = weakref.ref(accelerator)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         window = window_of(held())
         if window is not None:
-            window.end()
+            window.run_due_step()
         return original(self, *args, **kwargs)
 
     return step
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Run a step that a script leaves to accelerate before it saves, evaluates or ends."""
+    """Run a step that a script leaves to accelerate before the script saves, evaluates or ends."""
     if not settings.uses_deepspeed:
         return
-    # DeepSpeed 0.19 calls collectives that torch 2.13 has renamed, thousands of times; no script can fix
-    # that.
+    # DeepSpeed 0.19 calls collectives that torch 2.13 renamed, thousands of times; no script can fix that.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    looks = dict.fromkeys(("save_state", "save_model", "get_state_dict", "unwrap_model"), Window.end)
-    for name, act in {**looks, "end_training": Window.close}.items():
+    readers = ("save_state", "save_model", "get_state_dict", "unwrap_model")
+    actions = dict.fromkeys(readers, Window.run_due_step)
+    for name, act in {**actions, "end_training": Window.close}.items():
 
         def after_step(original: Any, self: Any, *args: Any, act: Any = act, **kwargs: Any) -> Any:
             window = window_of(self)

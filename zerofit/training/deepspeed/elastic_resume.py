@@ -1,7 +1,7 @@
 """Makes DeepSpeed resume a checkpoint with another number of ranks, ZeRO stage or offload.
 
-DeepSpeed's own ds_to_universal converts a copy into one folder per parameter, which load_universal reads.
-Missing parts are added: the step count, the settings of each parameter group, frozen parameters and buffers.
+DeepSpeed's ds_to_universal converts a copy into one folder per parameter, which load_universal reads. What it
+omits is added: step counts, settings of parameter groups, frozen parameters and buffers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _COPY = ".zerofit-converted."
-"""Prefix of the converted copy's name, beside the checkpoint; it is deleted after loading."""
+"""Prefix of the converted copy beside the checkpoint, which is deleted after loading."""
 _DONE, _REST = "done", "rest.pt"
 _POLL_S = 0.2
 _HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
@@ -35,7 +35,7 @@ _HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
 
 def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Convert checkpoints that DeepSpeedEngine.load_checkpoint could not read directly.
+    """Convert checkpoints that DeepSpeedEngine.load_checkpoint can't read directly.
 
     Args:
         module: deepspeed.runtime.engine.
@@ -61,7 +61,7 @@ def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
         differences = _differences(saved, now, stage=int(self.zero_optimization_stage()))
         if self.zero_nvme_offload_optimizer():
             raise _refused(
-                folder, "optimizer states on NVMe", "DeepSpeed does not read these back from there"
+                folder, "optimizer states on NVMe", "DeepSpeed can't load optimizer states from there"
             )
         if not differences:
             return original(self, load_dir, tag, *args, **kwargs)
@@ -89,7 +89,7 @@ def _latest(folder: Path) -> str | None:
 
 
 def _saved_layout(folder: Path, shards: Checkpoint) -> SavedLayout:
-    """Return a checkpoint's layout, from its files if necessary."""
+    """Return a checkpoint's layout, inferred from its files if it has no manifest."""
     manifest = inspect_checkpoint(folder).manifest
     return SavedLayout(
         engine="deepspeed",
@@ -117,30 +117,30 @@ def _check_convertible(folder: Path, saved: SavedLayout, now: SavedLayout) -> No
         if not one.is_of_adam:
             raise _refused(
                 folder,
-                f"saved by {saved.optimizer}, and {now.optimizer} is to go on",
-                "states of Adam and AdamW alone can be laid out anew: DeepSpeed's converter knows no others",
+                f"saved with {saved.optimizer}, resumed with {now.optimizer}",
+                "DeepSpeed's converter only supports the states of Adam and AdamW",
             )
 
 
 def _check_groups(folder: Path, saved: int, now: int) -> None:
     if saved != now:
-        found = f"layers cut over {saved} rank{'s' * (saved > 1)}, and {now} are to go on"
-        raise _refused(folder, found, "DeepSpeed's converter does not cut layers anew")
+        found = f"saved with tensor parallelism over {saved} rank{'s' * (saved > 1)}, resumed with {now}"
+        raise _refused(folder, found, "DeepSpeed's converter can't reshard layers")
 
 
 def _refused(folder: Path, found: str, why: str) -> UserError:
     return UserError(
         "checkpoint-not-convertible",
-        "the checkpoint does not fit this run's layout, and can't be converted",
+        "the checkpoint has another layout than this run, and can't be converted",
         found=f"{folder}: {found}",
         why=why,
-        fix="resume with the ranks, the ZeRO stage, the offload and the optimizer that saved it, or start "
-        "anew from its weights (`zerofit export`)",
+        fix="resume with the number of ranks, ZeRO stage, offload and optimizer that saved it, or start a "
+        "new run from its weights (`zerofit export`)",
     )
 
 
 def _kept_names(module: Any) -> set[str]:
-    """Return the parameters and buffers that are in no optimizer."""
+    """Return the names of frozen parameters and buffers, which no optimizer holds."""
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     return frozen | {name for name, _ in module.named_buffers()}
 
@@ -153,7 +153,7 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
             copy.mkdir()
     gather(None)
     if not all(gather(copy.is_dir())):
-        found = f"{copy} can't be made, or is not seen by every node"
+        found = f"{copy} can't be created, or is not visible on every node"
         raise _refused(folder, found, "all ranks read one converted copy, beside the checkpoint")
     problem = ""
     if rank_of_process() == 0:
@@ -167,7 +167,7 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
         time.sleep(_POLL_S)
     problem = done.read_text(encoding="utf-8")
     if problem:
-        raise _refused(folder, problem, "DeepSpeed's ds_to_universal could not take it apart")
+        raise _refused(folder, problem, "DeepSpeed's ds_to_universal failed")
 
 
 def _convert(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
@@ -179,7 +179,7 @@ def _convert(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
     options = Namespace(
         input_folder=str(folder / tag),
         output_folder=str(target),
-        num_extract_workers=1,  # more are processes, which a process with a GPU must not fork
+        num_extract_workers=1,  # more would fork, which is unsafe with a GPU
         num_merge_workers=1,
         keep_temp_folder=False,
         strict=True,
@@ -193,7 +193,7 @@ def _convert(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
 
 
 def _fill_in(target: Path) -> None:
-    """Complete a universal checkpoint for the loaders of all stages."""
+    """Complete a universal checkpoint for loading at any ZeRO stage."""
     import torch
 
     place = target / "zero" / "optimizer_state.pt"
@@ -235,8 +235,8 @@ def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
     if len(saved["param_groups"]) != len(groups):
         raise _refused(
             copy,
-            f"{len(saved['param_groups'])} parameter groups, and the script makes {len(groups)}",
-            "which settings belong to which parameters is not known",
+            f"{len(saved['param_groups'])} parameter groups, and the script creates {len(groups)}",
+            "it is unknown which settings belong to which parameters",
         )
     for group, own, before in zip(optimizer.param_groups, groups, saved["param_groups"], strict=True):
         kept = {key: before[key] for key in _HYPERPARAMETERS if key in before}
@@ -246,7 +246,7 @@ def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
     for state in optimizer.state.values():
         if "step" in state:
             step = float(state["step"])
-            # A tensor each in torch's optimizers, which count in place; a number in DeepSpeed's.
+            # torch's optimizers have a tensor for each parameter, DeepSpeed's a number.
             is_torch = type(optimizer).__module__.startswith("torch.")
             state["step"] = torch.tensor(step) if is_torch else int(step)
     _put_back(engine.module, torch.load(copy / _REST, map_location="cpu"))
@@ -254,7 +254,7 @@ def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
 
 
 def _put_back(module: Any, values: dict[str, Any]) -> None:
-    """Restore frozen parameters and buffers, which a universal checkpoint does not change."""
+    """Load frozen parameters and buffers, which a universal checkpoint does not contain."""
     import deepspeed
     import torch
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
 
-_MOST_PARTS = 4
-"""Maximum modules with parameters in an expert: a gated feed-forward network has three, a block many more."""
+_MAX_EXPERT_LAYERS = 4
+"""Maximum layers of an expert: a gated feed-forward network has three, a transformer block many more."""
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -43,26 +43,22 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
         found = list(modules_that_choose(model))
         if stage is not ZeroStage.PARAMETERS:
             for one in found:
-                _end_where_one_is_left_out(one, stage)
+                _refuse_uncalled_experts(one, stage)
         elif found:
-            _gather_whole(found)
+            from deepspeed.utils import set_z3_leaf_module
+
+            for one in found:
+                set_z3_leaf_module(one, True)
             kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in found))
-            changes.add(f"ZeRO-3 gathers each {kinds} whole, as ranks call other parts of it")
+            changes.add(f"ZeRO-3 gathers each {kinds} as a whole, since ranks call different experts")
         original(self, args, model, *rest, **kwargs)
 
     if stage is not ZeroStage.NOTHING and settings.plan.topology.world_size > 1:
         wrap(module.DeepSpeedEngine, "__init__", init)
 
 
-def _gather_whole(modules: list[Any]) -> None:
-    from deepspeed.utils import set_z3_leaf_module
-
-    for one in modules:
-        set_z3_leaf_module(one, True)
-
-
-def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
-    """Raise an error as soon as a forward pass calls only some of a module's parts."""
+def _refuse_uncalled_experts(module: Any, stage: ZeroStage) -> None:
+    """Raise an error if a forward pass calls only some of a module's experts."""
     import torch
 
     parts = [part for one in _choices(module) for part in one.children() if trains(part)]
@@ -76,9 +72,9 @@ def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
         if torch.is_grad_enabled() and 0 < num_called < len(parts):
             raise UserError(
                 "unlike-gradients",
-                f"ZeRO-{int(stage)} would add up gradients of unlike parameters",
-                found=f"{type(module).__name__}: samples went to {num_called} of {len(parts)} parts",
-                why="ranks reduce gradients in the order in which they come, which is then another on each",
+                f"ZeRO-{int(stage)} would sum gradients of different parameters",
+                found=f"{type(module).__name__}: samples were routed to {num_called} of {len(parts)} experts",
+                why="ranks reduce gradients in the order in which they are computed, which then differs",
                 fix="--zero-stage 3",
             )
 
@@ -86,10 +82,10 @@ def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
 
 
 def modules_that_choose(model: Any) -> Iterator[Any]:
-    """Yield the outermost modules whose forward pass may call only some parts, depending on the data.
+    """Yield the outermost modules whose forward pass may call only some children, depending on the data.
 
-    They are found by structure: several parts of one class, in a container with its own forward(), or in one
-    with most of a module's parameters: a ModuleDict, or a list of small networks beside a router with one
+    They are found by structure: several children of one class, in a container with its own forward(), or in
+    one with most of a module's parameters: a ModuleDict, or a list of small networks beside a router with one
     output for each.
     """
     if _choices(model):
@@ -100,7 +96,7 @@ def modules_that_choose(model: Any) -> Iterator[Any]:
 
 
 def _choices(module: Any) -> list[Any]:
-    """Return the containers of which a module's forward() may call only some parts."""
+    """Return the containers of which a module's forward() may call only some children."""
     import torch
 
     containers = torch.nn.ModuleList, torch.nn.ModuleDict
@@ -118,7 +114,7 @@ def _choices(module: Any) -> list[Any]:
 
 
 def _are_alike(container: Any) -> bool:
-    """Return True if several parts have parameters, and these are of one class."""
+    """Return True if several children have parameters, and these are of one class."""
     kinds = [type(part) for part in container.children() if _has_parameters(part)]
     return len(kinds) > 1 and len(set(kinds)) == 1
 
@@ -140,8 +136,8 @@ def _has_forward(container: Any) -> bool:
 
 
 def _is_routed(experts: Any, holder: Any) -> bool:
-    """Return True if there is a router with an output for each of some small networks beside them."""
-    is_small = all(0 < _num_layers(expert) <= _MOST_PARTS for expert in experts.children())
+    """Return True if all experts are small networks, beside a router with one output for each."""
+    is_small = all(0 < _num_layers(expert) <= _MAX_EXPERT_LAYERS for expert in experts.children())
     others = (part for child in holder.children() if child is not experts for part in child.modules())
     return is_small and any(getattr(part, "out_features", None) == len(experts) for part in others)
 

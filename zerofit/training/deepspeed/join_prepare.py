@@ -1,4 +1,4 @@
-"""Joins prepare() calls under DeepSpeed, which needs the model and its optimizer at once."""
+"""Joins separate prepare() calls, since DeepSpeed needs the model and its optimizer together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 
-_TOGETHER = "the model and its optimizer are prepared together, as DeepSpeed needs them"
+_JOINED = "the model and its optimizer are prepared together, as DeepSpeed needs them"
 _WRAPPERS = "_zerofit_wrappers"
-"""Field of an Accelerator: the prepared object of each of the script's optimizers, by id; with the optimizer,
-since ids may be reused."""
+"""Field of an Accelerator: the script's optimizers and their prepared objects, by the optimizer's id."""
 _WITHOUT_OPTIMIZER = "_zerofit_without_optimizer"
-"""Field of an Accelerator: placeholders of models whose optimizer has not come yet."""
+"""Field of an Accelerator: placeholders of models whose optimizer is not prepared yet."""
 _NEED_OPTIMIZER = (1, 2)
 """ZeRO stages whose engine needs an optimizer (deepspeed/runtime/engine.py)."""
 
@@ -49,7 +48,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
     if settings.uses_deepspeed:
         wrap(accelerator_class, "prepare", prepare)
-        # Alone they ignore DeepSpeed and return the object unchanged (accelerate/accelerator.py).
+        # Called directly, they ignore DeepSpeed and return the object unchanged (accelerate/accelerator.py).
         wrap(accelerator_class, "prepare_model", prepare_one)
         wrap(accelerator_class, "prepare_optimizer", prepare_one)
         # accelerate's clear() calls it, too.
@@ -57,7 +56,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 class _PrepareCall:
-    """One prepare() call of a script, and state of earlier ones."""
+    """One prepare() call of a script, with the state of earlier ones."""
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:
         self._accelerator = accelerator
@@ -72,7 +71,7 @@ class _PrepareCall:
 
         if any(isinstance(item, Module) for item in objects):
             own = None if any(map(is_plain_optimizer, objects)) else self._optimizer_of(objects)
-            if own is not None or not self._is_to_wait(objects):
+            if own is not None or not self._must_wait(objects):
                 return self._with_model(original, objects, own, kwargs)
         prepared = [self._early(original, item) for item in objects]
         others = [
@@ -87,14 +86,14 @@ class _PrepareCall:
             for place, item in zip(rest, done if len(rest) > 1 else (done,), strict=True):
                 prepared[place] = item
         for place in schedulers:
-            # accelerate would return it unchanged, and it would step once in each pass.
+            # accelerate would return it unchanged, and it would step in each pass.
             prepared[place] = self._accelerator.prepare_scheduler(prepared[place])
         return tuple(prepared)
 
-    def _is_to_wait(self, objects: tuple[Any, ...]) -> bool:
-        """Return True if a model's optimizer must come later: stages 1 and 2 have no engine without it.
+    def _must_wait(self, objects: tuple[Any, ...]) -> bool:
+        """Return True if a model must wait for its optimizer, without which stages 1 and 2 have no engine.
 
-        A model that does not train needs none, whether before or after the one that does.
+        A model that is not trained needs none.
         """
         from torch.nn import Module
 
@@ -106,7 +105,7 @@ class _PrepareCall:
         return accelerator.deepspeed_engine_wrapped is None or not any(map(trains, models))
 
     def _early(self, original: Any, item: Any) -> Any:
-        """Return a placeholder for a model or optimizer that comes alone; other objects unchanged."""
+        """Return a placeholder for a model or optimizer prepared alone; other objects unchanged."""
         from torch.nn import Module
 
         if isinstance(item, Module):
@@ -123,7 +122,7 @@ class _PrepareCall:
         if own is None:
             prepared = original(self._accelerator, *objects, **kwargs)
             return prepared if len(objects) > 1 else (prepared,)
-        self._changes.add(_TOGETHER)
+        self._changes.add(_JOINED)
         *prepared, wrapper = original(self._accelerator, *objects, own, **kwargs)
         early = self._wrappers.get(id(own))
         if early is not None:
@@ -146,18 +145,18 @@ class _PrepareCall:
         return found[0] if len(found) == 1 else None
 
     def _optimizer(self, original: Any, own: Any) -> Any:
-        """Return the current or future DeepSpeed optimizer for one that comes without its model."""
+        """Return the current or future DeepSpeed optimizer for one prepared without its model."""
         from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 
         if id(own) not in self._wrappers:
-            stand_in = next((one for one in self._without_optimizer if holds(own, one.module)), None)
-            if stand_in is not None:
-                self._without_optimizer.remove(stand_in)
-                engine, wrapper = self._with_model(original, (stand_in.module, own), None, {})
-                # The script already has the model: it becomes the engine.
-                stand_in.__class__ = type(engine)
-                object.__setattr__(stand_in, "__dict__", engine.__dict__)
-                self._changes.add(_TOGETHER)
+            placeholder = next((one for one in self._without_optimizer if holds(own, one.module)), None)
+            if placeholder is not None:
+                self._without_optimizer.remove(placeholder)
+                engine, wrapper = self._with_model(original, (placeholder.module, own), None, {})
+                # The script already has the placeholder: it becomes the engine.
+                placeholder.__class__ = type(engine)
+                object.__setattr__(placeholder, "__dict__", engine.__dict__)
+                self._changes.add(_JOINED)
                 self._wrappers[id(own)] = (own, wrapper)
             elif self._accelerator.deepspeed_engine_wrapped is not None:
                 raise _made_too_late()
@@ -167,7 +166,7 @@ class _PrepareCall:
 
 
 def _without_optimizer(model: Any) -> Any:
-    """Return the placeholder of a model until its optimizer comes."""
+    """Return the placeholder of a model until its optimizer is prepared."""
     import torch
 
     class ModelWithoutOptimizer(torch.nn.Module):  # type: ignore[misc]
@@ -194,8 +193,8 @@ def _made_too_late() -> UserError:
     return UserError(
         "optimizer-made-after-prepare",
         "ZeRO-3 needs the optimizer when the model is prepared",
-        found="an optimizer that is made after accelerator.prepare(model)",
-        why="prepare(model) takes the weights apart, and an optimizer made later sees none of them",
-        fix="make the optimizer before the model is prepared, or use --zero-stage 2",
+        found="an optimizer created after accelerator.prepare(model)",
+        why="prepare(model) partitions the weights, and an optimizer created later sees none of them",
+        fix="create the optimizer before preparing the model, or use --zero-stage 2",
         see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed",
     )

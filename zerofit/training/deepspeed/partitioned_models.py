@@ -1,4 +1,4 @@
-"""Corrects models whose size and values ZeRO-3 hides from the script and from transformers.
+"""Handles models whose shapes and values ZeRO-3 hides from the script and from transformers.
 
 Under stage 3 a parameter's own shape is (0,). A script's `if len(tokenizer) > embeddings.weight.shape[0]` is
 then always true; transformers creates new embeddings, even of the same size, and the random numbers for them
@@ -8,12 +8,11 @@ If a checkpoint has values for both embeddings and output layer although the con
 flan-T5, mT5), transformers compares them, and only ties equal ones. Two empty placeholders are equal, so the
 model would silently lose its output layer (transformers/modeling_utils.py, tie_weights, 5.23).
 
-A script that loads its base model again after training, to merge an adapter, say, may pass a device_map.
-transformers refuses that while ZeRO-3 is active (integrations/accelerate.py, 5.23), although such a model is
-used as loaded: it is loaded whole. So is a model beside the trained one that is never prepared (such as a
-frozen text encoder), since no engine would gather its weights, and one that can't be constructed from
-partitioned weights, because its class reads them or their shape (DETR's batch normalization, Whisper's
-positions): its engine partitions it.
+Some models are therefore loaded unpartitioned. A script that loads its base model again after training, such
+as to merge an adapter, may pass a device_map, which transformers refuses while ZeRO-3 is active
+(integrations/accelerate.py, 5.23). No engine would gather the weights of a model that is never prepared (such
+as a frozen text encoder). And some models can't be constructed from partitioned weights, because their class
+reads them or their shape (DETR's batch normalization, Whisper's positions): their engine partitions them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _has_engine = False
-"""True once a DeepSpeed engine is created: models loaded later are not those that it trains."""
+"""True after a DeepSpeed engine is created: models loaded later are not trained by it."""
 
 
 def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -75,7 +74,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
                 return embeddings
             if shape[0] == rows:
                 changes.add(
-                    f"token embeddings stay at {shape[0]} rows; the script asks for {new_num_tokens}, as"
+                    f"token embeddings stay at {shape[0]} rows; the script asks for {new_num_tokens}, since"
                     " ZeRO-3 hides their size"
                 )
                 return embeddings
@@ -90,8 +89,8 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
             is_equal = original(first, second)
         if not is_equal:
             changes.add(
-                "the output layer keeps weights of its own: the checkpoint has other values for it than "
-                "for the embeddings, which ZeRO-3 hides from transformers"
+                "the output layer is not tied to the embeddings: the checkpoint has other values for it, "
+                "which ZeRO-3 hides from transformers"
             )
         return is_equal
 
@@ -103,7 +102,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) -> None:
-    """Load models whole that are not prepared, fail when partitioned, or have a device_map after training."""
+    """Load models unpartitioned if they are never prepared, fail otherwise, or have a late device_map."""
     depth = 0
 
     def wrapped(original: Any) -> Any:
@@ -116,10 +115,10 @@ def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) 
             try:
                 why = _why_whole(cls, kwargs, unprepared)
                 if not why:
-                    made, why = _in_parts(partial(original, cls, *args, **kwargs))
+                    made, why = _partitioned(partial(original, cls, *args, **kwargs))
                     if not why:
                         return made
-                changes.add(f"{cls.__name__} is loaded whole on each rank, as {why}")
+                changes.add(f"{cls.__name__} is loaded whole on each rank, since {why}")
                 with without_zero3():
                     return original(cls, *args, **kwargs)
             finally:
@@ -133,23 +132,19 @@ def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) 
 
 def _why_whole(model_class: Any, kwargs: dict[str, Any], unprepared: Container[str]) -> str:
     if model_class.__name__ in unprepared:
-        return "nothing prepares it"
-    return "the script gives a device_map" if _has_engine and kwargs.get("device_map") is not None else ""
+        return "the script does not prepare it"
+    return "the script passes a device_map" if _has_engine and kwargs.get("device_map") is not None else ""
 
 
-def _in_parts(make: Callable[[], Any]) -> tuple[Any, str]:
+def _partitioned(make: Callable[[], Any]) -> tuple[Any, str]:
     """Return the model that a function creates under ZeRO-3, or why that fails."""
     import torch
 
     state = torch.get_rng_state()
     try:
         return make(), ""
-    except (
-        IndexError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # raised for a shape: that of partitioned weights is (0,)
+    except (IndexError, RuntimeError, TypeError) as error:  # raised for the shape (0,) of partitioned weights
         if isinstance(error, torch.OutOfMemoryError):
             raise
         torch.set_rng_state(state)
-        return None, f"it can't be made in parts ({(str(error).splitlines() or [''])[0]})"
+        return None, f"it can't be created partitioned ({(str(error).splitlines() or [''])[0]})"

@@ -1,9 +1,9 @@
 """Makes DeepSpeed train parameters without dimensions, such as CLIP's logit scale.
 
-It sends a parameter to other ranks as bytes, by `data.view(torch.uint8)`, which torch refuses for 0-d
-tensors: at every stage when the engine is created (0.19.8, runtime/engine.py, _broadcast_model), at stage 3
-also when a parameter is partitioned or was changed while gathered (runtime/zero/partition_parameters.py).
-Meanwhile such a parameter gets one dimension, of one element.
+It broadcasts parameters as bytes, by `data.view(torch.uint8)`, which torch refuses for 0-d tensors: at every
+stage when the engine is created (0.19.8, runtime/engine.py, _broadcast_model), at stage 3 also when a
+parameter is partitioned or was changed while gathered (runtime/zero/partition_parameters.py). Meanwhile such
+a parameter gets the shape (1,).
 """
 
 from __future__ import annotations

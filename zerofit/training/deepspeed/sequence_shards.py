@@ -1,10 +1,10 @@
-"""Sequence parallelism: each rank runs a part of the tokens, and a share of the heads over all tokens.
+"""Sequence parallelism in DeepSpeed's engine.
 
-This is DeepSpeed's Ulysses (https://arxiv.org/abs/2309.14509) with the engine's own groups, which sum the
-gradients of the parts. Its classes for transformers are not used: they split batches before the script gets
-them, so that a loop must compute its own loss, and they drop attention masks, which silently breaks left
-padding, sliding windows and packed samples (deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py). Here
-the engine's forward pass splits, and the script's inputs and outputs are whole.
+This is Ulysses (https://arxiv.org/abs/2309.14509) with the engine's own groups, which sum the gradients of
+the parts. DeepSpeed's classes for transformers are not used: they split batches before the script gets them,
+so that a loop must compute its own loss, and they drop attention masks, which silently breaks left padding,
+sliding windows and packed samples (deepspeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py). Here the
+engine's forward pass splits batches, and the script's inputs and outputs are whole.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
 
-_SAME = {"float32": 1e-3, "float64": 1e-3}
-_SAME_IN_HALF = 5e-2
-"""Relative difference of logits that rounding explains. ASSUMPTION: a model that attends only to its own
+_TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
+_TOLERANCE_HALF = 5e-2
+"""Relative difference of logits attributed to rounding. ASSUMPTION: a model that only attends to its own
 part, or counts positions from the part's start, differs by more."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook the constructor: tell accelerate which ranks get the same batches."""
+    """Hook the constructor, to tell accelerate which ranks get the same batches."""
     size = settings.sequence_parallel_size
     if size == 1:
         return
@@ -42,7 +42,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         original(self, *args, **kwargs)
         _check_own(self.parallelism_config, size)
         if not hasattr(self.state, "ds_device_mesh"):
-            # accelerate's "tp" dimension means shared samples under DeepSpeed (data_loader.py,
+            # Under DeepSpeed accelerate gives ranks along "tp" the same samples (data_loader.py,
             # prepare_data_loader).
             shape = settings.plan.topology.data_parallel_size, size
             self.state.ds_device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "tp"))
@@ -51,10 +51,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_deepspeed(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Give an engine the groups over which it sums gradients and partitions.
+    """Pass the engine the groups over which it sums gradients and partitions.
 
-    For groups in its configuration (data_parallel_size with sequence_parallel_size), it uses the
-    data-parallel ones for both, and never adds the parts' gradients (0.19.8, utils/groups.py,
+    With groups from its configuration (data_parallel_size with sequence_parallel_size), it only uses the
+    data-parallel ones, and never sums the parts' gradients (0.19.8, utils/groups.py,
     _get_sequence_data_parallel_group).
 
     Args:
@@ -94,16 +94,16 @@ def _check_own(config: Any, size: int) -> None:
     if config is not None and config.non_data_parallel_size > 1:
         raise UserError(
             "sequence-parallel-by-script",
-            "the script brings a parallelism of its own",
+            "the script configures its own parallelism",
             found=f"{size} sequence-parallel ranks, and a ParallelismConfig with tp_size={config.tp_size}, "
             f"cp_size={config.cp_size}, sp_size={config.sp_size}",
-            why="each would cut what the other has cut already",
-            fix="leave out one of the two",
+            why="both would split the same samples or layers",
+            fix="use only one of the two",
         )
 
 
 class _Ranks:
-    """The ranks of a process group, as Peers."""
+    """Peers of a torch.distributed process group."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed as dist
@@ -129,32 +129,23 @@ class _Ranks:
 
 
 class Shards(SequenceShards):
-    """One model whose forward passes are shared by the ranks of a process group.
-
-    Args:
-        model: of transformers, with or without adapters.
-        group: the ranks that share a sample, in order.
-
-    Raises:
-        UserError: its attention is not supported.
-    """
+    """One model whose forward passes are split over a process group."""
 
     def __init__(self, model: Any, *, group: Any) -> None:
         super().__init__(model, _Ranks(group))
 
     def check(self, run: Any) -> None:
-        """Check on a few tokens that the model computes the same in parts as a whole.
+        """Check on a few tokens that the group computes the same as a single rank.
 
         Models that mix tokens outside attention (recurrent layers, convolutions), derive positions from
-        the input's length or have another loss than next-token prediction would silently train something
-        else.
+        the input's length or have another loss than next-token prediction would silently train wrong.
 
         Raises:
             UserError: results differ.
         """
         import torch
 
-        length = 4 * self._size - 1  # with padding, and a few tokens for each rank
+        length = 4 * self._size - 1  # not divisible: some tokens per rank, and padding
         device = next(iter(devices_of(self._model)))
         tokens = torch.arange(2 * length, device=device).view(2, length) * 7 % self._config.vocab_size
         mask = torch.ones_like(tokens)
@@ -169,12 +160,12 @@ class Shards(SequenceShards):
                 whole, shared = run(**inputs), self.forward(run, dict(inputs))
             torch.clear_autocast_cache()  # otherwise weights cast here would have no gradient later
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise self._refused(f"a forward pass over its parts fails: {error}") from error
+            raise self._refused(f"a forward pass on a part of the tokens fails: {error}") from error
         expected = whole["logits"][mask == 1]
-        most = _SAME.get(str(expected.dtype).removeprefix("torch."), _SAME_IN_HALF)
-        differs = (shared["logits"][mask == 1] - expected).abs().max() / expected.std()
-        if not differs <= most:
-            raise self._refused(f"its logits in parts differ from those of the whole by {differs:.1%}")
-        once, parts = float(whole["loss"]), float(shared["loss"])
-        if not abs(once - parts) <= most * abs(once):
-            raise self._refused(f"its loss is {once:.4f}, and {parts:.4f} summed over the parts")
+        tolerance = _TOLERANCE.get(str(expected.dtype).removeprefix("torch."), _TOLERANCE_HALF)
+        difference = (shared["logits"][mask == 1] - expected).abs().max() / expected.std()
+        if not difference <= tolerance:
+            raise self._refused(f"its logits differ by {difference:.1%} if the tokens are split")
+        expected_loss, loss = float(whole["loss"]), float(shared["loss"])
+        if not abs(expected_loss - loss) <= tolerance * abs(expected_loss):
+            raise self._refused(f"its loss is {expected_loss:.4f}, and {loss:.4f} if the tokens are split")

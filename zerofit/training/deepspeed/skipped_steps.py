@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 TOO_MANY_IN_A_ROW = 17
 """Each skipped step halves the scale, which starts at 2**16 (torch/amp/grad_scaler.py, init_scale;
-deepspeed/runtime/fp16/loss_scaler.py): after 16 in a row it is 1, and not the cause of overflow."""
+deepspeed/runtime/fp16/loss_scaler.py): after 16 in a row it is 1, and can't cause the overflow."""
 LARGE_SHARE = 0.1
-"""Of the steps after the first successful one. A scale doubles after 2000 good steps in torch, 1000 in
-DeepSpeed, and one step is skipped each time. ASSUMPTION: a hundred times as many is not a search for the
-scale."""
+"""Maximum share of skipped steps after the first successful one. The scale doubles after 2000 good steps in
+torch, 1000 in DeepSpeed, and one step may be skipped each time. ASSUMPTION: a hundred times as many are not
+due to the search for a scale."""
 FEWEST_STEPS = 50
 """Minimum number of steps after the first successful one before their share is checked. ASSUMPTION."""
 SEE = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
@@ -30,14 +30,14 @@ class SkippedSteps:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        """Steps that the script asked for, including skipped ones."""
+        """Calls of step() by the script, including skipped steps."""
         self.num_skipped = 0
         self._in_a_row = 0
         self._warm_up: int | None = None
         self._noted: set[str] = set()
 
     def count(self, *, skipped: bool, changes: Changes) -> None:
-        """Count one step, and warn if too many were skipped for gradients that were not finite."""
+        """Count one step, and warn if too many were skipped because gradients overflowed."""
         self.num_steps += 1
         self.num_skipped += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
@@ -68,7 +68,7 @@ class SkippedSteps:
 
 @cache
 def of_this_process() -> SkippedSteps:
-    """Return the only counter of this process, which its record includes."""
+    """Return this process's counter, which its record includes."""
     return SkippedSteps()
 
 

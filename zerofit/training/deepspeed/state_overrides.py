@@ -1,8 +1,8 @@
 """Keeps bitsandbytes' per-parameter settings under DeepSpeed: 32-bit states of embeddings.
 
-bitsandbytes looks them up by parameter at its first step, when DeepSpeed has already replaced the parameters
-of a group by flat fp32 tensors: embeddings would silently get 8-bit states under ZeRO. In separate parameter
-groups they get separate flat tensors, and the group has the number of bits.
+bitsandbytes looks them up by parameter at its first step, when DeepSpeed has already replaced each group's
+parameters by a flat fp32 tensor: embeddings would silently get 8-bit states under ZeRO. Here such parameters
+get their own groups, which hold the settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 _KEY = "zerofit_override"
-"""Key of a parameter group for settings beyond the optimizer's own."""
+"""Key of a parameter group for these settings."""
 
 
 def keep_overrides(objects: Iterable[Any], changes: Changes) -> None:
@@ -34,8 +34,8 @@ def keep_overrides(objects: Iterable[Any], changes: Changes) -> None:
         original = optimizer.get_config
         optimizer.get_config = MethodType(functools.wraps(original)(_with_own(original)), optimizer)
         changes.add(
-            f"parameters to which {type(optimizer).__name__} gives states of their own, as 32-bit ones to "
-            "embeddings, are a group of their own: DeepSpeed would flatten them with the others"
+            f"parameters with their own settings in {type(optimizer).__name__}, such as embeddings with "
+            "32-bit states, get their own parameter group: DeepSpeed would flatten them with the others"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tensor-parallel groups: checks models that DeepSpeed shards, and equalizes weights beforehand."""
+"""Tensor parallelism: checks models before DeepSpeed shards them, and broadcasts their initial weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import takes_vocab_parallel_head, why_not_cut
-from zerofit.training.equal_weights import take_values_of_first_rank
+from zerofit.training.initial_weights import broadcast_initial_weights
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -23,19 +23,21 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        models = [one for one in args if _is_model(one)]
+        import torch
+
+        models = [one for one in args if isinstance(one, torch.nn.Module)]
         if not models:
             return original(self, *args, **kwargs)
         if takes_vocab_parallel_head():
-            # Otherwise logits of a model with tied embeddings cover a part of the vocabulary on each rank,
-            # and their use in a script, generate() or compute_metrics is silently wrong.
+            # Otherwise, with tied embeddings, each rank's logits only cover a part of the vocabulary, and
+            # scripts, generate() and compute_metrics silently compute wrong results.
             config = self.state.deepspeed_plugin.hf_ds_config.config
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         for model in models:
             check_model(model, size=size)
-            # Without tensor parallelism DeepSpeed does it itself; with it, it only sends each part to the
-            # same part in other groups (deepspeed/runtime/engine.py, _broadcast_model).
-            take_values_of_first_rank(model, changes)
+            # DeepSpeed only broadcasts each shard to the same shard of other groups
+            # (deepspeed/runtime/engine.py, _broadcast_model).
+            broadcast_initial_weights(model, changes)
         return original(self, *args, **kwargs)
 
     wrap(accelerator_class, "prepare", prepare)
@@ -44,8 +46,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 def install_in_loading(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
     """Allow loading weights at stage 3, which transformers refuses with tensor parallelism.
 
-    Its reason is that ranks might already have parts (transformers 5.23, integrations/deepspeed.py,
-    _apply_weight_conversions_to_state_dict); DeepSpeed only shards the layers when it creates the engine.
+    It assumes that layers may already be sharded (transformers 5.23, integrations/deepspeed.py,
+    _apply_weight_conversions_to_state_dict), but DeepSpeed shards them when it creates the engine.
 
     Args:
         module: transformers.integrations.deepspeed.
@@ -75,14 +77,14 @@ def check_model(model: Any, *, size: int) -> None:
             "tensor-parallel-adapters",
             "tensor parallelism can't shard layers with adapters",
             found=f"{name} over {size} tensor-parallel ranks",
-            why="DeepSpeed cuts the layers around the adapters and then misses their parameters",
+            why="DeepSpeed shards the layers around the adapters, and then doesn't find their parameters",
             fix="train without tensor parallelism, or without adapters",
             see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
         )
     if why := why_not_cut(model):
         raise UserError(
             "tensor-parallel-model",
-            "DeepSpeed can't cut this model for tensor parallelism",
+            "DeepSpeed can't shard this model for tensor parallelism",
             found=f"{name} over {size} tensor-parallel ranks",
             why=why,
             fix="train without tensor parallelism; ZeRO-3 shards every model",
@@ -94,14 +96,8 @@ def check_model(model: Any, *, size: int) -> None:
     if dropout and heads and heads % size:
         raise UserError(
             "tensor-parallel-uneven-dropout",
-            "ranks with other numbers of heads draw other random numbers",
+            "ranks with different numbers of heads draw different random numbers",
             found=f"{heads} key-value heads over {size} ranks, attention_dropout={dropout}",
-            why="from then on their random states differ, and so do their copies of what all ranks hold",
-            fix=f"set attention_dropout to 0, or take a number of ranks that divides {heads}",
+            why="their random states then differ, and so do the weights that all ranks hold copies of",
+            fix=f"set attention_dropout to 0, or --tensor-parallel-size to a divisor of {heads}",
         )
-
-
-def _is_model(one: Any) -> bool:
-    from torch.nn import Module
-
-    return isinstance(one, Module)

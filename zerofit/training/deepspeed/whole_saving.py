@@ -1,6 +1,6 @@
 """save_pretrained() under ZeRO-3: all ranks gather the weights, and rank 0 writes them.
 
-By itself it would write the placeholders of partitioned weights, of shape (0,).
+Otherwise it would write the placeholders of partitioned weights, of shape (0,).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SAVING = Advice(
     rule="zero3-saves-on-all-ranks",
-    why="each rank holds a part of each weight, and rank 0 gathers them from all",
+    why="each rank only holds a part of each weight, and rank 0 gathers them from all",
     fix="call it on all ranks, outside of `if accelerator.is_main_process`; rank 0 alone writes",
 )
 
@@ -71,12 +71,12 @@ def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None
 
 
 def _weights(model: Any, *, keeps: bool) -> dict[str, Any]:
-    """Return the state of a model in host memory, tied weights once; a collective.
+    """Return the state of a model in host memory; a collective.
 
-    Of a model with adapters the frozen base stays in parts, but for embeddings, which peft may save too.
+    Of a model with adapters, the frozen base is not gathered, except for embeddings, which peft may save too.
 
     Args:
-        keeps: False on ranks that only take part.
+        keeps: False on ranks that only take part in gathering.
     """
     import torch
 

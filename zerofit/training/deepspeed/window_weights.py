@@ -1,4 +1,4 @@
-"""Weights the batches of an accumulation window set by zerofit as if they were one batch.
+"""Weights the batches of an accumulation window that zerofit configured as if they were one batch.
 
 accelerate divides each batch's loss by the number of batches in a full window: in a shorter last window the
 step is too small, and in all windows a batch with few labels counts as much as one with many. Here a batch
@@ -17,15 +17,15 @@ from zerofit.training.trained_groups import parameters_of
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
-_STAYS = "the batches of a window count as accelerate has them, each the same and a shorter window less"
+_UNWEIGHTED = "batches of a window are weighted equally, as in accelerate, and a shorter last window less"
 
 
 class WindowWeights:
     """The windows of one Accelerator.
 
-    A window's items are unknown until its last batch: losses are weighted by their items relative to the
-    run's first batch, and at the last batch the gradients so far are corrected. With DeepSpeed, which holds
-    gradients itself, its step corrects all of them.
+    A window's total items are unknown until its last batch. Losses are therefore weighted by their items
+    relative to the run's first batch, and the last batch corrects the gradients so far; under DeepSpeed the
+    step corrects them.
     """
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:
@@ -41,10 +41,10 @@ class WindowWeights:
         self._weight: Any = None
         """The weight of this batch's loss; None before its first backward pass."""
         self._is_closed = False
-        """True if the window's gradients are corrected."""
+        """True if the window's gradients are already corrected."""
 
     def begin_batch(self) -> None:
-        """Handle the script's entering accumulate(); the Accelerator still has the previous batch's state."""
+        """Handle a call of accumulate(), while the Accelerator still has the previous batch's state."""
         self._weight = None
         if self._accelerator.sync_gradients:
             self._total, self._num_batches, self._is_closed = 0, 0, False
@@ -52,8 +52,7 @@ class WindowWeights:
     def before_step(self) -> None:
         """Correct the gradients before the script steps or clips.
 
-        The backward pass of the window's last batch has done it, unless the script skipped that, as for a
-        NaN loss.
+        The backward pass of the window's last batch does it, unless the script skips that, as for a NaN loss.
         """
         import torch
 
@@ -81,7 +80,7 @@ class WindowWeights:
             return
         if items is None:
             self._changes.add(
-                "a batch whose loss does not tell what it is a mean over counts as the others do"
+                "a batch gets an average weight, since its loss does not show what it is averaged over"
             )
             items = self._total / self._num_batches if self._num_batches else self._reference
         self._total = self._total + items
@@ -101,26 +100,26 @@ class WindowWeights:
             told[1] = 1.0 if items is None else items.clamp_min(1.0)
             self._reduce(told, torch.distributed.ReduceOp.MAX)
             if told[0]:
-                why_not = "the loss does not tell what it is a mean over"
+                why_not = "the loss does not show what it is averaged over"
             self._reference = told[1]
         self._is_on = why_not is None
         if why_not is None:
             self._changes.add(
-                "each batch of a window counts by the labels or elements that its loss is a mean over, as in "
-                "one batch of them all; accelerate counts batches alike, and a shorter last window less"
+                "batches of a window are weighted by the labels or elements that their loss is averaged "
+                "over, as in one large batch; accelerate weights them equally, and a shorter last window less"
             )
         else:
-            self._changes.add(f"{_STAYS}: {why_not}")
+            self._changes.add(f"{_UNWEIGHTED}: {why_not}")
 
     def _why_not(self) -> str | None:
         kind = str(self._accelerator.distributed_type)
         if any(name in kind for name in ("FSDP", "MEGATRON", "TP")):
-            return f"{kind.rpartition('.')[2]} keeps the gradients"
+            return f"{kind.rpartition('.')[2]} holds the gradients"
         if self._accelerator.num_processes > 1 and not self._accelerator.even_batches:
             return "ranks may have different numbers of batches"
         window = window_of(self._accelerator)
         if window is not None and type(window.engine.optimizer).__name__ == "BF16_Optimizer":
-            return "DeepSpeed's BF16_Optimizer keeps the gradients"
+            return "DeepSpeed's BF16_Optimizer holds the gradients"
         return None
 
     def _close(self) -> None:
@@ -132,8 +131,7 @@ class WindowWeights:
         total = self._total.clone()
         self._reduce(total, torch.distributed.ReduceOp.SUM)
         steps = self._accelerator.gradient_accumulation_steps
-        # Ranks' gradients are averaged; a window without items is NaN, as a single batch without items would
-        # be.
+        # Ranks' gradients are averaged; a window without items is NaN, as one batch without items would be.
         factor = torch.where(total > 0, ranks * steps * self._reference / total, 1.0)
         window = window_of(self._accelerator)
         if window is not None:

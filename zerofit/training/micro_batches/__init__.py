@@ -1,1 +1,1 @@
-"""Splits the training forward pass into micro-batches, transparently for the script."""
+"""Splits training forward passes into micro-batches, transparently for the script."""

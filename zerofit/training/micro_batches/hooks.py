@@ -1,4 +1,4 @@
-"""Hooks on Accelerator so that prepared models run in micro-batches."""
+"""Hooks on Accelerator that make prepared models run in micro-batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _PARTITIONED_GRADIENTS = 2
-"""The lowest ZeRO stage at which each backward pass exchanges gradients
+"""The lowest ZeRO stage at which each backward pass reduces gradients
 (deepspeed/runtime/zero/stage_1_and_2.py, partition_gradients)."""
 _PARTITIONED_PARAMETERS = 3
 """The lowest ZeRO stage at which each forward pass gathers parameters
@@ -31,7 +31,7 @@ _PARTITIONED_PARAMETERS = 3
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() and its parts so that the models that they return run in micro-batches."""
+    """Hook prepare() and prepare_model() so that the models that they return run in micro-batches."""
     most_rows = settings.most_rows
     if most_rows is None or settings.pipeline_parallel_size > 1:  # a pipeline splits its batches itself
         return
@@ -68,7 +68,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return prepared
 
     def free_memory(original: Any, self: Any, *objects: Any) -> Any:
-        self.__dict__.pop("_zerofit_waiting", None)
+        self.__dict__.pop("_zerofit_pending_backward", None)
         return original(self, *objects)
 
     wrap(accelerator_class, "prepare", prepare)
@@ -80,7 +80,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 def _settle_before_steps(accelerator_class: Any) -> None:
     """Undo early backward passes of skipped losses before gradients are unscaled or used.
 
-    With DeepSpeed the engine's own step does so (deepspeed_window.py).
+    Under DeepSpeed the engine's step does so (deepspeed_window.py).
     """
 
     def step(self: Any, _: Any, original: Any, closure: Any = None) -> Any:
@@ -90,7 +90,7 @@ def _settle_before_steps(accelerator_class: Any) -> None:
 
     def prepare_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = original(self, *args, **kwargs)
-        # A script may also call the step of its own optimizer.
+        # A script may also step its unprepared optimizer.
         if hasattr(prepared.optimizer, "register_step_pre_hook"):
             prepared.optimizer.register_step_pre_hook(lambda *_: settle(self))
         return prepared
@@ -106,15 +106,15 @@ def _settle_before_steps(accelerator_class: Any) -> None:
 
 
 def settle(accelerator: Any, *, except_for: Any | None = None) -> None:
-    """Undo early backward passes of losses whose backward never came; see PendingBackward.settle.
+    """Undo early backward passes of losses that the script never used; see PendingBackward.settle.
 
     Args:
-        accelerator: whose models may run in micro-batches; None does nothing.
-        except_for: a loss whose backward is about to come.
+        accelerator: an Accelerator, or None to do nothing.
+        except_for: a loss whose backward pass is about to run.
     """
-    waiting = getattr(accelerator, "_zerofit_waiting", None)
-    if waiting is not None:
-        waiting.settle(except_for=except_for)
+    pending = getattr(accelerator, "_zerofit_pending_backward", None)
+    if pending is not None:
+        pending.settle(except_for=except_for)
 
 
 def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Changes) -> None:
@@ -122,19 +122,19 @@ def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Chang
 
     if not isinstance(prepared, torch.nn.Module):
         return
-    if not hasattr(accelerator, "_zerofit_waiting"):
-        accelerator._zerofit_waiting = PendingBackward()
+    if not hasattr(accelerator, "_zerofit_pending_backward"):
+        accelerator._zerofit_pending_backward = PendingBackward()
     if trains(prepared):
         stage = _stage(accelerator)
         model = SplitModel(
             prepared,
             no_sync=_no_sync(accelerator, prepared),
-            agreed=_agreed(accelerator) if stage >= _PARTITIONED_GRADIENTS else None,
-            runs_alone=stage < _PARTITIONED_PARAMETERS,
+            max_over_ranks=_max_over_ranks(accelerator) if stage >= _PARTITIONED_GRADIENTS else None,
+            can_run_alone=stage < _PARTITIONED_PARAMETERS,
             may_run_early="FSDP" not in str(accelerator.distributed_type),
         )
         splitter = Splitter(
-            model, micro_batch_size=most_rows, changes=changes, waiting=accelerator._zerofit_waiting
+            model, micro_batch_size=most_rows, changes=changes, pending=accelerator._zerofit_pending_backward
         )
         replace_forward(prepared, splitter)
 
@@ -142,12 +142,12 @@ def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Chang
 def replace_forward(model: Any, splitter: Splitter) -> None:
     """Replace a model's forward by a splitter.
 
-    It is a bound method: a copy of the model (for a moving average of its weights) gets its own, which runs
-    the copy unsplit.
+    It is a bound method: a copy of the model (a moving average of its weights) gets its own, which runs the
+    copy unsplit.
 
     Args:
         model: as returned by Accelerator.prepare(), without a splitter.
-        splitter: created for it.
+        splitter: the model's.
     """
     original = model.forward
     is_own = "forward" in model.__dict__
@@ -164,7 +164,7 @@ def replace_forward(model: Any, splitter: Splitter) -> None:
             del owner.forward
 
     replacement = functools.wraps(getattr(original, "__func__", original))(forward)
-    # Trainer reads the names of the batch's columns from the signature.
+    # Trainer reads the dataset columns to keep from the signature.
     signature = inspect.signature(original)
     own = [] if "self" in signature.parameters else [inspect.Parameter("self", _POSITIONAL)]
     parameters = [*own, *signature.parameters.values()]
@@ -175,29 +175,29 @@ def replace_forward(model: Any, splitter: Splitter) -> None:
 
 
 def restore_forward(model: Any) -> None:
-    """Restore a model's own forward, which another Accelerator or an earlier prepare() has replaced."""
+    """Restore a model's own forward if another Accelerator or an earlier prepare() has replaced it."""
     forward = getattr(model, "__dict__", {}).get("forward")
     replacement, restore = getattr(forward, "_zerofit_restore", (None, None))
-    # Wrappers of a function inherit its attributes; these are not ours to remove.
+    # functools.wraps copies the attributes to foreign wrappers, which must stay.
     if restore is not None and getattr(forward, "__func__", None) is replacement:
         restore(model)
 
 
 def _of_copy(original: Any, copied: Any) -> Callable[..., Any]:
-    """Return the forward of a copy of the model: the one that the original had before."""
+    """Return the original forward, bound to a copy of the model."""
     function = getattr(original, "__func__", None)
     return MethodType(function, copied) if function is not None else MethodType(type(copied).forward, copied)
 
 
 def _no_sync(accelerator: Any, model: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context in which DistributedDataParallel does not exchange gradients."""
+    """Return a context in which DistributedDataParallel does not synchronize gradients."""
     if "MULTI_" in str(accelerator.distributed_type):
         return lambda: accelerator.no_sync(model)
     return contextlib.nullcontext
 
 
 def _stage(accelerator: Any) -> int:
-    """Return the ZeRO stage of several ranks; FSDP, which partitions everything, counts as the highest."""
+    """Return the ZeRO stage; 0 for a single rank, 3 for FSDP."""
     kind = str(accelerator.distributed_type)
     if accelerator.num_processes == 1:
         return 0
@@ -207,18 +207,18 @@ def _stage(accelerator: Any) -> int:
     return int(plugin.zero_stage) if plugin is not None and "DEEPSPEED" in kind else 0
 
 
-def _agreed(accelerator: Any) -> Callable[[list[int]], list[int]]:
-    """Return how ranks agree, if each micro-batch has collective operations.
+def _max_over_ranks(accelerator: Any) -> Callable[[list[int]], list[int]]:
+    """Return a function that takes the maximum of each number over all ranks.
 
-    They do in each training forward pass: a rank that runs one with gradients alone waits for the others, at
-    stage 2 too, where the original script would not.
+    It is called in each training forward pass: a rank that alone runs one with gradients waits for the
+    others, also at stage 2, where the original script would not.
     """
 
-    def agreed(numbers: list[int]) -> list[int]:
+    def max_over_ranks(numbers: list[int]) -> list[int]:
         import torch
 
         largest = torch.tensor(numbers, device=accelerator.device)
         torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
         return [int(number) for number in largest.tolist()]
 
-    return agreed
+    return max_over_ranks

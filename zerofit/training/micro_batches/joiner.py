@@ -1,4 +1,4 @@
-"""Joins the outputs of micro-batches, and passes gradients back to each of them."""
+"""Joins the outputs of micro-batches, and splits the gradients of joined outputs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,13 @@ class Joiner:
         self._weights_of = weights_of
 
     def join(self, path: Path, values: Sequence[Any]) -> Any:
-        """Return one leaf of the whole from the same leaf of all micro-batches."""
+        """Return one leaf of the joined outputs from this leaf of all micro-batches."""
         import torch
 
         first = values[0]
         if not torch.is_tensor(first):
-            return (
-                first
-                if all(type(value) is type(first) and _equal(value, first) for value in values)
-                else None
-            )
+            is_equal = all(type(value) is type(first) and _equal(value, first) for value in values)
+            return first if is_equal else None
         if first.dim() == 0:
             return self._joined_scalar(path, values)
         if rows_per_sample(values, self._sizes) is not None:
@@ -52,13 +49,13 @@ class Joiner:
         if not values[0].is_floating_point():
             return values[0] if all(torch.equal(value, values[0]) for value in values) else sum(values)
         weights = self._weights_of(path)
-        # A micro-batch without labels has a loss of 0/0, which does not count.
+        # The loss of a micro-batch without labels is 0/0, and is ignored.
         terms = [value.detach() * weight for value, weight in zip(values, weights, strict=True) if weight]
         return torch.stack(terms).sum() if terms else torch.zeros_like(values[0])
 
 
 def rows_per_sample(values: Sequence[Any], sizes: Sequence[int]) -> int | None:
-    """Return the rows per sample in tensors of all micro-batches; None if their rows are not samples."""
+    """Return the rows per sample in all micro-batches' tensors; None if they have no batch dimension."""
     rows = values[0].shape[0] // sizes[0] if values[0].dim() else 0
     is_batch = rows > 0 and all(
         value.shape == (rows * size, *values[0].shape[1:]) for value, size in zip(values, sizes, strict=True)
@@ -67,13 +64,13 @@ def rows_per_sample(values: Sequence[Any], sizes: Sequence[int]) -> int | None:
 
 
 def gradient_term(output: Any, gradient: Any, *, weight: float, rows: slice) -> Any:
-    """Return a scalar whose gradient by one output of a micro-batch is its part of the whole gradient.
+    """Return a scalar whose backward gives a micro-batch's output its part of the joined output's gradient.
 
     Args:
         output: of the micro-batch, with its graph.
-        gradient: of the script's loss by the whole output.
-        weight: of the micro-batch, if the output is a scalar or equal for all micro-batches.
-        rows: the micro-batch's samples, if the output has a batch dimension.
+        gradient: of the script's loss with respect to the joined output.
+        weight: of the micro-batch, for scalars, and outputs that are equal for all micro-batches.
+        rows: the micro-batch's samples, for outputs with a batch dimension.
     """
     import torch
 
@@ -85,9 +82,9 @@ def gradient_term(output: Any, gradient: Any, *, weight: float, rows: slice) -> 
 
 
 def injected(output: Any, gradient: Any) -> Any:
-    """Return a zero whose backward gives the output that gradient; for a scalar output, their product.
+    """Return a zero whose backward gives the output this gradient; for a scalar output, their product.
 
-    A product and its sum would need another tensor of the output's size.
+    (output * gradient).sum() would need another tensor of the output's size.
     """
     import torch
 
@@ -111,7 +108,7 @@ def _inject() -> Any:
         @staticmethod
         def backward(ctx: Any, scale: Any) -> Any:
             (gradient,) = ctx.saved_tensors
-            # In the wider dtype: fp16's loss scale alone exceeds fp16.
+            # In the wider dtype, since the loss scale exceeds fp16's range.
             return (gradient.to(scale.dtype) * scale).to(ctx.dtype), None
 
     return Inject
@@ -122,7 +119,7 @@ def _hand_out() -> Any:
     import torch
 
     class HandOut(torch.autograd.Function):  # type: ignore[misc]
-        """Replaces the model's graph: gradients of the script's loss end here."""
+        """Ends the script's graph in place of the model's."""
 
         @staticmethod
         def forward(ctx: Any, anchor: Any, receive: Any, tensors: Any) -> Any:
@@ -139,23 +136,23 @@ def _hand_out() -> Any:
 
 
 def handed_out(anchor: Any, receive: Callable[[tuple[Any, ...]], None], tensors: list[Any]) -> list[Any]:
-    """Return the tensors as if a model had computed them; their gradients are passed to `receive`.
+    """Return the tensors with a graph that passes their gradients to `receive`.
 
     Args:
         anchor: a leaf that requires a gradient, and never gets one.
-        receive: called with one gradient, or None, for each tensor, at each backward.
+        receive: called in each backward pass with a gradient or None for each tensor.
         tensors: values without graph.
     """
     return list(_hand_out().apply(anchor, receive, tensors))
 
 
 def flat(outputs: Any) -> dict[Path, Any]:
-    """Return the leaves of outputs by their paths."""
+    """Return the leaves of outputs by path."""
     return dict(leaves(outputs))
 
 
 def name_of(path: Path) -> str:
-    """Return the name of an output's leaf for messages."""
+    """Return an output's name for messages."""
     return "output " + ".".join(str(key) for key in path) if path else "the output"
 
 

@@ -24,61 +24,61 @@ _FETCH = "_zerofit_fetch"
 
 
 class Outputs:
-    """Collects the micro-batches' outputs, and returns them as one.
+    """Collects the micro-batches' outputs and joins them.
 
-    Of a ModelOutput only the scalars are kept, and parts that the script has read before: logits of all
-    samples may be larger than all activations of one micro-batch. Parts read for the first time are
-    recomputed, or stored on the host if a rank can't recompute them alone.
+    Of a ModelOutput only scalars are kept, and outputs that the script has read before: logits of all samples
+    may be larger than the activations of one micro-batch. Outputs read for the first time are recomputed, or
+    were stored in host memory if a rank can't recompute them alone.
     """
 
-    def __init__(self, one: SplitPass, *, keeps_aside: bool) -> None:
+    def __init__(self, one: SplitPass, *, stores_unread: bool) -> None:
         self._pass = one
         self._model = one.model
-        self._keeps_aside = keeps_aside
+        self._stores_unread = stores_unread
         self._like: Any = None
         self._kept: dict[int, dict[Any, Any]] = {}
-        self._aside: dict[int, dict[Any, tuple[Any, Any]]] = {}
+        self._unread: dict[int, dict[Any, tuple[Any, Any]]] = {}
         """(device, value on the host)"""
 
     def keep(self, place: int, outputs: Any) -> None:
-        """Store the needed outputs of one micro-batch, without graph."""
+        """Store one micro-batch's needed outputs, without graph."""
         for path, leaf in leaves(outputs):
             if _is_scalar(leaf):
-                self._check_seen(path, leaf)
+                self._check_scalar(path, leaf)
                 self._model.scalars.add(path)
         if not is_model_output(outputs):
             self._kept[place] = {None: _detached(outputs)}
             self._like = outputs if self._like is None else self._like
             return
-        kept = [key for key in outputs if key in self._model.looked_at or _is_scalar(outputs[key])]
+        kept = [key for key in outputs if key in self._model.read_keys or _is_scalar(outputs[key])]
         self._kept[place] = {key: _detached(outputs[key]) for key in kept}
-        if self._keeps_aside:
+        if self._stores_unread:
             rest = [key for key in outputs if key not in kept]
-            self._aside[place] = {
+            self._unread[place] = {
                 key: (_device_of(outputs[key]), _detached(outputs[key], device="cpu")) for key in rest
             }
         if self._like is None:
             self._like = outputs
 
-    def _check_seen(self, path: Path, leaf: Any) -> None:
-        """Check that a scalar of a training pass was given in evaluation mode too, where parts were compared.
+    def _check_scalar(self, path: Path, leaf: Any) -> None:
+        """Check that a scalar was also returned in evaluation mode, in which separability was checked.
 
-        A model that computes its loss in training alone may compare all samples of a batch in it.
+        A loss that is only computed in training may depend on all samples of a batch together.
         """
-        seen = self._pass.seen_scalars
+        seen = self._pass.checked_scalars
         if seen is not None and path not in seen and leaf.is_floating_point():
             raise not_separable(
-                f"{name_of(path)}, which the model gives in training alone",
-                why="whether it is the sum of its parts is only seen in evaluation mode, without dropout",
+                f"{name_of(path)}, which the model only returns in training",
+                why="it can only be checked in evaluation mode, without dropout",
             )
 
-    def handed_out(self, waiting: PendingBackward) -> Any:
-        """Return the whole outputs; their gradients are passed to `waiting`, and so back to the pass."""
+    def handed_out(self, pending: PendingBackward) -> Any:
+        """Return the joined outputs, whose gradients are passed to `pending`."""
         import torch
 
-        self._waiting, token = waiting, Token()
+        self._pending, token = pending, Token()
         self._pass.anchor = torch.zeros((), requires_grad=True)
-        waiting.add(self._pass, token)
+        pending.add(self._pass, token)
         self._token = token
         like, kept = self._like, self._kept
         self._like, self._kept = None, {}
@@ -88,14 +88,14 @@ class Outputs:
         return lazy_output(like, list(like), known, self._fetch)
 
     def _fetch(self, key: Any) -> Any:
-        """Return a part of the outputs that the script reads for the first time."""
-        self._model.looked_at.add(key)
+        """Return an output that the script reads for the first time."""
+        self._model.read_keys.add(key)
         kept = {}
-        if not self._model.runs_alone:
-            if not self._keeps_aside:
+        if not self._model.can_run_alone:
+            if not self._stores_unread:
                 raise _read_too_late(key)
-            for place, aside in self._aside.items():
-                device, value = aside.pop(key)
+            for place, unread in self._unread.items():
+                device, value = unread.pop(key)
                 kept[place] = {key: _detached(value, device=device)}
             return self._joined(kept)[key]
         with unchanged_random_state(self._model.devices):
@@ -106,17 +106,10 @@ class Outputs:
     def _joined(self, kept: dict[int, dict[Any, Any]]) -> dict[Any, Any]:
         import torch
 
-        one, waiting, token = (
-            self._pass,
-            self._waiting,
-            self._token,
-        )  # so that the graph does not reference self
+        one, pending, token = self._pass, self._pending, self._token  # the graph must not reference self
         sizes = [piece.size for piece in one.pieces]
         weights = normalized(sizes, sizes)
-        joiner = Joiner(
-            sizes,
-            lambda path: one.weights_of(path) if path in self._model.scalars else weights,
-        )
+        joiner = Joiner(sizes, lambda path: one.weights_of(path) if path in self._model.scalars else weights)
         parts = [kept[place] for place in range(len(one.pieces))]
         by_path = [
             {_whole_path(key, path): leaf for key in part for path, leaf in leaves(part[key])}
@@ -127,14 +120,14 @@ class Outputs:
             try:
                 values[path] = joiner.join(path, [part.get(path) for part in by_path])
             except NotJoinableError as error:
-                raise not_separable(str(error), why="the script uses this output") from None
+                raise not_separable(str(error), why="the script reads this output") from None
         paths = [
             path for path, value in values.items() if torch.is_tensor(value) and value.is_floating_point()
         ]
         if paths:
 
             def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
-                waiting.receive(one, paths, gradients)
+                pending.receive(one, paths, gradients)
 
             tensors = handed_out(one.anchor, receive, [values[path] for path in paths])
             values |= dict(zip(paths, tensors, strict=True))
@@ -156,7 +149,7 @@ def _is_scalar(leaf: Any) -> bool:
 
 
 def _detached(value: Any, *, device: Any = None) -> Any:
-    """Return outputs without graph; other objects than tensors (such as a KV cache) are dropped."""
+    """Return outputs without graph, and without objects such as a KV cache."""
     import torch
 
     return replaced(
@@ -165,7 +158,7 @@ def _detached(value: Any, *, device: Any = None) -> Any:
 
 
 def _device_of(value: Any) -> Any:
-    """Return the device of the first tensor in a part of the outputs, or None."""
+    """Return the device of the first tensor in an output, or None."""
     import torch
 
     return next((leaf.device for _, leaf in leaves(value) if torch.is_tensor(leaf)), None)
@@ -176,8 +169,9 @@ def _read_too_late(key: Any) -> UserError:
         "output-read-late",
         "an output of the model is read for the first time long after training began",
         found=f"outputs.{key}",
-        why="it is kept no more to save memory, and under ZeRO-3 or FSDP a rank can't compute it by itself",
-        fix="read it in the first training steps too, or plan with the script's own batch size"
+        why="unread outputs are not stored, to save memory, and under ZeRO-3 or FSDP a rank can't recompute "
+        "them alone",
+        fix="also read it in the first training steps, or plan with the script's own batch size"
         " (--micro-batch-size)",
     )
 
@@ -187,7 +181,7 @@ def _plain(leaf: Any) -> Any:
 
 
 class _LazyOutput:
-    """Computes a part before any method of ModelOutput can return it."""
+    """A ModelOutput that computes an output when it is read."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get(_PENDING, ()):
@@ -221,13 +215,12 @@ class _LazyOutput:
         return super().__repr__()
 
     def __reduce__(self) -> Any:
-        """Make copies and pickles of the plain class."""
+        """Copy and pickle as the plain class."""
         plain_class = type(self).__mro__[2]
         return _made_of, (plain_class, dict(self.items()))
 
 
 def _as_dict(lazy: Any) -> dict[str, Any]:
-    """Return the same object, typed as a dict, which type checkers can't infer."""
     return lazy  # type: ignore[no-any-return]
 
 
@@ -256,12 +249,12 @@ def _lazy_class(output_class: Any) -> Any:
 
 
 def is_model_output(outputs: Any) -> bool:
-    """Return True for a transformers ModelOutput."""
+    """Return True for transformers' ModelOutput."""
     return isinstance(outputs, dict) and hasattr(outputs, "to_tuple")
 
 
 def lazy_output(like: Any, keys: list[str], known: dict[str, Any], fetch: Callable[[str], Any]) -> Any:
-    """Return an output of the same class, some parts of which are computed on access."""
+    """Return a ModelOutput of the same class whose unknown values are computed on access."""
     like_class: Any = type(like)
     output_class = _lazy_class(like_class)
     made = output_class.__new__(output_class)

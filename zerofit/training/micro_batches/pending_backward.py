@@ -1,4 +1,4 @@
-"""Backward passes of split forward passes: their pieces, and all pending ones of an Accelerator."""
+"""The pending backward passes of an Accelerator's split forward passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Gradients = dict["Path", Any]
-"""Of the script's loss by the outputs that it used."""
+"""Gradients of the script's loss with respect to the outputs that it used, by path."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Piece:
     size: int
     """Samples."""
     draws: SharedDraws | None = None
-    """The random numbers of all pieces; None if each draws its own."""
+    """Random numbers shared with the other pieces; None if each draws its own."""
     random_state: RandomState | None = None
-    """At the start of its first run."""
+    """The random state before its first run."""
 
     def run(self, model: SplitModel, *, with_gradient: bool) -> Any:
         """Return the model's outputs for this piece."""
@@ -46,18 +46,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
-    """A gradient as left by the early pieces."""
+class GradientWitness:
+    """A parameter's gradient after the early pieces, to detect whether the script clears gradients."""
 
     parameter: Any
-    """One of the model's."""
     gradient: weakref.ref[Any]
     version: int
     """Incremented by torch whenever the tensor is changed in place."""
 
     @classmethod
-    def among(cls, parameters: Iterable[Any]) -> Witness | None:
-        """Return the first parameter with a gradient; None if gradients are stored elsewhere (ZeRO)."""
+    def among(cls, parameters: Iterable[Any]) -> GradientWitness | None:
+        """Return one for the first parameter with a gradient; None if gradients are elsewhere (ZeRO)."""
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
@@ -66,7 +65,7 @@ class Witness:
 
     @property
     def was_cleared(self) -> bool:
-        """Return True if the gradient is gone, or zero; one that others have added to is neither."""
+        """True if the gradient is gone or zero, but not if more was added to it."""
         gradient: Any = self.parameter.grad
         known: Any = self.gradient()
         if gradient is None or gradient is not known:
@@ -76,18 +75,18 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """Pieces that ran backward during the forward pass, by a guess."""
+    """Pieces that already ran backward during the forward pass, with a guessed gradient."""
 
     path: Path
     """The scalar output that the script was expected to use."""
     gradient: float
-    """The gradient by it."""
+    """The guessed gradient with respect to it."""
     done: tuple[int, ...]
-    """The indices of the pieces."""
+    """The indices of the pieces that ran backward."""
     live: Any
     """Outputs of the last piece, with graph; None if it must run again."""
-    witness: Witness | None
-    """One parameter's gradient, which shows whether the script has cleared gradients since."""
+    witness: GradientWitness | None
+    """Shows whether the script has cleared gradients since; None if unknown."""
 
 
 class Token:
@@ -104,26 +103,26 @@ class SplitPass:
     pieces: tuple[Piece, ...]
     weights_of: Callable[[Path], tuple[float, ...]]
     """The weight of each piece's scalar output in the whole."""
-    seen_scalars: Container[Path] | None
-    """Scalar outputs of which it was checked how they follow from those of parts; None without a check."""
+    checked_scalars: Container[Path] | None
+    """Scalar outputs whose weighting was checked; None without a check."""
     autocast: AutocastState
     order: tuple[int, ...]
-    """Indices of the pieces in execution order: the last one's loss is used."""
+    """Indices of the pieces in execution order; the last one's loss has a weight."""
     num_runs: int
-    """Micro-batches that every rank runs, if ranks must run the same number; else those of this pass."""
+    """Pieces that every rank runs if ranks must run the same number; else those of this pass."""
     syncs: bool
-    """True if the script wants gradients to be exchanged after this pass."""
+    """True if the script wants gradients to be synchronized after this pass."""
     early: Early | None = None
     is_done: bool = False
-    """True if its backward pass has come."""
+    """True after its backward pass."""
     gradients: Gradients = field(default_factory=dict)
     """Those being collected."""
     anchor: Any = None
-    """A leaf that all returned outputs lead to."""
+    """The leaf of all returned outputs' graphs."""
     token: weakref.ref[Token] | None = None
 
     def jobs(self, gradients: Gradients, *, is_guess_wrong: bool) -> list[Callable[[], Any]]:
-        """Return jobs that run all pieces backward: each returns one piece's loss.
+        """Return jobs that compute each piece's loss, to be run backward.
 
         If the guess was wrong, early pieces are corrected.
         """
@@ -139,8 +138,8 @@ class SplitPass:
                 jobs.append(self._job(place, gradients, live=early.live))
             else:
                 jobs.append(self._job(place, gradients))
-        if self.model.is_in_step and (early is None or is_guess_wrong):
-            # Runs without effect come first, so that every rank runs the same number.
+        if self.model.is_collective and (early is None or is_guess_wrong):
+            # Padded by runs without effect, so that every rank runs the same number.
             nothing = self._job(places[-1], gradients, factor=0.0)
             jobs = [nothing] * (self.num_runs - len(jobs)) + jobs
         return jobs
@@ -170,7 +169,7 @@ class SplitPass:
         return run
 
     def _loss_of(self, place: int, outputs: dict[Path, Any], gradients: Gradients) -> Any:
-        """Return the scalar whose backward is this piece's part of the script's."""
+        """Return the scalar whose backward pass is this piece's part of the script's."""
         piece = self.pieces[place]
         rows = slice(piece.start, piece.start + piece.size)
         terms = [
@@ -198,25 +197,25 @@ class _State(Enum):
 class PendingBackward:
     """The passes whose outputs the script still references.
 
-    The graph of the returned outputs keeps a pass alive: dropped outputs free it.
+    The graph of the returned outputs keeps a pass alive.
     """
 
     def __init__(self) -> None:
         self._passes: list[weakref.ref[SplitPass]] = []
         self._early: list[SplitPass] = []
-        """Passes with pieces that ran backward before the script asked for it."""
+        """Passes with pieces that ran backward before the script's backward pass."""
         self._state = _State.IDLE
         self.run: Callable[[Any, bool], None] | None = None
-        """Runs the backward pass of one piece, as in the last backward call; None before it."""
+        """Runs the backward pass of one piece as the last backward call did; None before the first."""
 
     @property
     def is_any(self) -> bool:
-        """Return True if the script has outputs whose backward may come, even for a second time."""
+        """True if the script has outputs whose backward pass may still run, even for a second time."""
         return bool(self._alive())
 
     @property
     def is_due(self) -> bool:
-        """Return True if the script has outputs whose backward has not come yet."""
+        """True if the script has outputs whose backward pass has not run yet."""
         return any(not one.is_done for one in self._alive())
 
     def add(self, one: SplitPass, token: Token) -> None:
@@ -230,7 +229,7 @@ class PendingBackward:
     def receive(self, one: SplitPass, paths: Sequence[Path], gradients: Sequence[Any]) -> None:
         """Receive the gradients of one pass's outputs from autograd.
 
-        Without Accelerator.backward (a script's own loss.backward()) the pieces run here.
+        In a script's own loss.backward(), without Accelerator.backward, the pieces run here.
         """
         import torch
 
@@ -251,8 +250,8 @@ class PendingBackward:
 
         Args:
             loss: the script's scalar.
-            run: runs the real backward of one piece's loss, given whether it is the step's last. It may
-                also be called in later forward passes, until the next backward.
+            run: runs the actual backward pass of one piece's loss, given whether it is the step's last. Later
+                forward passes may also call it.
             is_boundary: whether an optimizer step follows.
         """
         self.run = run
@@ -268,13 +267,13 @@ class PendingBackward:
         self._go(hit, rest, run, is_boundary=is_boundary)
 
     def settle(self, *, only_dropped: bool = False, except_for: Any | None = None) -> None:
-        """Undo early backward passes for outputs whose backward never came.
+        """Undo early backward passes whose outputs the script never used.
 
         To be called before an optimizer step, and before gradients are unscaled, clipped or cleared.
 
         Args:
-            only_dropped: skip those whose outputs the script still has.
-            except_for: a loss whose backward is about to come; those that it depends on are skipped.
+            only_dropped: skip passes whose outputs the script still references.
+            except_for: a loss whose backward pass is about to run; passes that it depends on are skipped.
         """
         run, early = self.run, [one for one in self._early if one.early is not None]
         if run is None:
@@ -305,7 +304,7 @@ class PendingBackward:
 
         self._state = _State.COLLECTING
         try:
-            # The script's own graph is small, and backward may come a second time.
+            # The script's own graph is small, and its backward pass may run again.
             torch.autograd.grad(loss, [one.anchor for one in passes], retain_graph=True, allow_unused=True)
         finally:
             self._state = _State.IDLE
@@ -317,9 +316,9 @@ class PendingBackward:
     def _learn(self, hit: list[tuple[SplitPass, Gradients]], *, has_rest: bool) -> None:
         for one, gradients in hit:
             if has_rest or len(hit) > 1 or any(gradient.dim() for gradient in gradients.values()):
-                one.model.guess.see(None)
+                one.model.guess.record(None)
             else:
-                one.model.guess.see({path: float(gradient) for path, gradient in gradients.items()})
+                one.model.guess.record({path: float(gradient) for path, gradient in gradients.items()})
 
     def _go(
         self,
@@ -329,10 +328,11 @@ class PendingBackward:
         *,
         is_boundary: bool,
     ) -> None:
-        """Run all pieces; the rest of the script's graph runs with the last of them."""
+        """Run all pieces backward, the last one together with the rest of the script's graph."""
         jobs = [(one, job) for one, gradients in hit for job in _jobs(one, gradients)]
         if not jobs:
-            run(rest, is_boundary) if rest is not None else None
+            if rest is not None:
+                run(rest, is_boundary)
             return
         last_of_model = {id(one.model): place for place, (one, _) in enumerate(jobs)}
         devices = frozenset[Any]().union(*(one.model.devices for one, _ in hit))
@@ -361,23 +361,23 @@ def _jobs(one: SplitPass, gradients: Gradients) -> list[Callable[[], Any]]:
     if early.witness is not None and early.witness.was_cleared:
         one.early = replace(early, done=())
         is_wrong = True
-        guess.is_useless()
-    is_wrong_somewhere = bool(one.model.agreed([int(is_wrong)])[0])
+        guess.give_up()
+    is_wrong_somewhere = bool(one.model.max_over_ranks([int(is_wrong)])[0])
     if is_wrong_somewhere:
         guess.was_wrong()
     return one.jobs(gradients, is_guess_wrong=is_wrong_somewhere)
 
 
 def _leaves(loss: Any) -> Iterator[int]:
-    """Yield the ids of the leaves that a loss depends on."""
+    """Yield the ids of the leaf tensors that a loss depends on."""
     seen: set[Any] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
+    pending = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             yield id(leaf)
-        waiting += [following for following, _ in node.next_functions]
+        pending += [following for following, _ in node.next_functions]

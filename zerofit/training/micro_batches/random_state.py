@@ -1,4 +1,4 @@
-"""The random state and autocast of a forward pass, for its second run."""
+"""Saves and restores the random state and autocast of a forward pass, to run it again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomState:
-    """The states of all generators that a forward pass may use."""
+    """The states of all random generators that a forward pass may use."""
 
     python: Any
     numpy: Any
@@ -52,10 +52,7 @@ class RandomState:
 
 
 def devices_of(model: Any) -> frozenset[Any]:
-    """Return the devices that a model computes on.
-
-    Its parameters may be elsewhere: offloaded ones are on the host.
-    """
+    """Return the devices that a model computes on, also if its parameters are offloaded."""
     import torch
 
     devices = {parameter.device for parameter in model.parameters()}
@@ -77,7 +74,7 @@ def unchanged_random_state(devices: frozenset[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutocastState:
-    """The script's autocast: whether enabled, and its dtype; it may have ended when backward comes."""
+    """The script's autocast in a forward pass; it may have ended before the backward pass."""
 
     settings: tuple[tuple[str, bool, Any], ...]
     """(device type, whether enabled, dtype)."""
@@ -96,7 +93,7 @@ class AutocastState:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Enable the same autocast inside."""
+        """Restore the same autocast inside."""
         import torch
 
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Checks that a forward pass can be split: the whole outputs must follow from those of micro-batches."""
+"""Checks that a forward pass is separable: that its outputs can be joined from those of micro-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.models.pieces import Inputs, taken
 from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of, rows_per_sample
-from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
+from zerofit.training.micro_batches.weights import TORCHS_OWN, weightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from zerofit.models.trees import Path
 
 _TOLERANCE_FP32 = 1e-4
-"""Relative. ASSUMPTION: kernels for other batch sizes sum in another order, on GPUs in TF32."""
+"""Relative. ASSUMPTION: kernels for other batch sizes sum in another order, on GPUs in tf32."""
 _TOLERANCE_HALF = 2e-2
 """Relative, for 16-bit weights or autocast: two to three of bf16's 8 significant bits. ASSUMPTION."""
 _NOISE = 10.0
-"""A weighting with an error this many times the best one's is rejected. ASSUMPTION."""
+"""A weighting is rejected if its error is this many times the best one's. ASSUMPTION."""
 _NOISE_FLOOR = 1e-6
-"""Relative error accepted for all weightings, from fp32's 6e-8 and some sums."""
+"""Relative error accepted for all weightings: some sums with fp32's 6e-8."""
 
 _SPREAD = 10.0
-"""Standard deviation of the last layer's outputs. ASSUMPTION: losses of tens differ by tens of percent, and
-no dtype overflows."""
+"""Standard deviation of the scaled outputs of the last layer. ASSUMPTION: losses of tens differ by tens of
+percent, and no dtype overflows."""
 
-_TO_COMPARE = 2
-"""Micro-batches after which a model's buffers are compared: buffers filled once by the first are no state."""
+_BUFFER_CHECKS = 2
+"""Micro-batches after which a model's buffers are compared, since the first may initialize buffers."""
 
-_FEW = 3
-"""ASSUMPTION: from so many samples on a tensor with a row for each is told from one with as many rows."""
+_MIN_HALF = 3
+"""ASSUMPTION: no other dimension of a tensor has this many rows, or more, by chance."""
 
 HeldWeightings = dict["Path", tuple[str, ...]]
 """The weightings that hold for each scalar output, most likely first."""
@@ -42,39 +42,40 @@ HeldWeightings = dict["Path", tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """The samples of a check: all of them against two halves."""
+    """The samples of a check, which compares all of them with two halves."""
 
     whole: Inputs
     first: Inputs
     second: Inputs
-    sizes: tuple[int, int]
-    tells: bool
+    size: int
+    """Samples of each half."""
+    is_conclusive: bool
     """True if the check is conclusive, which needs more than one sample."""
 
     @property
     def num_samples(self) -> int:
         """Total number of samples."""
-        return sum(self.sizes) if self.tells else self.sizes[0]
+        return 2 * self.size if self.is_conclusive else self.size
 
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
-    """Return the most conclusive samples: those with the fewest and those with the most labels."""
+    """Return the most conclusive samples: those with the fewest and with the most labels."""
     if not can_split or size == 1:
-        return Halves(whole=inputs, first=inputs, second=inputs, sizes=(size, size), tells=False)
+        return Halves(whole=inputs, first=inputs, second=inputs, size=size, is_conclusive=False)
     alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
     counted = {name: one for name, one in weightings(alone, model).items() if len(set(one)) > 1}
     rows = sorted(range(size), key=lambda row: [weights[row] for weights in counted.values()])
     labelled = [row for row in rows if all(one[row] for name, one in counted.items() if TORCHS_OWN in name)]
-    rows = labelled if len(labelled) > 1 else rows  # sums and means of nothing are not conclusive
-    # Both together fit where a micro-batch does, unless they are so few that sizes say little.
-    half = min(max(_FEW, at_most // 2), at_most, len(rows) // 2)
+    rows = labelled if len(labelled) > 1 else rows  # sums and means of nothing are inconclusive
+    # Both halves together are at most a micro-batch, unless that is too few to identify batch dimensions.
+    half = min(max(_MIN_HALF, at_most // 2), at_most, len(rows) // 2)
     low, high = sorted(rows[:half]), sorted(rows[-half:])
     return Halves(
         whole=taken(inputs, low + high, of=size),
         first=taken(inputs, low, of=size),
         second=taken(inputs, high, of=size),
-        sizes=(half, half),
-        tells=True,
+        size=half,
+        is_conclusive=True,
     )
 
 
@@ -84,52 +85,52 @@ def check_separable(
     *,
     model: Any,
     is_half: bool,
-    agreed: Callable[[list[int]], list[int]],
+    max_over_ranks: Callable[[list[int]], list[int]],
 ) -> HeldWeightings | None:
     """Return how the scalar outputs must be weighted.
 
-    Runs four forward passes on every rank, or seven; the model must be in evaluation mode, without gradients.
+    Runs four or seven forward passes on every rank; the model must be in evaluation mode, without gradients.
 
     Args:
         halves: the samples.
         call: runs the model on some of them, given the first one's index and their number.
-        model: the model.
-        is_half: whether it computes in 16 bits.
-        agreed: returns the maximum of each number over all ranks.
+        is_half: whether the model computes in 16 bits.
+        max_over_ranks: returns the maximum of each number over all ranks.
 
     Returns:
         None if these samples are inconclusive: the loss is NaN.
     """
     last_layer = _LastLayer()
-    first, rest = halves.sizes[0], halves.num_samples - halves.sizes[0]
+    size = halves.size
+    second_start = size if halves.is_conclusive else 0
     with last_layer.watched(model):
-        _called(call, halves.first, 0, first)
+        _called(call, halves.first, 0, size)
 
     def outputs() -> tuple[dict[Path, Any], list[dict[Path, Any]]]:
         whole = flat(_called(call, halves.whole, 0, halves.num_samples))
-        parts = [flat(_called(call, halves.first, 0, first))]
-        return whole, [*parts, flat(_called(call, halves.second, rest and first, rest or first))]
+        first = flat(_called(call, halves.first, 0, size))
+        return whole, [first, flat(_called(call, halves.second, second_start, size))]
 
     with last_layer.sharpened():
         whole, parts = outputs()
-    if agreed([int(not any(float(whole[path]) for path in _scalars(whole)))])[0]:
-        whole, parts = outputs()  # so sharp that a few right tokens have a loss of 0, which tells nothing
-    pieces = [(halves.first, halves.sizes[0]), (halves.second, halves.sizes[1])]
-    weights = weightings(pieces, model)
+    if max_over_ranks([int(not any(float(whole[path]) for path in _scalars(whole)))])[0]:
+        whole, parts = outputs()  # scaled so much that correct tokens have a loss of 0, which is inconclusive
+    weights = weightings([(halves.first, size), (halves.second, size)], model)
     tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE_FP32
     names, scalars = list(weights), _scalars(whole)
     errors = {
         path: [_error(whole[path], [part[path] for part in parts], weights[name]) for name in names]
         for path in scalars
     }
-    complaint = _complaint(whole, parts, halves.sizes, tolerance) if halves.tells else None
+    complaint = _complaint(whole, parts, size, tolerance) if halves.is_conclusive else None
     is_wrong = [
-        halves.tells and not (error <= tolerance and error <= _NOISE * min(errors[path]) + _NOISE_FLOOR)
+        halves.is_conclusive
+        and not (error <= tolerance and error <= _NOISE * min(errors[path]) + _NOISE_FLOOR)
         for path in scalars
         for error in errors[path]
     ]
-    does_not_tell = not halves.tells or any(not _is_finite(whole[path]) for path in scalars)
-    flags = agreed([*map(int, is_wrong), int(complaint is not None), int(not does_not_tell)])
+    is_inconclusive = not halves.is_conclusive or any(not _is_finite(whole[path]) for path in scalars)
+    flags = max_over_ranks([*map(int, is_wrong), int(complaint is not None), int(not is_inconclusive)])
     if complaint is not None or flags[-2]:
         raise not_separable(complaint or "another rank's outputs differ")
     if not flags[-1]:
@@ -145,10 +146,10 @@ def check_separable(
 
 @contextlib.contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Switch dropout off inside, and restore every module.
+    """Disable dropout and gradients inside.
 
-    Not by eval(), which does more in some models (loralib's layers merge their weights), while train() would
-    undo the script's settings of single modules.
+    Does not call eval(), which does more in some models (loralib's layers merge their weights), or train(),
+    which would undo the script's settings of single modules.
     """
     import torch
 
@@ -164,7 +165,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 
 def not_separable(
-    found: str, *, why: str = "the loss of all samples would not be the sum of the losses of their parts"
+    found: str, *, why: str = "the loss of a batch is not the weighted sum of its micro-batches' losses"
 ) -> UserError:
     """Return the error for a model whose forward pass can't be split."""
     return UserError(
@@ -177,7 +178,7 @@ def not_separable(
 
 
 def _called(call: Callable[[Inputs, int, int], Any], inputs: Inputs, start: int, size: int) -> Any:
-    """Return the outputs for some of the samples; a model that fails on them can't be split."""
+    """Return the outputs for some of the samples; a model that fails is not separable."""
     import torch
 
     try:
@@ -187,7 +188,7 @@ def _called(call: Callable[[Inputs, int, int], Any], inputs: Inputs, start: int,
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise not_separable(
-            f"{type(error).__name__}: {lines[0]}", why="the model fails on a part of the batch's samples"
+            f"{type(error).__name__}: {lines[0]}", why="the model fails on some of the batch's samples"
         ) from error
 
 
@@ -206,7 +207,7 @@ def _is_finite(scalar: Any) -> bool:
 
 
 def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
-    """Return the relative error of the weighted parts; 0 if there is nothing to compare."""
+    """Return the relative error of the weighted sum; 0 if the whole is not finite."""
     if not _is_finite(whole):
         return 0.0
     joined = sum(float(part) * weight for part, weight in zip(parts, weights, strict=True) if weight)
@@ -217,15 +218,16 @@ def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
 
 
 def _complaint(
-    whole: dict[Path, Any], parts: list[dict[Path, Any]], sizes: tuple[int, int], tolerance: float
+    whole: dict[Path, Any], parts: list[dict[Path, Any]], size: int, tolerance: float
 ) -> str | None:
-    """Return what is wrong with the tensors that have a batch dimension, or None; the parts' are released.
+    """Return how a tensor with a batch dimension differs, or None; the parts' tensors are released.
 
-    Logits of a large vocabulary may be most of a step's memory, so none is copied to a wider dtype.
+    Logits of a large vocabulary may be most of a step's memory, so they are not copied to a wider dtype.
     """
     import torch
 
-    joiner = Joiner(sizes, lambda _: normalized(sizes, sizes))
+    sizes = (size, size)
+    joiner = Joiner(sizes, lambda _: (0.5, 0.5))
     for path, leaf in whole.items():
         if not torch.is_tensor(leaf) or leaf.dim() == 0 or any(path not in part for part in parts):
             continue
@@ -237,7 +239,7 @@ def _complaint(
                 continue  # refused when the script reads it
         shape = (sum(len(value) for value in values), *values[0].shape[1:])
         if shape != leaf.shape:
-            shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, {shape} from two halves"
+            shapes = f"{tuple(leaf.shape)} for {2 * size} samples, and {shape} joined from two halves"
             return f"{name_of(path)} has shape {shapes}"
         if leaf.is_floating_point() and leaf.isfinite().all():
             norm = functools.partial(
@@ -247,7 +249,7 @@ def _complaint(
             apart = torch.stack([norm(one - place) for one, place in zip(values, places, strict=True)])
             distance = float(norm(apart) / norm(leaf).clamp_min(1e-12))
             if distance > 10 * tolerance:
-                return f"{name_of(path)} of {sum(sizes)} samples differs by {distance:.1g} from two halves'"
+                return f"{name_of(path)} of {2 * size} samples differs by {distance:.1g} from two halves'"
     return None
 
 
@@ -257,10 +259,10 @@ def _scalar_complaint(path: Path, whole: dict[Path, Any], parts: list[dict[Path,
 
 
 class _LastLayer:
-    """The layer with parameters that ran last, and the spread of its outputs.
+    """Scales the outputs of the layer with parameters that runs last.
 
-    A new model gives every token nearly the same loss, log(vocabulary size), so that a mean by samples can't
-    be distinguished from a mean by tokens. With larger outputs of its last layer the losses of samples
+    An untrained model has nearly the same loss for every token, log(vocabulary size), so that a mean over
+    samples can't be distinguished from a mean over tokens. With larger outputs of its last layer losses
     differ.
     """
 
@@ -270,7 +272,7 @@ class _LastLayer:
 
     @contextlib.contextmanager
     def watched(self, model: Any) -> Iterator[None]:
-        """Record inside which layer runs last; torch.compile must be off, or the hooks would be compiled."""
+        """Record which layer runs last; torch.compile must be off, or it would compile the hooks."""
 
         def note(layer: Any, _: Any, output: Any) -> None:
             spread = _spread_of(output)
@@ -282,7 +284,7 @@ class _LastLayer:
 
     @contextlib.contextmanager
     def sharpened(self) -> Iterator[None]:
-        """Scale its outputs inside to a large spread, equally in every call."""
+        """Scale its outputs by the same factor in every call inside."""
         factor = self._factor
         layers = [] if self._layer is None else [self._layer]
         with _hooked(layers, lambda layer, _, output: output * factor):
@@ -313,7 +315,7 @@ def _hooked(layers: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
 
 
 def refuse_batch_norm(model: Any) -> None:
-    """Refuse layers that compute across all samples of a batch."""
+    """Refuse layers that normalize over all samples of a batch."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     mixing = [
@@ -324,12 +326,12 @@ def refuse_batch_norm(model: Any) -> None:
     if mixing:
         more = f" and {len(mixing) - 1} more" if len(mixing) > 1 else ""
         raise not_separable(
-            f"{mixing[0]}{more}", why="batch normalization takes mean and variance over the whole micro-batch"
+            f"{mixing[0]}{more}", why="batch normalization uses mean and variance of the micro-batch"
         )
 
 
 class Buffers:
-    """Detects training passes that change a model's buffers: moving averages, counters.
+    """Detects training passes that change a model's buffers, such as moving averages and counters.
 
     They would change once per micro-batch, and again when it is recomputed.
     """
@@ -341,30 +343,30 @@ class Buffers:
 
     def look(self) -> None:
         """Compare the buffers after the first and the second micro-batch; call it after each."""
-        if self._num_looks == _TO_COMPARE:
+        if self._num_looks == _BUFFER_CHECKS:
             return
         self._num_looks += 1
         now = {name: (one, _version(one)) for name, one in self._model.named_buffers()}
-        if self._num_looks == _TO_COMPARE:
+        if self._num_looks == _BUFFER_CHECKS:
             changed = [name for name, one in now.items() if _is_changed(self._before.get(name), one)]
             self._before = {}
             if changed:
                 more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
                 raise not_separable(
                     f"the buffer {changed[0]}{more} changes in each forward pass",
-                    why="it would change once for each micro-batch, not once for the whole batch",
+                    why="it would change once per micro-batch instead of once per batch",
                 )
         else:
             self._before = now
 
 
 def _version(buffer: Any) -> int:
-    """Return the number that torch increments whenever a tensor is changed in place."""
+    """Return torch's counter of in-place changes."""
     return 0 if buffer.is_inference() else int(buffer._version)
 
 
 def _is_changed(before: tuple[Any, int] | None, now: tuple[Any, int]) -> bool:
-    """Return True if a buffer has changed: in place, or by replacement."""
+    """Return True if a buffer was changed in place or replaced."""
     import torch
 
     if before is None:

@@ -1,8 +1,9 @@
-"""SharedDraws: random numbers of a split forward pass, drawn once; each piece gets its samples' rows."""
+"""SharedDraws: random numbers of a split forward pass, drawn once for all pieces."""
 
 from __future__ import annotations
 
 import sys
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from zerofit.models.pieces import SHARED_DRAWS
@@ -12,14 +13,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _RECOMPUTES = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpointing.checkpointing")
-"""Modules whose functions call a layer again in the backward pass."""
+"""Modules whose functions recompute a layer in the backward pass."""
 
 
 class SharedDraws:
     """The random numbers that one forward pass of a script draws for all of its samples.
 
-    The first piece draws for the whole batch, and the others use their rows of it. So a noised image or
-    masked patch is the same as in one pass, and the generators end in the same state.
+    The first piece draws for the whole batch, and each piece uses its rows. Noise and masks are therefore the
+    same as in one pass, and the generators end in the same state.
 
     Args:
         num_samples: of all pieces.
@@ -28,16 +29,16 @@ class SharedDraws:
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
         self._drawn: list[Any] = []
-        self._starts: list[int] = []  # of the piece that drew each first
+        self._starts: list[int] = []  # of the piece that drew each
 
     def __len__(self) -> int:
         return len(self._drawn)
 
     def rows(self, start: int, size: int) -> AbstractContextManager[Any]:
-        """Return the context for each run of a piece.
+        """Return the context for a run of a piece.
 
         Args:
-            start: its first sample's index.
+            start: the index of its first sample.
             size: its number of samples.
         """
         from torch.overrides import TorchFunctionMode
@@ -63,13 +64,13 @@ class SharedDraws:
     def _of(
         self, place: int, start: int, size: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return a piece's rows of the numbers drawn at one place of the forward pass."""
+        """Return a piece's rows of the random numbers drawn by one call of the forward pass."""
         import torch
 
         if _is_recomputed():
             raise not_separable(
                 f"{function.__name__}() in a layer that is recomputed",
-                why="random numbers of all samples can't be drawn again for one micro-batch alone",
+                why="random numbers of all samples can't be drawn again for one micro-batch",
             )
         like = args[0] if torch.is_tensor(args[0]) else None
         shape, before = (tuple(like.shape), ()) if like is not None else _shape(args)
@@ -81,21 +82,21 @@ class SharedDraws:
         elif self._drawn[place].shape == shape:
             wide = shape
         if is_new or (self._starts[place] == start and kwargs.get("generator") is None):
-            # Drawn again if the piece runs again, so that later numbers are unchanged.
+            # Drawn again if the piece runs again, so that the generators' states match.
             given = (like.new_empty(wide), *args[1:]) if like is not None else (*before, wide)
             self._drawn[place] = function(*given, **kwargs)
         drawn = self._drawn[place]
         if drawn.shape != wide:
             raise not_separable(
                 f"{function.__name__}() of shape {tuple(drawn.shape)}, and then of {shape}",
-                why="random numbers that are not one row for each sample can't be handed to micro-batches",
+                why="random numbers without one row per sample can't be split over micro-batches",
             )
         rows = drawn if wide == shape else drawn[start : start + size]
         return like.copy_(rows) if function.__name__.endswith("_") and like is not None else rows.clone()
 
 
 def _is_by_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if a call gives a shape, and no values of another tensor."""
+    """Return True if a call only depends on a shape, not on other tensors."""
     import torch
 
     others = (*args[1:], *kwargs.values())
@@ -104,17 +105,12 @@ def _is_by_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Return the shape of a factory's call, which comes last, and the arguments before it."""
+    """Return the shape of a factory call, which comes last, and the arguments before it."""
     if isinstance(args[-1], (tuple, list)):
         return tuple(args[-1]), args[:-1]
     return args, ()
 
 
 def _is_recomputed() -> bool:
-    """Return True inside a layer that gradient checkpointing will call again."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") in _RECOMPUTES:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    """Return True inside a layer under gradient checkpointing, which will be recomputed."""
+    return any(frame.f_globals.get("__name__") in _RECOMPUTES for frame, _ in walk_stack(sys._getframe()))

@@ -1,4 +1,4 @@
-"""The model that runs in micro-batches: its own forward pass, and its coordination over ranks."""
+"""SplitModel: a model that runs in micro-batches, and its coordination over ranks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _WRAPPERS = frozenset(
     {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "DataParallel"}
 )
 _FIRST_TRUST = 2
-"""Number of equal gradients in a row after which the next is assumed to be equal. ASSUMPTION: a script that
-scales by a constant does so from its first step on."""
+"""Number of equal gradients in a row after which the next one is guessed to be equal. ASSUMPTION: a script
+that scales its loss by a constant does so from its first step on."""
 
 
 class Guess:
-    """The gradient of a script's loss by the only scalar output that it uses."""
+    """The guessed gradient of the script's loss with respect to the only scalar output that it uses."""
 
     def __init__(self) -> None:
         self._seen: tuple[Path, float] | None = None
         self._times_seen = 0
         self._trusted_after = _FIRST_TRUST
 
-    def see(self, gradients: dict[Path, float] | None) -> None:
+    def record(self, gradients: dict[Path, float] | None) -> None:
         """Record the gradients of one backward pass; None if it used more than scalars of one pass."""
         if gradients is None or len(gradients) != 1:
             self._seen, self._times_seen = None, 0
@@ -42,17 +42,17 @@ class Guess:
         self._seen = seen
 
     def was_wrong(self) -> None:
-        """Raise the threshold: each wrong guess costs the forward and backward passes to repair it."""
-        self.see(None)
+        """Double the threshold, since correcting a wrong guess costs forward and backward passes."""
+        self.record(None)
         self._trusted_after *= 2
 
-    def is_useless(self) -> None:
-        """Give up: the script clears gradients between its forward and backward passes."""
+    def give_up(self) -> None:
+        """Stop guessing: the script clears gradients between its forward and backward passes."""
         self._trusted_after = sys.maxsize
 
     @property
     def trusted(self) -> tuple[Path, float] | None:
-        """Return (the output, its gradient) expected in the next backward pass; None if unknown."""
+        """(output, gradient) expected in the next backward pass; None if unknown."""
         return self._seen if self._times_seen >= self._trusted_after else None
 
 
@@ -61,12 +61,12 @@ class SplitModel:
 
     Args:
         model: as returned by Accelerator.prepare(), with its original forward.
-        no_sync: a context in which a backward pass does not exchange gradients.
-        agreed: returns the maximum of each number over all ranks. Needed if every piece has its own
-            collective operations (ZeRO-2 and 3, FSDP), so that all ranks must run the same number of pieces;
-            else None. With it a training forward pass is one of all ranks together.
-        runs_alone: whether one rank may run a forward pass without the others.
-        may_run_early: whether pieces may run backward before the script asks for it.
+        no_sync: a context in which a backward pass does not synchronize gradients.
+        max_over_ranks: returns the maximum of each number over all ranks. Required if every piece has its own
+            collectives (ZeRO-2 and 3, FSDP), so that all ranks must run the same number of pieces; else None.
+            With it training forward passes are collective.
+        can_run_alone: whether one rank may run a forward pass without the others.
+        may_run_early: whether pieces may run backward before the script's backward pass.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class SplitModel:
         model: Any,
         *,
         no_sync: Callable[[], AbstractContextManager[Any]],
-        agreed: Callable[[list[int]], list[int]] | None = None,
-        runs_alone: bool = True,
+        max_over_ranks: Callable[[list[int]], list[int]] | None = None,
+        can_run_alone: bool = True,
         may_run_early: bool = True,
     ) -> None:
         self.no_sync = no_sync
-        self.is_in_step = agreed is not None
-        self.agreed = agreed if agreed is not None else list[int]
-        self.runs_alone = runs_alone
+        self.is_collective = max_over_ranks is not None
+        self.max_over_ranks = max_over_ranks if max_over_ranks is not None else list[int]
+        self.can_run_alone = can_run_alone
         self.may_run_early = may_run_early
         self.guess = Guess()
         self.base = unwrapped(model)
@@ -92,13 +92,13 @@ class SplitModel:
         """Devices of the last training forward pass."""
         self.scalars: set[Path] = set()
         """Paths of scalar outputs found so far."""
-        self.looked_at: set[Any] = set()
+        self.read_keys: set[Any] = set()
         """Keys of the outputs that the script has read so far."""
         self._model = model
 
     @property
     def is_triggered(self) -> bool:
-        """True if the script requests an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
+        """True inside Accelerator.trigger_sync_in_backward()."""
         return bool(self._model.__dict__.get("_zerofit_triggered", False))
 
     def note_devices(self) -> None:
@@ -110,8 +110,8 @@ class SplitModel:
         import torch
 
         with torch.set_grad_enabled(with_gradient):
-            # DistributedDataParallel exchanges buffers in its forward: only passes with gradients are equal
-            # in number on all ranks.
+            # DistributedDataParallel broadcasts buffers in its forward, and only the number of passes with
+            # gradients is the same on all ranks.
             forward = self.original_forward
             if self.parallel is not None and not with_gradient:
                 forward = self.parallel.module
@@ -122,7 +122,7 @@ class SplitModel:
 
     @property
     def is_compiled(self) -> bool:
-        """True if it is compiled by torch.compile, or a part of it."""
+        """True if torch.compile compiles it or a part of it."""
         return is_compiled(self._model)
 
     @property

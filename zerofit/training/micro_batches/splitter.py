@@ -1,4 +1,4 @@
-"""Replaces a prepared model's forward, and runs it as micro-batches in training."""
+"""Splitter: runs a prepared model's training forward passes in micro-batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.models.pieces import Inputs, batch_of, taken
 from zerofit.training.micro_batches.joiner import flat
 from zerofit.training.micro_batches.outputs import Outputs
-from zerofit.training.micro_batches.pending_backward import Early, Piece, SplitPass, Witness
+from zerofit.training.micro_batches.pending_backward import Early, GradientWitness, Piece, SplitPass
 from zerofit.training.micro_batches.random_state import AutocastState, RandomState, unchanged_random_state
 from zerofit.training.micro_batches.separability import (
     Buffers,
@@ -23,7 +23,6 @@ from zerofit.training.micro_batches.weights import BY_SAMPLES, weightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from zerofit.models.pieces import SampleBatch
     from zerofit.models.trees import Path
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from zerofit.training.micro_batches.weights import Weights
 
 _MAX_CHECKS = 4
-"""Maximum number of checks of one kind of call while several weightings hold; then the most likely is used.
+"""Maximum number of checks of one kind of call while several weightings fit; then the most likely is used.
 ASSUMPTION."""
 _PASSES_KEPT = 16
-"""Number of passes of one kind of call whose outputs are all stored, on the host, if a rank can't recompute
+"""Number of passes of one kind of call whose outputs are all stored in host memory, if a rank can't recompute
 them alone. ASSUMPTION: by then a script has read every output that it ever reads (such as every tenth
 step)."""
 
@@ -49,13 +48,13 @@ class Splitter:
         model: as returned by Accelerator.prepare(), with its original forward.
         micro_batch_size: maximum samples in one forward and backward pass.
         changes: receives changes.
-        waiting: shared by all models of one Accelerator, since losses may depend on several.
+        pending: shared by all models of one Accelerator, since losses may depend on several.
     """
 
     def __init__(
-        self, model: SplitModel, *, micro_batch_size: int, changes: Changes, waiting: PendingBackward
+        self, model: SplitModel, *, micro_batch_size: int, changes: Changes, pending: PendingBackward
     ) -> None:
-        self.waiting = waiting
+        self.pending = pending
         self._model = model
         self._base = model.base
         self._micro_batch_size = micro_batch_size
@@ -72,12 +71,12 @@ class Splitter:
 
         if not (torch.is_grad_enabled() and self._base.training):
             return self._model.original_forward(*args, **kwargs)
-        self.waiting.settle(only_dropped=True)
+        self.pending.settle(only_dropped=True)
         inputs = Inputs(args=args, kwargs=kwargs)
         batch = batch_of(inputs)
         pieces = self._pieces(inputs, batch)
         is_split = len(pieces) > 1
-        if not (is_split or self._model.is_in_step):
+        if not (is_split or self._model.is_collective):
             return self._model.original_forward(*args, **kwargs)
         self._model.note_devices()
         weights: dict[str, Weights] = {BY_SAMPLES: (1.0,)}
@@ -85,7 +84,7 @@ class Splitter:
             weights = weightings([(piece.inputs, piece.size) for piece in pieces], self._base)
         kind = (frozenset(kwargs), len(args))
         is_open = is_split and self._is_open(kind, weights)
-        num_runs, is_check_due = self._model.agreed([len(pieces), int(is_open)])
+        num_runs, is_check_due = self._model.max_over_ranks([len(pieces), int(is_open)])
         if num_runs == 1:
             return self._model.original_forward(*args, **kwargs)
         refuse_batch_norm(self._base)
@@ -109,7 +108,7 @@ class Splitter:
         )
 
     def _is_open(self, kind: Any, weights: dict[str, Weights]) -> bool:
-        """Return True if another check may show how this call's losses are weighted."""
+        """Return True if another check could determine how this call's losses are weighted."""
         if self._num_checks.get(kind, 0) >= _MAX_CHECKS:
             return False
         found = self._found.get(kind)
@@ -119,6 +118,8 @@ class Splitter:
         )
 
     def _check(self, kind: Any, inputs: Inputs, batch: SampleBatch) -> None:
+        import torch
+
         self._num_checks[kind] = self._num_checks.get(kind, 0) + 1
         halves = halves_of(
             inputs,
@@ -133,19 +134,20 @@ class Splitter:
             with unchanged_random_state(self._model.devices), draws.rows(start, size):
                 return self._model.call(some, with_gradient=False)
 
-        with uncompiled(), evaluation_mode(self._base):
+        # Without torch.compile, which would compile evaluation mode and the hooks for a few passes.
+        with torch.compiler.set_stance("force_eager"), evaluation_mode(self._base):
             found = check_separable(
                 halves,
                 call,
                 model=self._base,
                 is_half=self._model.is_half,
-                agreed=self._model.agreed,
+                max_over_ranks=self._model.max_over_ranks,
             )
         self._draws |= len(draws) > 0
         if self._draws and self._model.is_compiled:
             raise not_separable(
                 "a compiled model that draws random numbers",
-                why="compiled code draws for each micro-batch, not once for the whole batch",
+                why="compiled code draws once per micro-batch instead of once per batch",
             )
         if found is None:
             return
@@ -153,7 +155,7 @@ class Splitter:
         for path, names in found.items():
             both = tuple(name for name in before.get(path, names) if name in names)
             if not both:
-                raise not_separable(f"{path} is weighted otherwise from one batch to the next")
+                raise not_separable(f"{path} is weighted differently from batch to batch")
             found[path] = both
         self._found[kind] = before | found
 
@@ -185,13 +187,13 @@ class Splitter:
             model=self._model,
             pieces=pieces,
             weights_of=weights_of,
-            seen_scalars=self._found.get(kind),
+            checked_scalars=self._found.get(kind),
             autocast=AutocastState.now(self._model.devices),
             order=tuple(sorted(range(len(pieces)), key=lambda place: loss_weights[place] != 0)),
             num_runs=num_runs,
             syncs=getattr(self._model.parallel, "require_backward_grad_sync", True),
         )
-        outputs = Outputs(one, keeps_aside=not self._model.runs_alone and num_passes <= _PASSES_KEPT)
+        outputs = Outputs(one, stores_unread=not self._model.can_run_alone and num_passes <= _PASSES_KEPT)
         buffers = Buffers(self._base) if num_passes == 1 else None
         for _ in range(num_runs - len(pieces)):
             with unchanged_random_state(self._model.devices):
@@ -204,28 +206,28 @@ class Splitter:
                     buffers.look()
         else:
             self._run_early(one, outputs, buffers, *trusted)
-        return outputs.handed_out(self.waiting)
+        return outputs.handed_out(self.pending)
 
     def _trusted(
         self, pieces: tuple[Piece, ...], weights_of: Callable[[Path], Weights], num_runs: int
     ) -> tuple[Path, float] | None:
         trusted = self._model.guess.trusted
-        may = self._model.may_run_early and self.waiting.run is not None and not self.waiting.is_due
-        if self._model.is_in_step:
+        may = self._model.may_run_early and self.pending.run is not None and not self.pending.is_due
+        if self._model.is_collective:
             all_count = trusted is not None and all(weights_of(trusted[0]))
             may_not = not (may and all_count and len(pieces) == num_runs)
-            may = not self._model.agreed([int(may_not)])[0]
+            may = not self._model.max_over_ranks([int(may_not)])[0]
         return trusted if may else None
 
     def _run_early(
         self, one: SplitPass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
     ) -> None:
-        """Run all pieces but the last backward, since the script is expected to ask for this gradient."""
+        """Run all pieces but the last also backward, with the gradient that the script is expected to use."""
         import torch
 
         done: list[int] = []
         live, is_early = None, True
-        run = self.waiting.run
+        run = self.pending.run
         weights = one.weights_of(path)
         for place in one.order:
             piece, is_last = one.pieces[place], place == one.order[-1]
@@ -242,15 +244,15 @@ class Splitter:
                     live = result if goes_backward else None
                     continue
                 loss = flat(result)[path]
-                del result  # or its logits would stay beside the next piece's
+                del result  # frees its logits before the next piece
                 if not goes_backward:
                     continue
                 # A loss that is NaN on any rank can't be undone, and scripts skip such steps.
-                is_early = not self._model.agreed([int(not torch.isfinite(loss))])[0]
+                is_early = not self._model.max_over_ranks([int(not torch.isfinite(loss))])[0]
                 if is_early and run is not None:
                     run(loss * (weights[place] * gradient), False)
                     done.append(place)
-        witness = Witness.among(self._base.parameters())
+        witness = GradientWitness.among(self._base.parameters())
         one.early = Early(path=path, gradient=gradient, done=tuple(done), live=live, witness=witness)
 
     def _note(self, pieces: tuple[Piece, ...]) -> None:
@@ -259,17 +261,6 @@ class Splitter:
             most, size = self._micro_batch_size, sum(piece.size for piece in pieces)
             of = f"of {most}" if size % most == 0 else f"of at most {most}"
             self._changes.add(f"each forward pass of {size} samples runs as {len(pieces)} micro-batches {of}")
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """Return a context in which torch.compile is disabled.
-
-    A check runs a few times in evaluation mode and with hooks, each of which would be compiled.
-    """
-    import torch
-
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 def _rounded(weights: Weights) -> Weights:

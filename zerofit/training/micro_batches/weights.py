@@ -1,4 +1,4 @@
-"""The weight of each micro-batch's loss: by samples, by tokens, or as part of a sum."""
+"""The weights of micro-batches' losses: by samples, by tokens, or as parts of a sum."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Weights = tuple[float, ...]
 
 BY_SAMPLES = "samples"
 SUMMED = "sum"
-"""The loss is a sum, or was divided by a given number (num_items_in_batch)."""
+"""For a loss that is a sum, or divided by a given number (num_items_in_batch)."""
 TORCHS_OWN = "other than -100"
-"""In the names of weightings by labels that torch's losses count by default."""
+"""In the names of weightings by the labels that torch's losses count by default."""
 _IGNORED = (-100, -1, 255)
-"""Labels that losses ignore: torch's and transformers' ignore_index, and conventions for language and
+"""Labels that losses ignore: torch's and transformers' ignore_index, and conventions of language models and
 segmentation (transformers/loss/loss_utils.py, ForSemanticSegmentationLoss)."""
 
 
@@ -36,7 +36,7 @@ def weightings(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, We
 
 
 def normalized(counts: Sequence[float], sizes: Sequence[float]) -> Weights:
-    """Return shares of one; by samples if nothing was counted, as the whole would be 0/0 too."""
+    """Return counts divided by their sum; sizes if that is 0, since the whole loss is then 0/0, too."""
     total = sum(counts)
     if total == 0:
         counts, total = sizes, sum(sizes)
@@ -58,7 +58,7 @@ def _rank(name: str, model: Any, has_total: bool) -> tuple[bool, ...]:
 
 
 def _counted(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, list[float]]:
-    """Return the counts of each piece, for each way of counting; synchronizes with the device once."""
+    """Return each piece's count by way of counting; synchronizes with the GPU once."""
     import torch
 
     counted = [_counts(_named(inputs, model), size, model) for inputs, size in pieces]
@@ -72,7 +72,7 @@ def _counted(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, list
 
 
 def _named(inputs: Inputs, model: Any) -> dict[str, Any]:
-    """Return the tensors by argument names."""
+    """Return the tensors by name of the argument."""
     import torch
 
     try:
@@ -98,7 +98,7 @@ def _counts(named: dict[str, Any], size: int, model: Any) -> dict[str, Any]:
 
 
 def _both(name: str, is_counted: Any) -> dict[str, Any]:
-    """Return the count over all positions, and over those left when labels are shifted by one."""
+    """Return the count over all positions, and over those that remain if labels are shifted by one."""
     counts = {name: is_counted.sum()}
     if is_counted.dim() == 2:
         counts[f"{name}, shifted"] = is_counted[:, 1:].sum()

@@ -1,1 +1,1 @@
-"""Pipeline parallelism in a rank: a model's blocks split over ranks, run by torch's schedules."""
+"""Pipeline parallelism: a model's blocks split over ranks, run by torch's pipeline schedules."""

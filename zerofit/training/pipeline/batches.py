@@ -1,4 +1,4 @@
-"""Batches of a pipeline: the same on all of its stages, cut into equal micro-batches."""
+"""Splits a pipeline's batches into equal micro-batches, and checks that all stages have the same batch."""
 
 from __future__ import annotations
 
@@ -9,53 +9,50 @@ import torch
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
+from zerofit.data.labels import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.training.pipeline.groups import Groups
 
-IGNORED = -100
-"""Labels that transformers' losses leave out."""
-_PASSES_PER_RANK = 4
-"""ASSUMPTION: forward passes per rank in a step, where no micro-batch size is given. The share of time in
-which a rank waits is (ranks - 1) / (passes + ranks - 1), 20 % for 4 per rank; more make smaller products
-of matrices."""
-_FACTOR = 0x9E3779B97F4A7C15 - 2**64
+_MICRO_BATCHES_PER_RANK = 4
+"""ASSUMPTION: micro-batches per rank if no micro-batch size is given. The pipeline bubble is (ranks - 1) /
+(micro-batches + ranks - 1) of a step, 20 % for 4 per rank; with more, matrix products become small."""
+_HASH_FACTOR = 0x9E3779B97F4A7C15 - 2**64
 """Knuth's multiplicative hashing (2^64 divided by the golden ratio), as a signed number."""
-_POSITIVE = 2**62 - 1
+_HASH_MASK = 2**62 - 1
 
 
 def micro_batches_of(
     rows: int, *, most_rows: int | None, num_ranks: int, is_interleaved: bool = False
 ) -> tuple[int, int]:
-    """Return into how many micro-batches of how many rows a batch is cut; the last may need rows added.
+    """Return the number of micro-batches of a batch and their rows; the last one may have to be padded.
 
-    There are at least as many as ranks, which the 1F1B schedule takes for granted, and a multiple of them
-    where it is interleaved: its ranks take a stage's micro-batches by rounds of so many.
+    The 1F1B schedule needs at least as many micro-batches as ranks, the interleaved one a multiple of them.
 
     Args:
-        rows: of the batch.
-        most_rows: of a micro-batch at most; None to take a number of micro-batches by the ranks.
-        num_ranks: of the pipeline.
+        rows: in the batch.
+        most_rows: maximum rows per micro-batch; None chooses the number of micro-batches by the ranks.
+        num_ranks: ranks of the pipeline.
         is_interleaved: True if a rank holds several stages.
     """
-    wanted = math.ceil(rows / most_rows) if most_rows else min(rows, _PASSES_PER_RANK * num_ranks)
+    wanted = math.ceil(rows / most_rows) if most_rows else min(rows, _MICRO_BATCHES_PER_RANK * num_ranks)
     size = math.ceil(rows / max(wanted, num_ranks))
-    passes = max(math.ceil(rows / size), num_ranks)
-    return math.ceil(passes / num_ranks) * num_ranks if is_interleaved else passes, size
+    number = max(math.ceil(rows / size), num_ranks)
+    return math.ceil(number / num_ranks) * num_ranks if is_interleaved else number, size
 
 
-def padded(inputs: Mapping[str, Any], rows: int, *, missing: int) -> dict[str, Any]:
-    """Return the arguments of a forward pass with rows added, whose labels do not count.
+def pad_batch(inputs: Mapping[str, Any], rows: int, *, missing: int) -> dict[str, Any]:
+    """Return the arguments of a forward pass padded by rows whose labels are ignored.
 
     Args:
-        inputs: by name; tensors have as many rows as the batch, or one for all.
-        rows: of the batch.
-        missing: rows to add: copies of the last.
+        inputs: by name; a tensor has a row per sample, or one row for all.
+        rows: in the batch.
+        missing: number of rows to add, copies of the last one.
 
     Raises:
-        UserError: a tensor has another shape, and can't be cut into micro-batches.
+        UserError: a tensor has another first dimension.
     """
     found = {}
     for name, value in inputs.items():
@@ -65,10 +62,10 @@ def padded(inputs: Mapping[str, Any], rows: int, *, missing: int) -> dict[str, A
         if value.dim() == 0 or len(value) not in (1, rows):
             raise UserError(
                 "pipeline-input-shape",
-                "an argument of the model can't be cut into micro-batches",
-                found=f"{name} of shape {tuple(value.shape)} beside a batch of {rows} rows",
-                why="each stage runs a few rows at a time, and takes them from every tensor",
-                fix=f"leave {name} out, or give it a row for each row of input_ids",
+                "an argument of the model can't be split into micro-batches",
+                found=f"{name} of shape {tuple(value.shape)} in a batch of {rows} rows",
+                why="each micro-batch takes its rows of every tensor",
+                fix=f"leave {name} out, or give it one row for each row of input_ids",
             )
         if len(value) != rows:
             value = value.expand(rows, *value.shape[1:])
@@ -80,19 +77,21 @@ def padded(inputs: Mapping[str, Any], rows: int, *, missing: int) -> dict[str, A
 
 
 def check_same_batch(inputs: Mapping[str, Any], groups: Groups) -> None:
-    """Check that all stages have the same batch: the loader of each reads and shuffles by itself.
+    """Check that all stages have the same batch, since each rank's DataLoader reads and shuffles by itself.
+
+    A collective over the pipeline.
 
     Args:
-        inputs: the arguments of the forward pass by name, of which the whole-numbered tensors are compared.
-        groups: of this rank; all stages of its pipeline call it.
+        inputs: the arguments of the forward pass by name; integer tensors are compared.
+        groups: this rank's.
 
     Raises:
-        UserError: they have different ones.
+        UserError: the batches differ.
     """
     own = _checksum(inputs)
-    ends = torch.stack((own, -own))
-    dist.all_reduce(ends, dist.ReduceOp.MAX, group=groups.pipeline)
-    if ends[0] == -ends[1]:
+    highest = torch.stack((own, -own))
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=groups.pipeline)
+    if highest[0] == -highest[1]:
         return
     seen: list[Any] = [None] * groups.num_ranks
     dist.all_gather_object(seen, _described(inputs["input_ids"]), group=groups.host)
@@ -101,8 +100,8 @@ def check_same_batch(inputs: Mapping[str, Any], groups: Groups) -> None:
         "the stages of a pipeline have different batches",
         found=", ".join(f"{one} on rank {rank}" for rank, one in zip(groups.ranks, seen, strict=True)),
         why="tokens of one batch would be trained against the labels of another",
-        fix="read and shuffle alike on all ranks: set_seed() before the data are made, and "
-        "DataLoaders that accelerator.prepare() has prepared",
+        fix="read and shuffle alike on all ranks: call set_seed() before creating the datasets, and prepare "
+        "all DataLoaders with accelerator.prepare()",
     )
 
 
@@ -112,12 +111,12 @@ def _described(input_ids: torch.Tensor) -> str:
 
 
 def _checksum(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Return a number that tells other values, other places of values and other shapes apart."""
+    """Return a hash of all integer tensors: values, their positions and shapes."""
     total: Any = 0
     for name in sorted(inputs):
         value = inputs[name]
         if isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim():
             flat = value.reshape(-1).long()
             places = torch.arange(1, len(flat) + 1, device=flat.device)
-            total = total * 31 + ((flat + 1) * (places * _FACTOR | 1)).sum() + sum(value.shape)
-    return total & _POSITIVE
+            total = total * 31 + ((flat + 1) * (places * _HASH_FACTOR | 1)).sum() + sum(value.shape)
+    return total & _HASH_MASK

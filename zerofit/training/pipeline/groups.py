@@ -1,4 +1,4 @@
-"""Process groups of a rank in a pipeline: its stages, its copies, the ends that share tied embeddings."""
+"""The process groups of a pipeline rank: its pipeline, its replicas, and the ends with tied embeddings."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ class Groups:
     pipeline: Any
     """The ranks of one copy of the model."""
     host: Any
-    """The same ranks on gloo, for states that stay in host memory."""
+    """The same ranks with the gloo backend, for tensors in host memory."""
     replicas: Any
-    """The ranks that hold the same stages, one in each copy of the model."""
+    """The ranks with the same stages, one in each copy of the model: the data-parallel group."""
     ends: Any
-    """The first and the last stage of one copy, which share tied embeddings."""
+    """The ranks of the first and the last stage, which both hold tied embeddings."""
     place: int
-    """This rank's place in its pipeline, from 0; also the first stage that it holds."""
+    """This rank's index in its pipeline; also its first stage."""
     num_ranks: int
-    """Ranks of one pipeline."""
+    """Ranks per pipeline."""
 
     @property
     def first_rank(self) -> int:
-        """The rank of the first stage of this copy of the model."""
+        """The global rank of the first stage."""
         return int(dist.get_global_rank(self.pipeline, 0))
 
     @property
     def last_rank(self) -> int:
-        """The rank of the last stage."""
+        """The global rank of the last stage."""
         return int(dist.get_global_rank(self.pipeline, self.num_ranks - 1))
 
     @property
     def ranks(self) -> range:
-        """The ranks of this copy of the model, by their first stage."""
+        """The global ranks of the pipeline."""
         return range(self.first_rank, self.last_rank + 1)
 
     @property
     def is_last(self) -> bool:
-        """True if this rank holds the head."""
+        """True if this rank holds the last stage, with the head."""
         return self.place == self.num_ranks - 1
 
 
 def make_groups(num_ranks: int) -> Groups:
-    """Make the process groups of pipelines of so many ranks; all ranks call it.
+    """Create the process groups of pipelines of this many ranks; all ranks call it.
 
-    They have the default group's time-out, which is Trainer's ddp_timeout.
+    They get the default group's timeout, which is Trainer's ddp_timeout.
     """
     ranks = range(dist.get_world_size())
     firsts = ranks[::num_ranks]
@@ -68,7 +68,7 @@ def make_groups(num_ranks: int) -> Groups:
 
 
 def _group_of_this_rank(ranks_of_groups: list[list[int]], **backend: str) -> Any:
-    """Make groups of ranks, and return this rank's; a placeholder where it is in none."""
+    """Create process groups, and return this rank's; a placeholder if it is in none."""
     group, _ = dist.new_subgroups_by_enumeration(
         ranks_of_groups, timeout=timeout_of_default_group(), **backend
     )

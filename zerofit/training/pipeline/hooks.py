@@ -1,4 +1,4 @@
-"""Hooks that let an unmodified script train a model in pipeline stages."""
+"""Hooks that make an unmodified script train its model in pipeline stages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.core.upstream.torch import is_compiled, loading_to_host
 from zerofit.core.upstream.transformers import LOAD_OPTIMIZER, SAVE_CHECKPOINT
+from zerofit.training.trained_groups import trains
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
 
     from zerofit.training.changes import Changes
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _running: list[WholeStates] = []
-"""The pipeline of this process; a process trains one model so."""
+"""The pipeline of this process, which trains one model only; empty before it is created."""
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), and what saves and loads: weights and states are whole in every file."""
+    """Hook prepare(), saving and loading: files hold whole weights and optimizer states."""
     if settings.pipeline_parallel_size == 1:
         return
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if self.mixed_precision == "fp16":
-            from zerofit.training.pipeline.pipeline import in_fp16
+            from zerofit.training.pipeline.pipeline import fp16_refusal
 
-            raise in_fp16("mixed_precision=fp16 of the script")
+            raise fp16_refusal("mixed_precision=fp16 of the script")
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         for one in args:
-            if isinstance(one, torch.nn.Module) and _trains(one):
+            if isinstance(one, torch.nn.Module) and trains(one):
                 _running_for(one, settings, changes).pipeline.accelerator = self
         before = [one for one in args if isinstance(one, torch.optim.Optimizer)]
         for one in (*before, *prepared_optimizers(self)):
@@ -56,7 +57,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     def prepare_model(
         original: Any, self: Any, model: Any, device_placement: Any = None, evaluation_mode: bool = False
     ) -> Any:
-        # accelerate would wrap it in DistributedDataParallel, which averages unlike stages.
+        # accelerate would wrap it in DistributedDataParallel, which would average different stages.
         return original(self, model, device_placement, evaluation_mode or _is_pipeline(model))
 
     def get_state_dict(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +70,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             return original(self, *args, **kwargs)
 
     def load_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        # accelerate would load the states of all stages to the GPU, of which each keeps a part.
+        # accelerate would load the states of all stages to each GPU.
         return original(self, *args, **{"map_location": "cpu", **kwargs})
 
     wrap(accelerator_class, "__init__", init)
@@ -81,12 +82,12 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Cut a Trainer's model before it goes to the GPU, and let Trainer save whole weights."""
+    """Split a Trainer's model before it is moved to the GPU, and make Trainer save whole weights."""
     if settings.pipeline_parallel_size == 1:
         return
 
     def init(original: Any, self: Any, model: Any = None, *args: Any, **kwargs: Any) -> None:
-        if model is not None and not _running and _trains(model):
+        if model is not None and not _running and trains(model):
             _running_for(model, settings, changes)
         original(self, model, *args, **kwargs)
 
@@ -122,21 +123,21 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
 
 
 def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let the ranks of a pipeline get the same batches.
+    """Give all ranks of a pipeline the same batches.
 
     Args:
-        module: accelerate.accelerator, which asks prepare_data_loader() for a rank's share.
+        module: accelerate.accelerator, which calls prepare_data_loader() for this rank's batches.
     """
     topology = settings.plan.topology
 
     def prepare_data_loader(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
-        from zerofit.training.pipeline.random_states import shuffle_alike
+        from zerofit.training.pipeline.random_states import synchronize_sampler
 
         kwargs["num_processes"] = topology.data_parallel_size
         kwargs["process_index"] //= topology.sample_group_size
-        kwargs["dispatch_batches"] = False  # the dispatcher counts ranks
+        kwargs["dispatch_batches"] = False  # the dispatcher splits batches over all ranks
         has_seed = bool(kwargs.get("use_seedable_sampler"))
-        seed = shuffle_alike(loader, has_seed=has_seed)
+        seed = synchronize_sampler(loader, has_seed=has_seed)
         if has_seed and kwargs.get("data_seed") is None:
             kwargs["data_seed"] = seed
         return original(loader, *args, **kwargs)
@@ -146,7 +147,7 @@ def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes
 
 
 def install_in_clipping(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let the norm of gradients be that of all stages.
+    """Make clip_grad_norm_() use the gradient norm over all stages.
 
     Args:
         module: torch.nn.utils.
@@ -163,7 +164,7 @@ def install_in_clipping(module: ModuleType, settings: AppliedSettings, changes: 
         import torch
 
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if not _running or not _are_of_pipeline(parameters):
+        if not _running or not all(_running[0].has(one) for one in parameters):
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norm = _running[0].pipeline.norm(parameters, norm_type, error_if_nonfinite)
         module.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
@@ -175,10 +176,10 @@ def install_in_clipping(module: ModuleType, settings: AppliedSettings, changes: 
 
 
 def _running_for(model: Any, settings: AppliedSettings, changes: Changes) -> WholeStates:
-    """Return the pipeline of a model, which is made the first time.
+    """Return the pipeline of a model, created in the first call.
 
     Raises:
-        UserError: another model is in stages already, or this one can't be.
+        UserError: another model is already in stages, or this one can't be split.
     """
     from zerofit.training.pipeline.make_pipeline import make_pipeline
 
@@ -189,16 +190,12 @@ def _running_for(model: Any, settings: AppliedSettings, changes: Changes) -> Who
     if first is not model:
         raise UserError(
             "pipeline-second-model",
-            "one model of a script can train in pipeline stages",
+            "only one model of a script can train in pipeline stages",
             found=f"{type(first).__name__}, then {type(model).__name__}",
-            why="the second would have to wait for stages that run the first",
+            why="a second one would wait for ranks that run the first",
             fix="train without --pipeline-parallel-size",
         )
     return _running[0]
-
-
-def _trains(model: Any) -> bool:
-    return any(one.requires_grad for one in model.parameters())
 
 
 def _gathered(call: str, *, optimizers: bool) -> Any:
@@ -207,7 +204,7 @@ def _gathered(call: str, *, optimizers: bool) -> Any:
 
 @contextlib.contextmanager
 def _without_logits(model: Any, loss_only: bool) -> Iterator[None]:
-    """Leave the logits on the last stage while a Trainer asks for the loss alone."""
+    """Keep logits on the last stage while a Trainer only needs the loss."""
     if not (loss_only and _is_pipeline(model)):
         yield
         return
@@ -224,9 +221,5 @@ def _is_pipeline(model: Any) -> bool:
 
 
 def _uncompiled(model: Any) -> Any:
-    """Return a model without the wrapper of torch.compile."""
+    """Return a model without torch.compile's wrapper."""
     return getattr(model, "_orig_mod", model)
-
-
-def _are_of_pipeline(parameters: Iterable[Any]) -> bool:
-    return all(_running[0].has(one) for one in parameters)

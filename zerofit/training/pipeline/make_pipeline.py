@@ -1,4 +1,4 @@
-"""Makes a model a rank's stages of a pipeline, whose forward() and generate() all stages run together."""
+"""Turns a model into this rank's stages of a pipeline, and makes forward() and generate() run all stages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerofit.core.errors import UserError
+from zerofit.core.stage_blocks import stages_of_rank
 from zerofit.generation.ranks.meeting import meet
 from zerofit.generation.script_line import script_line
 from zerofit.models.changes.stages import (
@@ -18,10 +19,10 @@ from zerofit.models.changes.stages import (
     refuse_router_loss,
     share_blocks,
 )
-from zerofit.training.equal_weights import take_values_of_first_rank
+from zerofit.training.initial_weights import broadcast_initial_weights
 from zerofit.training.pipeline.groups import make_groups
 from zerofit.training.pipeline.pipeline import Pipeline
-from zerofit.training.pipeline.random_states import take_random_state_of_first_stage
+from zerofit.training.pipeline.random_states import synchronize_random_state
 from zerofit.training.pipeline.whole_state import WholeStates, name_parameters
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> WholeStates:
-    """Cut a model down to this rank's stages, and let its forward pass run all stages; all ranks call it.
+    """Reduce a model to this rank's stages, and make its forward pass run all stages; all ranks call it.
 
     Args:
         model: a causal language model of transformers, whole on every rank.
-        settings: what the plan says.
-        changes: where changes are noted.
+        settings: the plan's.
+        changes: receives changes.
 
     Raises:
         UserError: it is not a stack of blocks, has adapters, or a loss that stages can't compute.
@@ -43,21 +44,22 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
     if getattr(model, "peft_config", None):
         raise UserError(
             "pipeline-adapters",
-            "a model with adapters can't be cut into pipeline stages",
-            found=f"{type(model).__name__} with adapters of peft",
-            why="it is not tried yet what peft saves and loads of a stage",
+            "a model with adapters can't be split into pipeline stages",
+            found=f"{type(model).__name__} with peft adapters",
+            why="what peft saves and loads of a single stage is untested",
             fix="train without adapters, or without --pipeline-parallel-size",
         )
     num_ranks = settings.pipeline_parallel_size
-    num_stages = num_ranks * settings.pipeline_stages_per_rank
-    bounds = share_blocks(model, num_stages, settings.stage_blocks)
+    topology = settings.plan.topology
+    num_stages = num_ranks * topology.pipeline_stages_per_rank
+    bounds = share_blocks(model, num_stages, topology.stage_blocks)
     refuse_router_loss(model, {})
     returns_tuples = check_stages(model, bounds)
     groups = make_groups(num_ranks)
-    take_values_of_first_rank(model, changes)
+    broadcast_initial_weights(model, changes)
     name_parameters(model)
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    own = range(groups.place, num_stages, num_ranks)
+    own = stages_of_rank(groups.place, num_stages=num_stages, num_ranks=num_ranks)
     stages = cut(model, own, bounds, returns_tuples=returns_tuples)
     is_end = groups.place in (0, num_ranks - 1)
     pipeline = Pipeline(
@@ -67,23 +69,24 @@ def make_pipeline(model: Any, settings: AppliedSettings, changes: Changes) -> Wh
         forward=model.forward,
         groups=groups,
         changes=changes,
-        rows_per_pass=settings.most_rows,
+        most_rows=settings.most_rows,
         tied=model.get_input_embeddings().weight if is_tied and is_end else None,
     )
-    _run_together(pipeline, limit_s=settings.plan.generate_limit_s)
-    each = f" on {num_ranks} ranks in turn" if num_stages > num_ranks else ""
+    _run_all_stages(pipeline, limit_s=settings.plan.generate_limit_s)
+    interleaved = f" interleaved on {num_ranks} ranks" if num_stages > num_ranks else ""
     changes.add(
-        f"the model trains in {num_stages} pipeline stages{each}, of blocks {blocks_by_stage(bounds)}: "
-        "a forward pass in training runs the backward pass too, and its output has the loss alone"
+        f"the model trains in {num_stages} pipeline stages{interleaved}, of blocks "
+        f"{blocks_by_stage(bounds)}: a training forward pass also runs the backward pass, and "
+        "returns only the loss"
     )
     return WholeStates(pipeline, limit_s=settings.plan.generate_limit_s)
 
 
-def _run_together(pipeline: Pipeline, *, limit_s: float) -> None:
-    """Let forward() and generate() of a stage's model run all stages.
+def _run_all_stages(pipeline: Pipeline, *, limit_s: float) -> None:
+    """Make the model's forward() and generate() run all stages.
 
-    Both are methods of the model, so that a copy of it (for a moving average of its weights) is told from it.
-    A compiler leaves them out: it would move what ranks send each other, and on each rank in another way.
+    Both are bound methods, which show whether a copy of the model (a moving average of its weights) is
+    called. They are excluded from torch.compile, which could reorder communication differently on each rank.
     """
     model, kind = pipeline.model, type(pipeline.model)
 
@@ -102,7 +105,7 @@ def _run_together(pipeline: Pipeline, *, limit_s: float) -> None:
         _refuse_copy(self, model)
         meet("model.generate", line=script_line(), limit_s=limit_s, ranks=pipeline.groups.ranks)
         _refuse_time_limit(model, args, kwargs)
-        take_random_state_of_first_stage(pipeline.groups)
+        synchronize_random_state(pipeline.groups)
         return kind.generate(self, *args, **{**kwargs, "use_cache": False})
 
     model.generate = MethodType(generate, model)
@@ -114,13 +117,13 @@ def _refuse_copy(used: Any, model: Any) -> None:
             "pipeline-copied-model",
             "a copy of a model in pipeline stages can't run",
             found=f"a copy of the {type(model).__name__} that trains",
-            why="it holds the blocks of one rank alone, and no other rank runs the rest",
+            why="it only holds this rank's blocks, and no other rank runs the rest",
             fix="train without --pipeline-parallel-size, or without a moving average of the weights",
         )
 
 
 def _refuse_time_limit(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what ends generation by a clock: stages would end after different tokens and wait for ever."""
+    """Refuse max_time: stages would stop after different tokens, and wait for each other forever."""
     configs = (*args, kwargs.get("generation_config"), getattr(model, "generation_config", None))
     said = [kwargs.get("max_time"), *(getattr(config, "max_time", None) for config in configs)]
     if limit := next((value for value in said if value is not None), None):
@@ -128,6 +131,6 @@ def _refuse_time_limit(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             "pipeline-generates-by-clock",
             "max_time can't be used in pipeline stages",
             found=f"generate() with max_time={limit}",
-            why="each stage looks at its own clock, and one that ends earlier leaves the others waiting",
-            fix="use max_new_tokens in place of max_time",
+            why="each stage reads its own clock, and one that stops earlier leaves the others waiting",
+            fix="use max_new_tokens instead of max_time",
         )

@@ -1,4 +1,4 @@
-"""The output of a pipeline's training pass: a loss, and an error for scripts that read logits."""
+"""The output of a pipeline's training pass: the loss, and an error for scripts that read logits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from zerofit.core.errors import UserError
 
 
 class NoLogitsError(UserError, AttributeError):
-    """A script reads the logits of a training pass; hasattr() and getattr() with a default see none."""
+    """A script reads the logits of a training pass; an AttributeError, so that hasattr() is False."""
 
 
 @dataclass
-class LossAlone(ModelOutput):  # type: ignore[misc]
+class LossOutput(ModelOutput):  # type: ignore[misc]
     """The output of a training pass."""
 
     loss: torch.Tensor | None = None
-    """A mean over the labels of the whole batch."""
+    """The mean over the labels of the whole batch."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "logits":
@@ -30,10 +30,10 @@ class LossAlone(ModelOutput):  # type: ignore[misc]
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a value by its name or place.
+        """Return a value by its name or index.
 
         Raises:
-            NoLogitsError: it is that of the logits.
+            NoLogitsError: for the logits.
         """
         if key in ("logits", 1):
             raise _no_logits()
@@ -43,8 +43,8 @@ class LossAlone(ModelOutput):  # type: ignore[misc]
 def _no_logits() -> NoLogitsError:
     return NoLogitsError(
         "pipeline-logits-in-training",
-        "a training pass of a pipeline returns the loss alone",
+        "a training pass of a pipeline returns only the loss",
         found="outputs.logits of a forward pass with labels, outside torch.no_grad()",
-        why="the backward pass of each micro-batch has run, and its logits are gone",
+        why="the backward pass of each micro-batch has already run and freed its logits",
         fix="use outputs.loss in training; evaluate inside torch.no_grad(), which returns logits",
     )

@@ -1,4 +1,4 @@
-"""Pipeline: a rank's stages of a model, and the forward passes that all stages run together."""
+"""Pipeline: a rank's stages of a model, and the forward and backward passes over all stages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from zerofit.core.errors import UserError
-from zerofit.models.changes.stages import refuse_router_loss, replaced, run_stage
-from zerofit.training.pipeline.batches import IGNORED, check_same_batch, micro_batches_of, padded
-from zerofit.training.pipeline.outputs import LossAlone
+from zerofit.data.labels import IGNORED
+from zerofit.models.changes.stages import modules_replaced, refuse_router_loss, run_stage
+from zerofit.training.pipeline.batches import check_same_batch, micro_batches_of, pad_batch
+from zerofit.training.pipeline.outputs import LossOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,46 +23,46 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.pipeline.groups import Groups
 
-_NOT_PASSED_ON = ("use_cache", "past_key_values", "return_dict")
-"""Arguments of a forward pass that stages do without: nothing is kept from one pass to the next."""
-_INNER_VALUES = ("output_attentions", "output_hidden_states")
-"""Arguments that ask for values of all blocks, of which each stage has its own."""
-_FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""Formats of hidden states and logits, by the number that ranks send."""
+_DROPPED_ARGUMENTS = ("use_cache", "past_key_values", "return_dict")
+"""Arguments of a forward pass that stages don't get: there is no KV cache."""
+_PER_LAYER_OUTPUTS = ("output_attentions", "output_hidden_states")
+"""Arguments that request outputs of all blocks, of which each stage only has its own."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes of hidden states and logits; ranks send the index."""
 
 
 @dataclass
 class Pipeline:
-    """One rank's stages of a model, and what runs them beside the others."""
+    """One rank's stages of a model, and the passes over all stages."""
 
     model: Any
-    """The model, cut down to this rank's stages."""
+    """The model, reduced to this rank's stages."""
     num_stages: int
-    """On all ranks of the pipeline."""
+    """Of the whole pipeline."""
     stages: dict[int, list[Replacement]]
-    """This rank's, in their order, each with what the others of this rank hold."""
+    """This rank's stages by number, each with the replacements of its other stages' modules."""
     forward: Callable[..., Any]
     """The model's own forward()."""
     groups: Groups
     changes: Changes
-    rows_per_pass: int | None
-    """Rows of one forward pass at most; None to take a number of passes by the ranks."""
+    most_rows: int | None
+    """Maximum rows per micro-batch; None chooses the number of micro-batches by the ranks."""
     tied: torch.nn.Parameter | None
     """The embedding that the first and the last stage both hold; None on other ranks."""
     accelerator: Any = None
-    """The Accelerator that says when gradients are exchanged; None exchanges them in each backward pass."""
+    """The Accelerator, which knows when gradients are synchronized; None does it in each backward pass."""
     gives_logits: bool = True
-    """False while a Trainer evaluates for the loss alone: logits then stay on the last stage."""
-    _waiting: dict[Any, torch.Tensor] = field(default_factory=dict)
-    """Gradients of passes that are accumulated and not exchanged yet."""
+    """False while a Trainer evaluates only the loss: logits then stay on the last stage."""
+    _unreduced: dict[Any, torch.Tensor] = field(default_factory=dict)
+    """Accumulated gradients that are not all-reduced yet."""
     _num_items: float = 0.0
-    """Labels that the loss of the pass under way is a mean over."""
-    _key: Any = None
+    """Labels that the current pass's loss is averaged over."""
+    _schedule_key: Any = None
     _schedule: Any = None
-    _hidden_dtype: dict[Any, torch.dtype] = field(default_factory=dict)
+    _hidden_dtypes: dict[Any, torch.dtype] = field(default_factory=dict)
 
     def __call__(self, input_ids: torch.Tensor | None = None, labels: Any = None, **inputs: Any) -> Any:
-        """Run a forward pass of all stages, and in training their backward pass too.
+        """Run a forward pass of all stages, and in training also their backward pass.
 
         Args:
             input_ids: shape (rows, tokens); the same on all ranks of the pipeline.
@@ -69,11 +70,11 @@ class Pipeline:
             inputs: other arguments of the model's forward pass.
 
         Returns:
-            The model's output. In training it has the loss alone, whose backward() adds the gradients.
+            The model's output; in training only the loss, whose backward() accumulates the gradients.
         """
         inputs = {name: value for name, value in inputs.items() if value is not None}
         self._check(input_ids, inputs)
-        for name in (*_NOT_PASSED_ON, *_INNER_VALUES):
+        for name in (*_DROPPED_ARGUMENTS, *_PER_LAYER_OUTPUTS):
             inputs.pop(name, None)
         assert input_ids is not None
         compared = {**inputs, "input_ids": input_ids} | ({} if labels is None else {"labels": labels})
@@ -88,29 +89,29 @@ class Pipeline:
         if input_ids is None:
             raise UserError(
                 "pipeline-needs-input-ids",
-                "a pipeline takes token ids",
+                "a pipeline needs input_ids",
                 found=f"{type(self.model).__name__} called without input_ids",
-                why="the first stage embeds them, and the others have no embeddings",
-                fix="pass input_ids in place of inputs_embeds, or train without --pipeline-parallel-size",
+                why="only the first stage has embeddings",
+                fix="pass input_ids instead of inputs_embeds, or train without --pipeline-parallel-size",
             )
-        if asked := [name for name in _INNER_VALUES if inputs.get(name)]:
+        if requested := [name for name in _PER_LAYER_OUTPUTS if inputs.get(name)]:
             raise UserError(
                 "pipeline-inner-values",
-                "a pipeline returns no hidden states and attentions",
-                found=f"{asked[0]}=True",
-                why="each stage has those of its own blocks alone",
-                fix=f"leave {asked[0]} out, or train without --pipeline-parallel-size",
+                "a pipeline returns no hidden states or attentions",
+                found=f"{requested[0]}=True",
+                why="each stage only has those of its own blocks",
+                fix=f"leave {requested[0]} out, or train without --pipeline-parallel-size",
             )
         refuse_router_loss(self.model, inputs)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
-        """Return the parameters of this rank's stages that train."""
+        """Return the trainable parameters of this rank's stages."""
         return (one for one in self.model.parameters() if one.requires_grad)
 
     def _train(self, input_ids: torch.Tensor, labels: torch.Tensor, inputs: dict[str, Any]) -> Any:
         device = input_ids.device
         if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16:
-            raise in_fp16("autocast to float16")
+            raise fp16_refusal("autocast to float16")
         if not self.model.training:
             self.changes.add(
                 "forward passes of the model in eval(), with labels and outside torch.no_grad(), ran the "
@@ -120,27 +121,27 @@ class Pipeline:
         num_items = inputs.pop("num_items_in_batch", None)
         self._num_items = float((labels[..., 1:] != IGNORED).sum() if num_items is None else num_items)
         rows, tokens = input_ids.shape
-        passes, size = micro_batches_of(
+        num_micro_batches, size = micro_batches_of(
             rows,
-            most_rows=self.rows_per_pass,
+            most_rows=self.most_rows,
             num_ranks=self.groups.num_ranks,
             is_interleaved=len(self.stages) > 1,
         )
-        missing = passes * size - rows
-        filled = f", with {missing} rows added that do not count" if missing else ""
+        missing = num_micro_batches * size - rows
+        padding = f", padded by {missing} ignored rows" if missing else ""
         self.changes.add(
-            f"a batch of {rows} rows runs in {passes} micro-batches of {size}{filled}",
+            f"a batch of {rows} rows runs in {num_micro_batches} micro-batches of {size}{padding}",
             once="pipeline micro-batches",
         )
-        more = padded({**inputs, "input_ids": input_ids, "labels": labels}, rows, missing=missing)
-        input_ids, labels = more.pop("input_ids"), more.pop("labels")
-        schedule = self._schedule_for(passes, size, tokens, device)
+        padded = pad_batch({**inputs, "input_ids": input_ids, "labels": labels}, rows, missing=missing)
+        input_ids, labels = padded.pop("input_ids"), padded.pop("labels")
+        schedule = self._schedule_for(num_micro_batches, size, tokens, device)
         before = [(one, one.grad) for one in self.parameters()]
         for one, _ in before:
             one.grad = None
         losses: list[torch.Tensor] = []
         first = (input_ids,) if 0 in self.stages else ()
-        schedule.step(*first, target=labels, losses=losses, labels=labels, **more)
+        schedule.step(*first, target=labels, losses=losses, labels=labels, **padded)
         loss = torch.zeros((), device=device)
         if self.groups.is_last:
             loss = torch.stack([one.detach() for one in losses]).sum()
@@ -149,40 +150,40 @@ class Pipeline:
         for one, earlier in before:
             one.grad = earlier
         anchor = torch.zeros((), device=device, requires_grad=True)
-        return LossAlone(loss=_Loss.apply(loss, anchor, gradients, self.take_gradients))
+        return LossOutput(loss=_ComputedLoss.apply(loss, anchor, gradients, self.accumulate_gradients))
 
-    def take_gradients(self, gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
-        """Add a pass's gradients to the parameters', once they are exchanged.
+    def accumulate_gradients(self, gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
+        """All-reduce a pass's gradients and add them to the parameters'.
 
-        All are averaged over the model's copies, then those of tied embeddings are summed over their stages:
-        in this order both ends of all copies get the same bits. While the Accelerator accumulates they wait:
-        an exchange for each pass would be for nothing.
+        They are averaged over the replicas, then those of tied embeddings are summed over the first and the
+        last stage: in this order all copies are bitwise equal. While the Accelerator accumulates, gradients
+        are only summed locally.
         """
         for one, gradient in gradients:
-            waiting = self._waiting.pop(one, None)
-            self._waiting[one] = gradient if waiting is None else waiting.add_(gradient)
+            earlier = self._unreduced.pop(one, None)
+            self._unreduced[one] = gradient if earlier is None else earlier.add_(gradient)
         if self.accelerator is not None and not self.accelerator.sync_gradients:
             return
-        waiting_now, self._waiting = self._waiting, {}
-        copies = dist.get_world_size(self.groups.replicas)
-        exchanged = self._of_any_copy(waiting_now) if copies > 1 else waiting_now
-        works = [
-            dist.all_reduce(gradient, group=self.groups.replicas, async_op=True)
-            for gradient in exchanged.values()
-            if copies > 1
-        ]
-        for work in works:
-            work.wait()
+        reduced, self._unreduced = self._unreduced, {}
+        num_replicas = dist.get_world_size(self.groups.replicas)
+        if num_replicas > 1:
+            reduced = self._with_zeros_for_missing(reduced)
+            works = [
+                dist.all_reduce(gradient, group=self.groups.replicas, async_op=True)
+                for gradient in reduced.values()
+            ]
+            for work in works:
+                work.wait()
         if self.tied is not None and self.tied.requires_grad:
-            dist.all_reduce(exchanged[self.tied], group=self.groups.ends)
-        for one, gradient in exchanged.items():
-            gradient.div_(copies)
+            dist.all_reduce(reduced[self.tied], group=self.groups.ends)
+        for one, gradient in reduced.items():
+            gradient.div_(num_replicas)
             one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
-    def _of_any_copy(self, gradients: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """Return gradients of all parameters that have one on any copy of the model, zeros where it is not.
+    def _with_zeros_for_missing(self, gradients: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        """Return gradients of all parameters that have one on any replica, zeros if this one has none.
 
-        An expert that no token of one copy's batch went to has one on the others alone.
+        An expert that receives no token on one replica may have a gradient on the others.
         """
         own = list(self.parameters())
         has = torch.tensor([one in gradients for one in own], dtype=torch.uint8, device=self._device)
@@ -194,12 +195,12 @@ class Pipeline:
     def norm(
         self, parameters: Iterable[torch.nn.Parameter], norm_type: float, error_if_nonfinite: bool
     ) -> torch.Tensor:
-        """Return the norm of the gradients of all stages, tied embeddings once; all ranks call it.
+        """Return the gradient norm over all stages, with tied embeddings counted once; all ranks call it.
 
         Args:
-            parameters: of this rank's stages; none where all of them are frozen.
-            norm_type: its exponent; inf for the largest.
-            error_if_nonfinite: True to raise where it is inf or NaN.
+            parameters: this rank's; empty if all are frozen.
+            norm_type: the exponent; inf for the maximum.
+            error_if_nonfinite: whether to raise an error if it is inf or NaN.
         """
         skipped = self.tied if self.groups.is_last else None
         own = [one.grad for one in parameters if one is not skipped and one.grad is not None]
@@ -218,11 +219,11 @@ class Pipeline:
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _schedule_for(self, passes: int, size: int, tokens: int, device: torch.device) -> Any:
-        """Return the schedule for batches of this shape: stages must know the shapes of what they receive."""
-        dtype = self._dtype(device)
-        key = (passes, size, tokens, dtype)
-        if self._key != key:
+    def _schedule_for(self, num_micro_batches: int, size: int, tokens: int, device: torch.device) -> Any:
+        """Return the schedule for batches of this shape, since stages need the shapes of their inputs."""
+        dtype = self._hidden_dtype(device)
+        key = (num_micro_batches, size, tokens, dtype)
+        if self._schedule_key != key:
             shape = (size, tokens, self.model.config.hidden_size)
             hidden = torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
             ids = torch.empty(size, tokens, dtype=torch.int64, device="meta")
@@ -239,39 +240,39 @@ class Pipeline:
                 )
                 for number in self.stages
             ]
-            how: Any = {"loss_fn": lambda loss, _: loss.sum(), "scale_grads": False}
+            options: Any = {"loss_fn": lambda loss, _: loss.sum(), "scale_grads": False}
             self._schedule = (
-                Schedule1F1B(stages[0], passes, **how)
+                Schedule1F1B(stages[0], num_micro_batches, **options)
                 if len(stages) == 1
-                else ScheduleInterleaved1F1B(stages, passes, **how)
+                else ScheduleInterleaved1F1B(stages, num_micro_batches, **options)
             )
-            self._key = key
+            self._schedule_key = key
         return self._schedule
 
-    def _dtype(self, device: torch.device) -> torch.dtype:
-        """Return the format of the hidden states, which autocast may change."""
+    def _hidden_dtype(self, device: torch.device) -> torch.dtype:
+        """Return the dtype of the hidden states, which depends on autocast."""
         key = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
-        if key not in self._hidden_dtype:
+        if key not in self._hidden_dtypes:
             number = torch.zeros(1, dtype=torch.int64, device=device)
             if 0 in self.stages:
                 with torch.no_grad():
                     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-                    number += _FORMATS.index(self._run(0, tokens).dtype)
+                    number += _DTYPES.index(self._run(0, tokens).dtype)
                 torch.clear_autocast_cache()  # as in check_stages()
             dist.broadcast(number, self.groups.first_rank, group=self.groups.pipeline)
-            self._hidden_dtype[key] = _FORMATS[int(number)]
-        return self._hidden_dtype[key]
+            self._hidden_dtypes[key] = _DTYPES[int(number)]
+        return self._hidden_dtypes[key]
 
     def _run(self, stage: int, received: torch.Tensor, **inputs: Any) -> Any:
-        with replaced(self.stages[stage]):
+        with modules_replaced(self.stages[stage]):
             return run_stage(self.model, self.forward, stage, self.num_stages, received, **inputs)
 
     def _evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor | None, inputs: dict[str, Any]) -> Any:
-        """Run the stages one after another, and give all ranks the logits and the loss."""
+        """Run the stages in turn, and return the logits and the loss on all ranks."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         groups, device = self.groups, input_ids.device
-        dtype = self._dtype(device)
+        dtype = self._hidden_dtype(device)
         output: Any = None
         with torch.no_grad():
             for stage in self.stages:
@@ -287,32 +288,32 @@ class Pipeline:
                     dist.send(output.contiguous(), group=groups.pipeline, group_dst=to)
         logits = loss = None
         if self.gives_logits or labels is None:
-            logits = self._from_last(output.logits if groups.is_last else None, device)
+            logits = self._broadcast_logits(output.logits if groups.is_last else None, device)
         if labels is not None:
             loss = output.loss.detach().float() if groups.is_last else torch.zeros((), device=device)
             dist.broadcast(loss, groups.last_rank, group=groups.pipeline)
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 
-    def _from_last(self, logits: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-        """Return the last stage's logits on all ranks, shape (rows, tokens, vocabulary)."""
+    def _broadcast_logits(self, logits: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+        """Return the last stage's logits on all ranks, of shape (rows, tokens, vocabulary)."""
         header = torch.zeros(4, dtype=torch.int64, device=device)
         if logits is not None:
-            header.copy_(torch.tensor([*logits.shape, _FORMATS.index(logits.dtype)]))
+            header.copy_(torch.tensor([*logits.shape, _DTYPES.index(logits.dtype)]))
         dist.broadcast(header, self.groups.last_rank, group=self.groups.pipeline)
         *shape, number = header.tolist()
-        found = torch.empty(shape, dtype=_FORMATS[number], device=device) if logits is None else logits
+        found = torch.empty(shape, dtype=_DTYPES[number], device=device) if logits is None else logits
         found = found.contiguous()
         dist.broadcast(found, self.groups.last_rank, group=self.groups.pipeline)
         return found
 
 
-def in_fp16(found: str) -> UserError:
-    """Return the refusal of a script that trains in fp16, which no rule has seen before the launch."""
+def fp16_refusal(found: str) -> UserError:
+    """Return the error for a script that trains in fp16, which only shows inside the run."""
     return UserError(
         "pipeline-trains-in-fp16",
-        "a pipeline does not train in fp16",
+        "a pipeline can't train in fp16",
         found=found,
-        why="its backward pass runs before the loss is scaled, so that small gradients are lost",
+        why="its backward pass runs before the loss is scaled, so small gradients underflow",
         fix="train in bf16 or in fp32, or without --pipeline-parallel-size",
     )
 
@@ -322,14 +323,14 @@ def _needs_labels(model: Any) -> UserError:
         "pipeline-needs-labels",
         "a training pass of a pipeline needs labels",
         found=f"{type(model).__name__} called in training without labels",
-        why="the last stage computes the loss, and the backward pass follows at once",
-        fix="pass labels to the model and use its loss; label smoothing and other losses of the script's own "
-        "can't be used",
+        why="the last stage computes the loss, and the backward pass follows immediately",
+        fix="pass labels to the model and use its loss; the script can't compute its own, nor use label "
+        "smoothing",
     )
 
 
 class _StageModule(torch.nn.Module):  # type: ignore[misc]
-    """A stage as torch's schedules call it: hidden states in and out, on the last stage the loss out."""
+    """A stage for torch's schedules: maps hidden states to hidden states, on the last stage to the loss."""
 
     def __init__(self, pipeline: Pipeline, stage: int) -> None:
         super().__init__()
@@ -338,24 +339,24 @@ class _StageModule(torch.nn.Module):  # type: ignore[misc]
         self._stage = stage
 
     def forward(self, received: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Return the hidden states, or the loss of shape (1,): torch joins what the last stage returns."""
+        """Return the hidden states, or the loss of shape (1,), since torch concatenates the last outputs."""
         pipeline = self._pipeline[0]
         output = pipeline._run(self._stage, received, num_items_in_batch=pipeline._num_items, **inputs)
         return output.loss.float().reshape(1) if self._stage == pipeline.num_stages - 1 else output
 
 
-class _Loss(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of a pass whose gradients are there already: backward() scales them and hands them on."""
+class _ComputedLoss(torch.autograd.Function):  # type: ignore[misc]
+    """The loss of a pass whose gradients are already computed: backward() scales them and passes them on."""
 
     @staticmethod
     def forward(
-        ctx: Any, loss: torch.Tensor, anchor: torch.Tensor, gradients: Any, take: Callable[[Any], None]
+        ctx: Any, loss: torch.Tensor, anchor: torch.Tensor, gradients: Any, accumulate: Callable[[Any], None]
     ) -> torch.Tensor:
-        ctx.gradients, ctx.take = gradients, take
+        ctx.gradients, ctx.accumulate = gradients, accumulate
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
-        ctx.take([(one, gradient.mul_(scale.to(gradient.dtype))) for one, gradient in gradients])
+        ctx.accumulate([(one, gradient.mul_(scale.to(gradient.dtype))) for one, gradient in gradients])
         return None, None, None, None

@@ -1,4 +1,4 @@
-"""Random states that the stages of a pipeline share: for the order of samples, and for sampled tokens."""
+"""Synchronizes random states over the stages of a pipeline: for the order of samples, and generation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from zerofit.training.pipeline.groups import Groups
 
 
-def shuffle_alike(loader: DataLoader[Any], *, has_seed: bool) -> int:
-    """Let the samplers of a loader draw the same order on all ranks; all ranks call it.
+def synchronize_sampler(loader: DataLoader[Any], *, has_seed: bool) -> int:
+    """Make a DataLoader's sampler draw the same order on all ranks; all ranks call it.
 
-    A sampler without a generator draws from the process's random state. That differs where a script seeds
-    each rank by itself, and after the first dropout in stages with different blocks.
+    A sampler without a generator draws from the process's random state, which differs if a script seeds each
+    rank by itself, and after the first dropout, as stages have different blocks.
 
     Args:
-        loader: not prepared yet.
-        has_seed: True if accelerate shuffles by a seed of its own (use_seedable_sampler).
+        loader: not yet prepared.
+        has_seed: True if accelerate shuffles by its own seed (use_seedable_sampler).
 
     Returns:
-        The seed of the first rank's process, which such a seedable sampler is to take.
+        The first rank's seed, for such a seedable sampler.
     """
     from accelerate.data_loader import get_sampler
     from accelerate.utils import broadcast_object_list
@@ -42,8 +42,8 @@ def shuffle_alike(loader: DataLoader[Any], *, has_seed: bool) -> int:
     return int(first[0])
 
 
-def take_random_state_of_first_stage(groups: Groups) -> None:
-    """Let all stages draw the same random numbers from now on, on the CPU and on the GPU."""
+def synchronize_random_state(groups: Groups) -> None:
+    """Set the CPU's and the GPU's random state of all stages to the first stage's."""
     has_gpu = torch.cuda.is_available()
     state = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if has_gpu else [])
     for one in state:

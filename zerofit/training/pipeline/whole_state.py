@@ -1,4 +1,4 @@
-"""Whole states: weights and optimizer states of all stages, as one process would save and load them."""
+"""WholeStates: gathers weights and optimizer states of all stages for saving, and splits loaded ones."""
 
 from __future__ import annotations
 
@@ -21,37 +21,35 @@ if TYPE_CHECKING:
     from zerofit.training.pipeline.pipeline import Pipeline
 
 _Name = tuple[int, str]
-"""A parameter's place in the whole model, and its name."""
+"""A parameter's index in the whole model, and its name."""
 _GROUPS = "groups"
-"""The key of the names of an optimizer's parameters by group, beside its states."""
-
-
+"""Key of the parameter names by group, in a dict of an optimizer's states."""
 _SAVING = Advice(
     rule="pipeline-saves-on-all-ranks",
-    why="each rank holds the weights of its own blocks, and rank 0 gathers them from all",
+    why="each rank only holds the weights of its own blocks, and rank 0 gathers them from all",
     fix="call it on all ranks, outside of `if accelerator.is_main_process`; rank 0 alone writes",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
-    """A tensor that another rank is about to send."""
+class _TensorHeader:
+    """Shape and dtype of a tensor that another rank sends next."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 class WholeStates:
-    """Gathers the states of a pipeline on rank 0 while ranks save, and takes a rank's part of loaded ones.
+    """Gathers a pipeline's states on rank 0 for saving, and loads each rank's part of whole states.
 
-    A checkpoint is therefore that of one process: it resumes on any number of stages.
+    Checkpoints are therefore those of one process, which any number of stages can resume.
     """
 
     def __init__(self, pipeline: Pipeline, *, limit_s: float) -> None:
-        """Take over how the model and, later, optimizers save and load.
+        """Replace the model's methods that save and load.
 
         Args:
-            pipeline: of the model.
+            pipeline: the model's.
             limit_s: how long a rank that saves waits for the others.
         """
         self.pipeline = pipeline
@@ -62,10 +60,10 @@ class WholeStates:
         self._take_over_model(pipeline.model)
 
     def cut_optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer hold this rank's parameters alone.
+        """Remove other ranks' parameters from an optimizer.
 
         Args:
-            optimizer: torch's; made of the whole model or of the stage.
+            optimizer: torch's, created from the whole model or from this rank's stages.
         """
         if any(one is optimizer for one, _ in self._optimizers):
             return
@@ -74,12 +72,12 @@ class WholeStates:
         if not all(self.has(one) for group in optimizer.param_groups for one in group["params"]):
             raise UserError(
                 "pipeline-foreign-parameters",
-                "an optimizer of a pipeline holds parameters of its model alone",
-                found=f"{type(optimizer).__name__} with parameters that are not of "
+                "an optimizer of a pipeline may only hold parameters of its model",
+                found=f"{type(optimizer).__name__} with parameters outside "
                 f"{type(self.pipeline.model).__name__}",
                 why="they are on no stage, so their gradients are neither averaged nor clipped with the rest",
-                fix="give them an optimizer that accelerator.prepare() does not get, or train without "
-                "--pipeline-parallel-size",
+                fix="use a separate optimizer for them that accelerator.prepare() does not get, or train "
+                "without --pipeline-parallel-size",
             )
         for group in optimizer.param_groups:
             names.append([_name_of(one) for one in group["params"]])
@@ -87,9 +85,9 @@ class WholeStates:
         self._optimizers.append((optimizer, names))
 
     def take_over_optimizers(self) -> None:
-        """Let optimizers save and load the states of all stages.
+        """Make optimizers save and load the states of all stages.
 
-        After accelerate has prepared them, which reads a state and loads it again to move it to the device.
+        To be called after accelerate has prepared them, which saves and loads a state to move it to the GPU.
         """
         for key, (optimizer, _) in enumerate(self._optimizers):
             if "load_state_dict" not in vars(optimizer):
@@ -108,24 +106,24 @@ class WholeStates:
         optimizer.load_state_dict = MethodType(load_state_dict, optimizer)
 
     def has(self, parameter: Any) -> bool:
-        """Return True for a parameter of the model, of whatever stage."""
+        """Return True for a parameter of any stage of the model."""
         return hasattr(parameter, "_zerofit_name")
 
     def weights(self, call: str) -> OrderedDict[str, Any]:
-        """Return the weights of all stages on rank 0, and nothing on the others; all ranks call it.
+        """Return the weights of all stages on rank 0, and an empty dict on the others; all ranks call it.
 
         Args:
-            call: what the script has called.
+            call: the script's call, for messages.
 
         Raises:
-            UserError: some ranks alone have called it.
+            UserError: not all ranks call it.
         """
         if self._weights is not None:
             return self._weights.copy()
         model, groups = self.pipeline.model, self.pipeline.groups
         if groups.first_rank == 0:
             meet(call, line=script_line(), limit_s=self._limit_s, ranks=groups.ranks, advice=_SAVING)
-        found: OrderedDict[str, Any] = OrderedDict()  # of which accelerate drops tied names as it saves
+        found: OrderedDict[str, Any] = OrderedDict()  # accelerate drops tied names when it saves
         for part in self._gather(type(model).state_dict(model)):
             found.update({name: value for name, value in part.items() if name not in found})
         for name, first in self._tied_names(found):
@@ -134,11 +132,11 @@ class WholeStates:
 
     @contextlib.contextmanager
     def gathered(self, call: str, *, optimizers: bool) -> Iterator[None]:
-        """Let state_dict() of model and optimizers be whole on rank 0; all ranks enter it together.
+        """Make state_dict() of model and optimizers return whole states on rank 0; all ranks enter it.
 
         Args:
-            call: what the script has called.
-            optimizers: False to gather the weights alone.
+            call: the script's call, for messages.
+            optimizers: whether to gather optimizer states beside the weights.
         """
         is_outermost = self._weights is None
         if is_outermost:
@@ -170,9 +168,9 @@ class WholeStates:
             if used is not model and kwargs.get("state_dict") is None:
                 raise UserError(
                     "pipeline-saves-a-part",
-                    "this would save the weights of one rank",
+                    "this would only save the weights of one rank",
                     found=f"save_pretrained() of a copy of the {kind.__name__} that trains",
-                    why="a copy holds the weights of its rank's stage alone",
+                    why="a copy only holds the weights of its rank's stages",
                     fix="save the model itself, on all ranks",
                 )
             if kwargs.get("state_dict") is None:
@@ -187,24 +185,25 @@ class WholeStates:
             vars(model)[name] = MethodType(method, model)
 
     def _tied_names(self, found: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return tied names that one process would save too, each with the one that it is tied to."""
+        """Return the tied weights' names, each with the name that it is tied to."""
         model = self.pipeline.model
         tied = getattr(model, "all_tied_weights_keys", None) or {}
         return [(name, first) for name, first in dict(tied).items() if first in found]
 
     def _gather(self, own: Mapping[Any, Any]) -> list[dict[Any, Any]]:
-        """Return what each stage of the first copy of the model holds, on rank 0; nothing on other ranks.
+        """Return on rank 0 what each rank of the first pipeline holds; an empty list on other ranks.
 
-        Tensors go one by one through host memory: as one object they would all be on a GPU, several times.
+        Tensors are sent one by one through host memory: as one object they would need several times their
+        size on a GPU.
 
         Args:
-            own: tensors and other values of this rank's stage, by name.
+            own: tensors and other values of this rank, by name.
         """
         groups = self.pipeline.groups
         if groups.first_rank != 0:
             return []
         described = [
-            (name, _Described(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
+            (name, _TensorHeader(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
             for name, value in own.items()
         ]
         received: list[Any] | None = [None] * groups.num_ranks if groups.place == 0 else None
@@ -245,14 +244,14 @@ class WholeStates:
     def _whole_groups(self, parts: list[list[list[_Name]]]) -> list[list[_Name]]:
         """Return the parameters of each group over all stages, in the model's order, tied ones once.
 
-        An optimizer that was made of the whole model keeps its own order: all stages then name the same.
+        An optimizer created from the whole model names the same on all stages, and keeps its order.
         """
         if all(part == parts[0] for part in parts):
             return parts[0]
         return [sorted({name for part in parts for name in part[place]}) for place in range(len(parts[0]))]
 
     def _own_part(self, key: int, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's part of an optimizer's whole state, numbered as its own parameters are."""
+        """Return this rank's part of an optimizer's whole state, with its own parameter indices."""
         optimizer, _ = self._optimizers[key]
         parts: list[Any] = [None] * self.pipeline.groups.num_ranks
         dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.host)
@@ -276,7 +275,7 @@ class WholeStates:
 
 
 def name_parameters(model: Any) -> None:
-    """Note on each parameter of a whole model its place and its name; of tied ones the first."""
+    """Store in each parameter of a whole model its index and name; the first name of tied ones."""
     for place, (name, one) in enumerate(model.named_parameters()):
         one._zerofit_name = (place, name)
 
@@ -291,7 +290,7 @@ def _on_host(state: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _received(value: Any, rank: int, group: Any) -> Any:
-    if not isinstance(value, _Described):
+    if not isinstance(value, _TensorHeader):
         return value
     tensor = torch.empty(value.shape, dtype=value.dtype)
     dist.recv(tensor, rank, group=group)

@@ -120,10 +120,10 @@ def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, ch
             take_every_n_layers(model)
         return
     # The script may have called the model's own method.
-    for note in set_checkpointing(
-        model, wanted=settings.strategy.gradient_checkpointing, every=settings.strategy.checkpoint_every
-    ):
-        changes.add(note)
+    strategy = settings.strategy
+    changes.add(
+        *set_checkpointing(model, wanted=strategy.gradient_checkpointing, every=strategy.checkpoint_every)
+    )
 
 
 def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
@@ -144,11 +144,11 @@ def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
         return
     raise UserError(
         "epochs-differ",
-        "the plan's batches would take other samples at an epoch's end",
+        "with the plan's batches the end of an epoch has other samples",
         found=f"{num_samples} samples in steps of {size} on {args.world_size} "
         f"rank{'s' * (args.world_size > 1)}, with dataloader_drop_last={args.dataloader_drop_last}",
-        why="several ranks fill up the last batches, and drop_last leaves them out: what trains depends on "
-        "their size",
+        why="the last batches are filled up for several ranks, or dropped by drop_last, so the samples of an "
+        "epoch depend on the batch size",
         fix="plan again: zerofit then splits the script's own batches inside the forward pass",
     )
 
@@ -313,9 +313,7 @@ def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int
     if settings.trainer_accumulates:
         if micro_batch_size * (steps or samples // micro_batch_size) != samples:
             raise _differs(settings, script, world_size)
-        if (
-            settings.pipeline_parallel_size > 1
-        ):  # which splits a batch itself, into as many as fill its stages
+        if settings.pipeline_parallel_size > 1:  # a pipeline splits batches itself, to fill its stages
             return Batches(batch_size=samples, gradient_accumulation_steps=1)
         return Batches(batch_size=micro_batch_size, gradient_accumulation_steps=samples // micro_batch_size)
     if samples != script.samples_per_step:
@@ -324,7 +322,7 @@ def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int
         raise micro_batch_too_large(
             settings,
             script.batch_size,
-            why="several of the script's batches, put together, would be padded and masked in another way",
+            why="merging several of the script's batches would change padding and masks",
         )
     pieces = -(-script.batch_size // micro_batch_size) * script.gradient_accumulation_steps
     if steps not in (None, pieces) and steps * micro_batch_size != samples:
@@ -347,10 +345,10 @@ def _not_divisible(asked: int, world_size: int) -> UserError:
     nearest = " or ".join(str(size) for size in (below, below + world_size) if size)
     return UserError(
         "global-batch-not-divisible",
-        "the global batch does not divide over the ranks",
+        "the global batch size is not divisible by the number of ranks",
         found=f"a global batch of {asked}, and {world_size} ranks",
         why="each rank takes the same number of samples in each optimizer step",
-        fix=f"ask for a global batch of {nearest}",
+        fix=f"use a global batch size of {nearest}",
     )
 
 

@@ -55,9 +55,8 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     def train(original: Any, self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
         resumed = recovered(self) or resume_from_checkpoint
         if resumed is True:
-            resumed = (
-                newest_complete(Path(self.args.output_dir), settings) or True
-            )  # Trainer reports that there is none
+            newest = newest_complete(Path(self.args.output_dir), settings)
+            resumed = True if newest is None else newest.path  # Trainer reports that there is none
         elif resumed and Path(resumed).is_dir():
             check_resumed(Path(resumed), settings)
         return original(self, str(resumed) if isinstance(resumed, Path) else resumed, *args, **named)

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event
+from zerofit.core.stage_blocks import stages_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ class Stage:
     @property
     def numbers(self) -> range:
         """The stages that this rank holds."""
-        return range(self.number, self.num_stages, self.num_ranks)
+        return stages_of_rank(self.number, num_stages=self.num_stages, num_ranks=self.num_ranks)
 
     def in_flight(self, strategy: Strategy) -> int:
         """Return the warmup passes: forward passes of stages before the rank's first backward pass.

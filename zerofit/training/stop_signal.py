@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _ASK_EVERY_S = 1.0
-"""Ranks synchronize about once a second, at steps that all of them derive equally: a reduction at each step
-would make the host wait for the GPU."""
+"""Ranks synchronize about once a second, at the same steps: an all-reduce at each step would make the host
+wait for the GPU."""
 
 
 class _Stop:
@@ -31,7 +31,7 @@ class _Stop:
         """True if this rank received the signal."""
         self.saved_to: str | None = None
         self.is_agreed = False
-        """True once all ranks know."""
+        """True when all ranks know of the request."""
         self.next_step = 1
         """The step after which the ranks synchronize again."""
         self.asked_step: int | None = None
@@ -111,7 +111,7 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
         control = original(self, args, state, control, *rest, **kwargs)
         if stop.agrees(state.global_step):
             control.should_save = True
-            control.should_evaluate = False  # there is no time
+            control.should_evaluate = False  # takes too long
         return control
 
     def on_save(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -129,7 +129,7 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
 
 
 def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Make a loop save before its next batch, when all work of a step is done.
+    """Make a loop save before its next batch, when the step is complete.
 
     Args:
         module: accelerate.data_loader.

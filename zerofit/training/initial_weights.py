@@ -1,4 +1,4 @@
-"""Equal weights at the start, on all ranks that hold copies or parts of a model."""
+"""Broadcasts initial weights to all ranks that hold copies or parts of a model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 
-def take_values_of_first_rank(model: Any, changes: Changes) -> None:
-    """Copy the first rank's weights of a whole model to all ranks, as DistributedDataParallel does.
+def broadcast_initial_weights(model: Any, changes: Changes) -> None:
+    """Broadcast the first rank's weights of a whole model to all ranks, as DistributedDataParallel does.
 
-    Only tensors whose sums differ are sent. Weights partitioned by zero.Init are already equal.
+    Only tensors whose sums differ are sent. Weights partitioned by zero.Init are equal already.
     """
     import torch
     from accelerate.state import PartialState
