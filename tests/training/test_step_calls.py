@@ -54,12 +54,12 @@ def _asked(source: str, monkeypatch: pytest.MonkeyPatch, *, file: Path | str, na
     module.__file__ = str(file)
     module.step_calls = step_calls  # type: ignore[attr-defined]
     exec(compile(source, str(file), "exec"), module.__dict__)
-    frames = step_calls._frames
+    walk_stack = step_calls.walk_stack
 
-    def own_frames() -> list[FrameType]:
-        return [one for one in frames() if one.f_globals is module.__dict__]
+    def own_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+        return [one for one in walk_stack(frame) if one[0].f_globals is module.__dict__]
 
-    monkeypatch.setattr(step_calls, "_frames", own_frames)
+    monkeypatch.setattr(step_calls, "walk_stack", own_frames)
     monkeypatch.setattr(step_calls, "_script_files", set)
     return module.ask()
 

@@ -333,9 +333,7 @@ def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> in
     def rank(place: int) -> tuple[bool, float, int]:
         predicted, family = times[place] or 0.0, _family(plans[place])
         alike = [one for one in results if _family(plans[one]) == family]
-        is_same = any(
-            abs(predicted - (times[one] or 0.0)) <= TIME_TIE_SHARE * predicted for one in same_family
-        )
+        is_same = any(abs(predicted - (times[one] or 0.0)) <= TIME_TIE_SHARE * predicted for one in alike)
         of_family = ratios.get(family, [most_hopeful])
         return is_same, predicted * sum(of_family) / len(of_family), place
 

@@ -146,4 +146,4 @@ def test_the_closed_form_of_a_matrix_in_4_bits_is_what_its_layer_holds_but_for_i
         vocab_size=1,
     )
     tables = 16 * 4 + 256 * 4 + 4  # what 4 and 8 bits stand for, and the mean of the scales
-    assert Shape(facts=facts, request=_REQUEST).bytes_at_rest(4096 * 11008) == held - tables
+    assert Shape(facts=facts, request=_REQUEST).packed_bytes(4096 * 11008) == held - tables
