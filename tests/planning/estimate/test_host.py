@@ -206,6 +206,16 @@ def test_accumulation_keeps_whole_gradients_on_the_host_at_stage_2() -> None:
     assert more - once == 2 * _NUM_ELEMENTS
 
 
+def test_packed_weights_do_not_set_the_format_of_what_trains() -> None:
+    packed = (replace(one, bytes_per_element=1, is_packed=True) for one in _FROZEN.parameters[1:])
+    log = replace(_FROZEN, parameters=(*_FROZEN.parameters[:1], *packed))
+    sixteen_bit, four_bit = (
+        _tensors(replace(setup_of(_LOG, 2, offload="o", ranks=4), log=one), RunPhase.STEP)
+        for one in (_FROZEN, log)
+    )
+    assert four_bit == sixteen_bit
+
+
 def test_nvme_takes_what_the_host_would() -> None:
     setup = setup_of(_LOG, 3, ranks=4)
     strategy = replace(

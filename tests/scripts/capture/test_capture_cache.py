@@ -38,6 +38,13 @@ def test_a_link_that_leads_elsewhere_makes_a_capture_anew(workplace, what: str) 
     assert _captures_anew(workplace, *arguments)
 
 
+def test_a_script_that_saw_the_gpu_that_stands_in_is_kept_for_runs_without_planned_gpus(workplace) -> None:
+    shown = cache.gpu_words((cache.STAND_IN_GPU,))
+    workplace.write_counted(f"import training\ntraining.begin(told_gpus={shown!r})")
+    assert _captures_anew(workplace)
+    assert not _captures_anew(workplace)
+
+
 def test_a_capture_that_reads_more_files_than_are_noted_is_not_kept(workplace, monkeypatch) -> None:
     monkeypatch.setattr("zerofit.scripts.capture.cache.MAX_FILES_READ", 2)
     workplace.write_counted("import training\nfor n in range(3): open(f'{n}.txt').read()\ntraining.begin()")

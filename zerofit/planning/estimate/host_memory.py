@@ -116,7 +116,7 @@ class HostRank:
         self._sizes = [parameter.num_elements for parameter in log.parameters]
         self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
         self._trained = setup.trained
-        self._unit = min(self._bytes) if self._trained else FP32  # see DeepSpeedEngine.unit
+        self._unit = setup.unit
         self._is_deepspeed = strategy.engine is Engine.DEEPSPEED
         self._stage = strategy.zero_stage if self._is_deepspeed else ZeroStage.NOTHING
         self._loaded = loaded_bytes_per_element

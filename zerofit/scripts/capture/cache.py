@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.capture import capture_from_json, capture_to_json
 from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec
 from zerofit.core.secrets import masked
 from zerofit.scripts.capture.journal import MAX_FILES_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.core.capture import Capture
-    from zerofit.core.facts import GpuSpec
 
 _ZEROFIT = Path(__file__).parents[2]
 _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.py")
@@ -57,7 +57,13 @@ class ScriptRun:
     """The user's environment variables."""
     cwd: Path
     gpus: tuple[GpuSpec, ...] = ()
-    """GPUs of the planned node, which the script's own code sees; empty: a generic one."""
+    """GPUs of the planned node, which the script's own code sees; empty: STAND_IN_GPU."""
+
+
+STAND_IN_GPU = GpuSpec(
+    name="a GPU that stands in for yours", memory_bytes=80 * 2**30, compute_capability=(8, 0)
+)
+"""The GPU that a script sees if no node is planned: like an A100 with 80 GB."""
 
 
 def gpu_words(gpus: tuple[GpuSpec, ...]) -> str:
@@ -96,7 +102,8 @@ def load(
         if document["environment"] != _environment_stamp(run.environment, stamps):
             return None
         capture = capture_from_json(document["capture"], name="cache")
-        return None if capture.told_gpus not in ("", gpu_words(run.gpus)) else (capture, document["key"])
+        shown = gpu_words(run.gpus or (STAND_IN_GPU,))
+        return None if capture.told_gpus not in ("", shown) else (capture, document["key"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 

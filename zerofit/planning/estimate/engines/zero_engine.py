@@ -36,10 +36,7 @@ class DeepSpeedEngine(SimulatedEngine):
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
         log, strategy = setup.log, setup.strategy
-        formats = [one.bytes_per_element for one in log.parameters if not one.is_packed]
-        self.unit = min(formats) if self.trained else FP32
-        """Bytes per element of the run's format, in which gradients are reduced and partitions kept. Adapters
-        made beside a model under zero.Init are fp32 all the same: deepspeed 0.19.8, engine.py:1859."""
+        self.unit = setup.unit
         is_shared = setup.topology.sequence_parallel_size > 1
         self.sent_unit = FP32 if is_shared else self.unit
         """Bytes per element of a gradient as it is sent: fp32 where ranks share the tokens of a sample.

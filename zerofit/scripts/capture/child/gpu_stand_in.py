@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.core.facts import GpuSpec
-from zerofit.scripts.capture.cache import gpu_words
+from zerofit.scripts.capture.cache import STAND_IN_GPU, gpu_words
 from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.capture.nvidia_smi import ASKED
 
@@ -37,12 +37,6 @@ _GPU_PROPERTIES = {"multi_processor_count": 108, "warp_size": 32, "is_integrated
 Source:
 https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
 """
-
-
-_STAND_IN = GpuSpec(
-    name="a GPU that stands in for yours", memory_bytes=80 * 2**30, compute_capability=_CAPABILITY
-)
-"""Like an A100 with 80 GB."""
 
 
 def install(torch: ModuleType, seen: Observations) -> None:
@@ -126,7 +120,7 @@ def _show_planned_gpus(torch: Any, seen: Observations) -> None:
 
     def gpu_for(device: Any) -> GpuSpec:
         if not is_own_code(sys._getframe(2).f_code.co_filename):
-            return _STAND_IN
+            return STAND_IN_GPU
         _note_shown_gpus(seen)
         return _gpu_at(seen, device)
 
@@ -162,7 +156,7 @@ def _show_planned_gpus(torch: Any, seen: Observations) -> None:
 
 
 def _gpus_of(seen: Observations) -> tuple[GpuSpec, ...]:
-    return seen.spec.gpus or (_STAND_IN,)
+    return seen.spec.gpus or (STAND_IN_GPU,)
 
 
 def _capability_of(gpu: GpuSpec) -> tuple[int, int]:
