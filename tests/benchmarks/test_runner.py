@@ -123,6 +123,7 @@ def test_one_that_fails_does_not_stop_the_others(ran: Ran) -> None:
     assert ran.not_run == ()
 
 
+@pytest.mark.slow
 def test_one_ahead_is_started_while_one_runs_and_no_more(ran: Ran) -> None:
     assert ran.started == [
         {"first", "second"},

@@ -29,7 +29,7 @@ def _seen(run: Run, rank: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("engine", "ranks"),
     [
-        ("native", 1),
+        pytest.param("native", 1, marks=pytest.mark.slow),
         ("deepspeed", 2),
         pytest.param("native", 2, marks=pytest.mark.slow),
     ],

@@ -40,6 +40,7 @@ def test_a_script_trains_as_in_one_process(by_trainer: bool, runs: Runs) -> None
     assert "a batch of 8 rows runs in 8 micro-batches of 1\n" in said
 
 
+@pytest.mark.slow
 def test_stages_shuffle_alike_where_a_script_seeds_each_rank_by_itself(
     launch: Callable[..., Run], model_of: Callable[[str], Path]
 ) -> None:

@@ -105,7 +105,11 @@ _LARGER = {**BERT, "vocab_size": 8000, "hidden_size": 256, "intermediate_size": 
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "state"), [(30 * MIB, TrialState.OUT_OF_MEMORY), (1000 * MIB, TrialState.DONE)]
+    ("limit_bytes", "state"),
+    [
+        (30 * MIB, TrialState.OUT_OF_MEMORY),
+        pytest.param(1000 * MIB, TrialState.DONE, marks=pytest.mark.slow),
+    ],
 )
 def test_a_rung_over_its_limit_is_out_of_memory_and_one_below_it_runs(
     tmp_path: Path, limit_bytes: int, state: TrialState

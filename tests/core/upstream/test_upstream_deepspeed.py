@@ -17,8 +17,14 @@ from zerofit.core.upstream.deepspeed import wait_for_every_gather
 _PROGRAM = Path(__file__).with_name("engine_program.py")
 
 
-@pytest.mark.parametrize("way", ["own", "older"])
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(
+    ("stage", "way"),
+    [
+        (1, "own"),
+        (2, "older"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, "older"), (2, "own"))),
+    ],
+)
 def test_a_step_has_the_gradients_of_all_passes_though_none_was_known_to_be_the_last(
     stage: int, way: str
 ) -> None:

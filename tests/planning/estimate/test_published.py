@@ -14,8 +14,8 @@ from zerofit.planning.estimate.device_memory.memory import BY_NAME, BY_OWN_MODEL
 from zerofit.planning.training_estimator import UNCERTAINTY, UNCERTAINTY_SOURCE
 
 _ROOT = Path(__file__).parents[3]
-_NAMES = ("hf-bertL-vanilla", "hf-bertL-adam8bit-all", "litgpt-03", "litgpt-30", "qwen-007")
-"""A case of each kind of training on one GPU, and one with modules that train whole, the quickest each."""
+_NAMES = ("hf-bertL-vanilla", "hf-bertL-adam8bit-all", "litgpt-30")
+"""The quickest cases of full training and of adapters; `make test-published` has them all."""
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,13 @@ _LOOKS = {
 }
 
 
-@pytest.mark.parametrize("look", _LOOKS.values(), ids=_LOOKS)
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(_LOOKS[name], id=name, marks=marks)
+        for name, marks in zip(_LOOKS, ((), pytest.mark.slow), strict=True)
+    ],
+)
 def test_a_script_that_looks_at_its_weights_is_captured_with_them(tmp_path: Path, look: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(_CONFIG))

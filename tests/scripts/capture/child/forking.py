@@ -6,6 +6,7 @@ imported once, which takes most of a capture's time.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -15,12 +16,14 @@ def main() -> None:
     """Run each job's train.py in its place, and print the exit codes."""
     import accelerate
     import datasets
+    import deepspeed
     import peft
     import transformers.trainer_seq2seq
 
-    assert all((accelerate, datasets, peft, transformers))
+    assert all((accelerate, datasets, deepspeed, peft, transformers))
     from zerofit.scripts.capture.child.__main__ import main as capture
 
+    gc.freeze()  # the forks' collections leave the libraries' objects, and their pages, alone
     codes = []
     for place, folder in json.loads(sys.argv[1]):
         child = os.fork()
