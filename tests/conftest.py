@@ -58,8 +58,11 @@ _AT_FIRST = (
     "planning/inference",
 )
 """Folders whose files take longest: begun first, so that no core waits for another one's last file."""
-_SHARES_ITS_FIXTURES = ("scripts/capture/child",)
-"""Folders whose files share what takes long to make: one process runs all of them."""
+_SHARE_FIXTURES = (
+    re.compile(r"tests/scripts/capture/child/"),
+    re.compile(r"tests/launching/test_(tensor|sequence|pipeline)_parallel\.py"),
+)
+"""Files that share what takes long to make: one process runs all of a pattern's."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            shared = (folder for folder in _SHARES_ITS_FIXTURES if nodeid.startswith(f"tests/{folder}/"))
+            shared = (one.pattern for one in _SHARE_FIXTURES if one.match(nodeid))
             return next(shared, super()._split_scope(nodeid))
 
     return ByFile(config, log)

@@ -40,17 +40,15 @@ for batch in data:
 """
 
 
-_LOOKS = {
-    "at a value": "model.lm_head.weight.sum().item()",
-    "in a library of its own words": "if model.lm_head.weight.is_meta: raise ValueError('wrong storage')",
-}
-
-
 @pytest.mark.parametrize(
     "look",
     [
-        pytest.param(_LOOKS[name], id=name, marks=marks)
-        for name, marks in zip(_LOOKS, ((), pytest.mark.slow), strict=True)
+        pytest.param("model.lm_head.weight.sum().item()", id="at a value"),
+        pytest.param(
+            "if model.lm_head.weight.is_meta: raise ValueError('wrong storage')",
+            id="in a library of its own words",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_script_that_looks_at_its_weights_is_captured_with_them(tmp_path: Path, look: str) -> None:
