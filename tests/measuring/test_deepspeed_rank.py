@@ -172,6 +172,7 @@ def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> Non
     assert finished.stdout.splitlines()[-1:] == ["deepspeed-op-not-built"], finished.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("built_ops")
 def test_the_ladder_of_rank_0(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()

@@ -75,7 +75,7 @@ def _flops(log: AllocationLog) -> int:
     return sum(cost.count * (cost.fixed_flops + 2 * cost.flops_per_sample) for cost in log.costs)
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("checkpoints", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_stages_share_the_operations_and_the_parameters_of_the_whole(checkpoints: bool) -> None:
     stages = [_log(stage, stages=3, gradient_checkpointing=checkpoints) for stage in range(3)]
     whole = _traced(
@@ -404,6 +404,7 @@ def test_more_stages_than_blocks_are_refused() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:
     asked = problem(facts=_FACTS, num_gpus=4, sequence_length=_TOKENS, global_batch_size=16)
     fixed: Any = {"gradient_checkpointing": False, "precision": Precision.FP32}

@@ -19,6 +19,7 @@ from zerofit.launching.hang import dump_stacks
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
+_FORKED_RANKS = ROOT / "tests" / "support" / "forked_ranks.py"
 RUN_TIMEOUT_S = 285
 """The first use of DeepSpeed's CPU Adam compiles it, which takes minutes on two cores."""
 
@@ -92,8 +93,9 @@ def _stacks(pid: int, folder: Path) -> str:
     return "\n".join(shown)
 
 
-def run_two_ranks(script: Path, folder: Path, *arguments: str) -> Run:
-    """Run a script in a folder on two CPU ranks of torchrun to its end, which must be a good one."""
-    flags = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+def run_ranks(script: Path, folder: Path, *arguments: str, num_ranks: int = 2) -> Run:
+    """Run a script in a folder on CPU ranks to its end, which must be a good one."""
+    ranks = (sys.executable, str(_FORKED_RANKS), str(num_ranks))
+    support = os.pathsep.join((str(_FORKED_RANKS.parent), str(ROOT), os.environ.get("PYTHONPATH", "")))
     on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return run_command((sys.executable, *flags, str(script), *arguments), folder, **on_cpu).check()
+    return run_command((*ranks, str(script), *arguments), folder, **on_cpu, PYTHONPATH=support).check()

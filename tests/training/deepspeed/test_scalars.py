@@ -36,14 +36,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("stage", "how"),
-    [
-        pytest.param("2", (), marks=pytest.mark.slow),
-        ("3", ()),
-        pytest.param("3", ("copies",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "how"), [("2", ()), ("3", ()), ("3", ("copies",))])
 def test_they_train_as_in_one_process(stage: str, how: tuple[str, ...], models: Path, tmp_path: Path) -> None:
     alone = run_command((sys.executable, str(_SCRIPT), str(models), "8", *how), tmp_path).check()
     flags = ("--cpu", "--gpus", "2xA100-40G", "--zero-stage", stage)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_ranks
 
-_SUPPORT = Path(__file__).parents[2] / "support"
+_RANKS = Path(__file__).parents[2] / "support" / "ranks_of_shards.py"
 _BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
 _SHARED = (
     *("llama", "one key-value head", "six heads", "tied", "qwen2", "qwen3", "mistral", "sliding window"),
@@ -31,14 +29,7 @@ _CLOSE = 1e-5
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("shards")
-    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    path = os.pathsep.join((str(_SUPPORT), str(_SUPPORT.parents[1])))
-    subprocess.run(
-        [*ranks, str(_SUPPORT / "ranks_of_shards.py"), str(folder), *_SHARED, *_REFUSED],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        timeout=500,
-    )
+    run_ranks(_RANKS, folder, str(folder), *_SHARED, *_REFUSED)
     return dict(json.loads((folder / "results.json").read_text()))
 
 

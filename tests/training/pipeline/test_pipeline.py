@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_ranks
 
 from zerofit.training.pipeline.batches import micro_batches_of
 
-_SUPPORT = Path(__file__).parents[2] / "support"
+_RANKS = Path(__file__).parents[2] / "support" / "ranks_of_pipeline.py"
 _CLOSE = 1e-6
 """Of losses near 5, of norms, and of gradients relative to the largest; 5e-7 is seen."""
 _CLOSE_IN_BF16 = 1e-2
@@ -57,14 +55,7 @@ _REFUSED = {
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each rank found, by case."""
     folder = tmp_path_factory.mktemp("pipelines")
-    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")
-    path = os.pathsep.join((str(_SUPPORT), str(_SUPPORT.parents[1])))
-    subprocess.run(
-        [*ranks, str(_SUPPORT / "ranks_of_pipeline.py"), str(folder)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        timeout=500,
-    )
+    run_ranks(_RANKS, folder, str(folder), num_ranks=4)
     found: dict[str, list[dict[str, Any]]] = {}
     for path_of_rank in sorted(folder.glob("*-[0-3].json"), key=lambda one: one.stem.split("-")[::-1]):
         for case, result in json.loads(path_of_rank.read_text()).items():
