@@ -162,15 +162,16 @@ def test_an_optimizer_step_out_of_memory_recovers_with_sharded_states(
 ) -> None:
     example, flags = _EXAMPLES["trainer"], ("--gpus=2x24GB", "--num-processes=2")
     target = _target(example, data_dir, flags, *example.large)
+    expected = plain_losses("trainer", example.large)
     run = _launched(target, flags, tmp_path, MEMORY_LIMIT="240000000 optimizer_step 0")
     recovery = _recoveries(run)[-1]
     assert recovery["strategy"].startswith("ZeRO-1")
     assert recovery["resumed_from"] is None
-    assert_same(example.losses(run.folder), plain_losses("trainer", example.large), tolerance=FP32_TOLERANCE)
+    assert_same(example.losses(run.folder), expected, tolerance=FP32_TOLERANCE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("route", "plan"), product(_EXAMPLES, ("one", "z2")))
+@pytest.mark.parametrize(("route", "plan"), list(product(_EXAMPLES, ("one", "z2"))))
 def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_refuses(
     route: str, plan: str, data_dir: Path, plain_losses: PlainLosses, tmp_path: Path
 ) -> None:
@@ -181,12 +182,15 @@ def test_a_first_save_that_is_out_of_memory_leaves_no_folder_that_the_script_ref
     """
     example, flags = _EXAMPLES[route], _PLANS[plan]
     sizes, limit = (example.large, 1) if plan == "one" else ((), _FEW_BYTES[route])
+    expected = plain_losses(
+        route, sizes
+    )  # first, as it writes models to the data folder, an input of captures
     target = [str(SCRIPTS / "strict_output.py"), *_target(example, data_dir, flags, *sizes)]
     run = _launched(target, flags, tmp_path, MEMORY_LIMIT=f"{limit} saving 0 once")
     recovery = _recoveries(run)[-1]
     assert "optimizer on cpu" in recovery["strategy"]
     assert recovery["resumed_from"] is None
-    assert_same(example.losses(run.folder), plain_losses(route, sizes), tolerance=FP32_TOLERANCE)
+    assert_same(example.losses(run.folder), expected, tolerance=FP32_TOLERANCE)
     left = {path.name for path in tmp_path.iterdir()} - {"out", "zerofit-runs"}
     assert left == ({"out.before-recovery-1"} if route == "accelerate" else set())
     assert not any(tmp_path.rglob(".zerofit-saving.*"))
