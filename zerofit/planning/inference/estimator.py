@@ -150,6 +150,7 @@ class InferenceEstimator(Estimator[InferenceCandidate]):
         elif strategy.uses_nvme:
             needed, available = nvme_bytes_needed(weights.setup), problem.machine.nvme_bytes
             if 0 < available < needed:
+                excess.append(needed / available)
                 shortages.append(
                     f"needs {format_bytes(needed)} of {format_bytes(available)} on the NVMe disk"
                 )
