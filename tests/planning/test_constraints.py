@@ -140,8 +140,8 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(unprepared_models=("LlamaForCausalLM",)),
             "zero_stage",
             _NOT_PARTITIONED,
-            "at stage 3 transformers takes the weights of LlamaForCausalLM apart; nothing prepares one"
-            " of them, and another is what trains",
+            "at stage 3 transformers partitions LlamaForCausalLM on creation, and the script does not"
+            " prepare all of its models",
         ),
         (
             capture(averages="EMA"),

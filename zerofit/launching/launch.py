@@ -171,14 +171,14 @@ def launch(
     policy = RecoverPolicy(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
     )
-    for_all: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    run_settings: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
     if num_trials and not dry_run:
         trials = TrialPolicy(num_trials=num_trials)
         tuning = run_trials(
             request,
             trials,
             run_dir=run_dir,
-            settings=for_all,
+            settings=run_settings,
             hang_limit_s=hang_limit_s,
             check=check_launch,
             dry_run=False,
@@ -190,7 +190,7 @@ def launch(
     else:
         to_launch = prepare_launch(request, observer)
     recovers = may_recover(request, to_launch.plan, policy)
-    plan = replace(to_launch.plan, **for_all, recovers=recovers, resume_from=None)
+    plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())

@@ -16,7 +16,7 @@ from zerofit.core.allocation_log import TensorKind
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
-from zerofit.core.plan import GROUP_FLAGS
+from zerofit.core.plan import GROUP_FLAGS, RUN_SETTINGS
 from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
@@ -254,8 +254,7 @@ def _next_plan(
         observer.say(f"{folder}, made by the attempt before, is now {place}")
     plan = replace(
         launch.plan,
-        is_checked=failed.plan.is_checked,
-        generate_limit_s=failed.plan.generate_limit_s,
+        **{name: getattr(failed.plan, name) for name in RUN_SETTINGS},
         recovers=True,
         resume_from=str(resumed) if resumed is not None and way.is_by_trainer else None,
     )

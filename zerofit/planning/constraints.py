@@ -313,8 +313,8 @@ def _why_not_partitioned(capture: Capture) -> str:
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (
-            f"at stage 3 transformers takes the weights of {names} apart; nothing prepares one of"
-            " them, and another is what trains"
+            f"at stage 3 transformers partitions {names} on creation, and the script does not prepare"
+            " all of its models"
         )
     return ""
 

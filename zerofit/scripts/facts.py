@@ -63,9 +63,9 @@ class Model:
     """True if it is passed to prepare(), a Trainer or deepspeed.initialize()."""
     is_in_zero_init: bool
     """True if it is created inside `deepspeed.zero.Init()`."""
-    before: Snippet | None
+    later_setup: Snippet | None
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), if it comes after the model."""
-    is_before_all: bool
+    is_before_setup: bool
     """True if nothing that reads the DeepSpeed configuration was created before the model."""
 
 

@@ -154,8 +154,8 @@ def _model(reading: Reading, tracked: TrackedObject) -> Model:
         keywords=tracked.keywords,
         is_trained=tracked.is_trained,
         is_in_zero_init=tracked.is_in_zero_init,
-        before=reading.text.snippet(later.node) if later and not is_open else None,
-        is_before_all=all(seen.root != root for seen in set_up),
+        later_setup=reading.text.snippet(later.node) if later and not is_open else None,
+        is_before_setup=all(seen.root != root for seen in set_up),
     )
 
 
