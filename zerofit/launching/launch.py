@@ -24,7 +24,7 @@ from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.hang import closing_line
-from zerofit.launching.output_folders import new_folders
+from zerofit.launching.output_folders import own_folders_of
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.recover import (
     Attempt,
@@ -151,7 +151,8 @@ def launch(
 
     Raises:
         UserError: an argument is wrong, nothing fits, or it can't run here.
-        ExceptionGroup: of UserErrors, if compatibility rules forbid the run.
+        ExceptionGroup: of UserErrors, if configuration files can't be read or compatibility rules forbid
+            the run.
     """
     request = launch_request(
         script_target(script, arguments, module=module),
@@ -201,7 +202,7 @@ def launch(
         return run
     if plan.recovers:
         warn_if_not_resumable(plan, policy, observer)
-    own_folders = new_folders(to_launch.target, plan.capture, cwd=Path.cwd())
+    own_folders = own_folders_of(to_launch.target, plan.capture, cwd=Path.cwd())
     attempt = Attempt(
         launch=to_launch,
         folder=folder,

@@ -114,7 +114,7 @@ class ScriptCall:
     """PREPARE: number of different models passed."""
     has_optimizer: bool = False
     """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
-    is_model_left_alone: bool = False
+    is_outside_engine: bool = False
     """FORWARD, GENERATE: True if the model was created by from_pretrained() or from_config() when
     transformers already knew the DeepSpeed configuration, and has not been passed to an engine so far."""
     new_tokens: Confidence | None = None

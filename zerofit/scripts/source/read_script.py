@@ -182,7 +182,7 @@ def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
         trains_before=_trains(reading, seen, afterwards=False),
         trains_after=_trains(reading, seen, afterwards=True),
         is_in_each_training=_is_in_each_training(reading, seen),
-        is_model_left_alone=_is_outside_engine(reading, seen),
+        is_outside_engine=_is_outside_engine(reading, seen),
         is_conditional=bool(seen.conditions),
         every_few_steps=reading.text.snippet(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
