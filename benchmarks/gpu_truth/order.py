@@ -15,7 +15,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The options."""
+    """Options of one run of the harness."""
 
     out: Path
     """Takes the results, the table and the plot."""

@@ -175,6 +175,19 @@ def test_default_file_of_accelerate_is_read(run_zerofit: RunZerofit, folder: Pat
     assert said[1] == "zerofit: strategy: PyTorch without DeepSpeed, fp32 on 2 CPU ranks"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"zero_optimization":{"stage":2}}', "eyJ6ZXJvX29wdGltaXphdGlvbiI6eyJzdGFnZSI6Mn19"],
+    ids=["json", "base64"],
+)
+def test_a_configuration_in_place_of_its_name_is_followed(
+    run_zerofit: RunZerofit, folder: Path, text: str
+) -> None:
+    line = f"--cpu --dry-run --num_processes 2 --deepspeed {text} train.py"
+    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    assert said[0].endswith("sets engine deepspeed, zero_stage 2")
+
+
 def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "ds.json").write_text(_DEEPSPEED)
     line = "--cpu --dry-run --num_processes 2 --zero_stage 1 --deepspeed ds.json train.py"
@@ -243,9 +256,9 @@ error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
             None,
             """\
 error[named-file-missing]: a named configuration does not exist
-  found: --config_file acc.yaml
-  why:   accelerate and Trainer look for it in the folder in which the command runs, and fail without it
-  fix:   write the path relative to the folder in which the command runs
+  found: acc.yaml
+  why:   accelerate, Trainer and zerofit look for it in the folder in which the command runs
+  fix:   write the path relative to the folder in which the command runs, and run zerofit there
   see:   https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py#L154-L156
 """,
         ),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerofit.launching.output_folders import move_aside, move_back, new_folders
+from zerofit.launching.output_folders import move_aside, move_back, own_folders_of
 
 
 def test_only_folders_that_the_run_created_are_moved_and_they_can_be_moved_back(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     target = ("train.py", "--out", "new/logs", "new", "--data", "mine", "--empty=none", "--log", "a.log", "8")
-    folders = new_folders(target, None, cwd=tmp_path)
+    folders = own_folders_of(target, None, cwd=tmp_path)
     assert folders == tuple(tmp_path / name for name in ("new/logs", "new", "none", "a.log", "8"))
     for name in ("new/logs", "none"):
         (tmp_path / name).mkdir(parents=True)

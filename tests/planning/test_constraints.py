@@ -140,8 +140,8 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(unprepared_models=("LlamaForCausalLM",)),
             "zero_stage",
             _NOT_PARTITIONED,
-            "at stage 3 transformers takes the weights of LlamaForCausalLM apart; nothing prepares one"
-            " of them, and another is what trains",
+            "at stage 3 transformers partitions LlamaForCausalLM on creation, and the script does not"
+            " prepare all of its models",
         ),
         (
             capture(averages="EMA"),
@@ -191,20 +191,20 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(model_loads_weights=False),
             "quantization",
             (None,),
-            "weights are quantized by from_pretrained(), which the script does not call",
+            "from_pretrained() quantizes weights as it loads them; the script creates this model without it",
         ),
         (
             _MY_NET,
             "quantization",
             (None,),
-            "MyNet is no model of transformers, which would quantize its weights as it loads them",
+            "only transformers' models can be quantized on loading, and MyNet is not one",
         ),
         (_MY_NET, "attention", (None,), "the script's model has its own attention"),
         (
             _MY_NET,
             "liger",
             (False,),
-            "Liger's kernels stand in for transformers' modules, and MyNet has none",
+            "Liger's kernels replace transformers' modules, and MyNet has none",
         ),
         (
             capture(model_can_checkpoint=False, model_class_path="train.MyNet"),

@@ -184,7 +184,7 @@ def test_the_targets_of_an_encoder_decoder_are_its_labels() -> None:
     assert captured_problem(captured).workload.target_length == 60
 
 
-_WHOLE = "a model that is given what another one of the script made runs whole batches, no micro-batches"
+_WHOLE = "a model whose inputs come from another model of the script runs without micro-batches"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ _WHOLE = "a model that is given what another one of the script made runs whole b
         ),
         (
             capture(micro_batch_size=None),
-            ("the script's first batch stands for all, as their size is unknown",),
+            ("the size of the script's batches is unknown; its first batch is taken for all",),
         ),
     ],
 )

@@ -189,7 +189,7 @@ class _OffloadRuns(_Dice):
         return (1 if strategy.optimizer in self.fits_on_gpus else 2500), 10.0, False
 
 
-_FASTER = "90% less time by the estimate; offload is taken only if nothing else fits"
+_FASTER = "90% less time by the estimate; offload comes after what fits on the GPUs"
 
 
 @pytest.mark.parametrize(

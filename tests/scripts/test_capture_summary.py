@@ -83,7 +83,7 @@ def test_the_summary_is_json_and_short() -> None:
 
 @pytest.mark.parametrize(
     ("target", "script"),
-    [(("train.py", "-m", "x"), "train.py"), (("-m", "pkg.train", "--y"), "-m pkg.train")],
+    [(("train.py", "-m", "x"), "train.py"), (("-m", "pkg.train", "--y"), "-m pkg.train"), (("-m",), "-m")],
 )
 def test_script_of_a_command_line(target: tuple[str, ...], script: str) -> None:
     assert script_of(target) == script

@@ -216,7 +216,7 @@ class _Reading:
         if os.path.realpath(path) in self.files:
             return
         if not os.path.exists(path):
-            if kind is FileKind.DEEPSPEED and (text := _inline(path)) is not None:
+            if kind is FileKind.DEEPSPEED and (text := inline_json(path)) is not None:
                 name = re.split("[ =:]", said.text)[0]
                 self._add(name, _configuration(name, text, kind))
             elif _is_path(path):
@@ -253,7 +253,8 @@ class _Reading:
 def _beside(said: Said[str], file: str) -> Said[str]:
     """Return the named file, looked up beside the file that names it if the current folder has none.
 
-    The libraries look in the folder in which the command runs; without a command, it may be that one.
+    The libraries look in the folder in which the command runs; without a command, the naming file's folder is
+    as likely.
     """
     path = os.path.join(os.path.dirname(file), said.value)
     return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
@@ -283,7 +284,7 @@ def _is_path(value: str) -> bool:
     return "$" not in value and ("/" in value or "." in value)
 
 
-def _inline(value: str) -> str | None:
+def inline_json(value: str) -> str | None:
     """Return the JSON given instead of a file name, plain or in base64; accelerate accepts both."""
     with suppress(ValueError):  # raised by binascii and utf-8
         value = value if value.lstrip().startswith("{") else base64.urlsafe_b64decode(value).decode("utf-8")

@@ -127,7 +127,7 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
 
 
 def _describe_files(files: Sequence[TargetFile]) -> str:
-    """Return the files' names, with what names a file that is not a target; many are only counted."""
+    """Return the files' names, each with the place that names it; only their number if there are many."""
     if len(files) > _MAX_NAMES:
         return f"{len(files)} files"
     named = ((file.name, file.named_by) for file in files)

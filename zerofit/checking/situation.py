@@ -77,7 +77,7 @@ class UnknownFact(Exception):  # noqa: N818 - not an error: the rule's answer is
     """Raised by a predicate that needs an unknown fact; the rule's answer is then "unknown".
 
     Args:
-        fact: the unknown fact, as printed after "not known:".
+        fact: the unknown fact, as printed after "not checked, because unknown:".
     """
 
     def __init__(self, fact: str) -> None:

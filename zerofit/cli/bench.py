@@ -323,7 +323,8 @@ def _folder(output: Path | None) -> Iterator[Path]:
             shutil.rmtree(logs, ignore_errors=True)
             logs.mkdir(parents=True)
         except OSError as error:
-            raise not_writable(f"{error.strerror}: {error.filename}", flag="--output FOLDER") from None
+            found = f"{error.strerror}: {error.filename}"
+            raise not_writable(found, flag="--output FOLDER", what="folder") from None
         yield logs
         return
     folder = Path(tempfile.mkdtemp(prefix="zerofit-ladder-"))

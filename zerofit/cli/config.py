@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(dir_okay=False),
     metavar="FILE",
     shell_complete=complete_file,
     help="Import an accelerate (YAML) or DeepSpeed (JSON) file.",

@@ -95,7 +95,7 @@ class GpuSpec:
     """True if NVLink or Infinity Fabric connects all GPUs of a node, so that peers don't use PCIe."""
     context_bytes: int | None = None
     """GPU memory that a training process uses outside PyTorch: CUDA context and loaded kernels. None means
-    the table in estimate/outside.py."""
+    the table in planning/estimate/device_memory/non_torch_memory.py."""
     context_source: str = ""
     """Source of context_bytes; empty without it."""
 

@@ -23,6 +23,8 @@ PLAN_VERSION = 1
 """Raised whenever older plan files can no longer be read correctly."""
 
 
+RUN_SETTINGS = ("is_checked", "generate_limit_s", "saves_when_told")
+"""Fields of a plan that flags set for the run, whatever its strategy: a recovery's plan keeps them."""
 GENERATE_LIMIT_S = 300
 """ASSUMPTION: ranks reach a call within minutes of each other; NCCL times out after 10 by default
 (torch/distributed/constants.py, default_pg_nccl_timeout)."""

@@ -129,7 +129,9 @@ def _insides(names: Sequence[str]) -> list[int]:
     inside = []
     for number, (name, mark) in enumerate(zip(names, marks, strict=True)):
         continued = f"I{name[1:]}" if mark == "B" else name
-        ends = mark in ("E", "L", "S", "U") and {"B", "I"} & set(marks)  # "E-mail" alone has no such mark
+        ends = mark in ("E", "L", "S", "U") and {"B", "I"} & set(
+            marks
+        )  # without B- or I- tags, "E-mail" is a name, not an end mark
         if ends or continued not in names:
             raise UserError(
                 "tag-without-inside",

@@ -148,7 +148,7 @@ def _too_long(found: str, most_new: int) -> UserError:
         "generate-prompt-too-long",
         "a prompt and its completion are longer than the model's positions",
         found=found,
-        why="the model was trained for at most that many (max_position_embeddings)",
+        why="the model has no positions beyond those it was trained for (max_position_embeddings)",
         fix=f"shorten the prompt{shorter}, or use a model with a longer context",
     )
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.accelerate import DEEPSPEED_SECTION, IN_DEEPSPEED_FILE, whole_number
 from zerofit.checking.inputs.situations import situations
-from zerofit.checking.read_targets import read_targets
+from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules.launch.files import RULES as FILE_RULES
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.launching.other_launchers import fsdp_refused
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import RunSettings
     from zerofit.configs.document import Document
     from zerofit.core.request import Request
-    from zerofit.core.setting import Said
     from zerofit.launching.nodes import Nodes
 
 _PLANNED_FIELDS = (
@@ -107,7 +108,14 @@ def read_config_files(
     targets = read_targets(words, schemas=load_schemas(), stdin=io.BytesIO().read)
     situation = situations(targets)[0]
     is_named = config_file is not None or deepspeed_file is not None
-    checked = situation if is_named else replace(situation, broken=())
+    checked = replace(
+        situation,
+        missing=(
+            *_missing(config_file, deepspeed_file),
+            *(said for said in situation.missing if said.place is not None),
+        ),
+        broken=situation.broken if is_named else (),
+    )
     if errors := check(checked, rules=FILE_RULES).of(Severity.ERROR):
         raise ExceptionGroup("files that can't be read", [one.as_error() for one in errors])
     accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed)
@@ -138,6 +146,13 @@ def read_config_files(
         if deepspeed
         else (),
     )
+
+
+def _missing(config_file: str | None, deepspeed_file: str | None) -> list[Said[str]]:
+    """Return the files that don't exist, as the user named them."""
+    is_inline = deepspeed_file is not None and inline_json(deepspeed_file) is not None
+    names = (config_file, None if is_inline else deepspeed_file)
+    return [Said(value=name, text=name) for name in names if name is not None and not os.path.exists(name)]
 
 
 def with_config_files(

@@ -258,7 +258,7 @@ class FullGpu:
     peak_bytes: int | None = None
     """The total that torch's tensors would have reached."""
     available_bytes: int | None = None
-    """The most that they could use, beside other processes and CUDA's own memory."""
+    """What they could use at most, after other processes and CUDA's own memory."""
     allowed_bytes: int | None = None
     """The process's own limit, by torch.cuda.set_per_process_memory_fraction()."""
     others_bytes: int = 0

@@ -24,7 +24,7 @@ from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.hang import closing_line
-from zerofit.launching.output_folders import new_folders
+from zerofit.launching.output_folders import own_folders_of
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.recover import (
     Attempt,
@@ -151,7 +151,8 @@ def launch(
 
     Raises:
         UserError: an argument is wrong, nothing fits, or it can't run here.
-        ExceptionGroup: of UserErrors, if compatibility rules forbid the run.
+        ExceptionGroup: of UserErrors, if configuration files can't be read or compatibility rules forbid
+            the run.
     """
     request = launch_request(
         script_target(script, arguments, module=module),
@@ -171,14 +172,14 @@ def launch(
     policy = RecoverPolicy(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
     )
-    for_all: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    run_settings: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
     if num_trials and not dry_run:
         trials = TrialPolicy(num_trials=num_trials)
         tuning = run_trials(
             request,
             trials,
             run_dir=run_dir,
-            settings=for_all,
+            settings=run_settings,
             hang_limit_s=hang_limit_s,
             check=check_launch,
             dry_run=False,
@@ -190,7 +191,7 @@ def launch(
     else:
         to_launch = prepare_launch(request, observer)
     recovers = may_recover(request, to_launch.plan, policy)
-    plan = replace(to_launch.plan, **for_all, recovers=recovers, resume_from=None)
+    plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
@@ -201,7 +202,7 @@ def launch(
         return run
     if plan.recovers:
         warn_if_not_resumable(plan, policy, observer)
-    own_folders = new_folders(to_launch.target, plan.capture, cwd=Path.cwd())
+    own_folders = own_folders_of(to_launch.target, plan.capture, cwd=Path.cwd())
     attempt = Attempt(
         launch=to_launch,
         folder=folder,

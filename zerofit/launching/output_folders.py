@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture
 
 
-def new_folders(target: tuple[str, ...], capture: Capture | None, *, cwd: Path) -> tuple[Path, ...]:
+def own_folders_of(target: tuple[str, ...], capture: Capture | None, *, cwd: Path) -> tuple[Path, ...]:
     """Return the paths that a script may create as output folders: in its arguments, and not existing yet.
 
     Args:
@@ -35,7 +35,7 @@ def move_aside(folders: Iterable[Path], *, number: int) -> dict[Path, Path]:
     A script like transformers' run_clm refuses an output folder that contains files.
 
     Args:
-        folders: those of `new_folders` before the first attempt.
+        folders: those of `own_folders_of` before the first attempt.
         number: of the recovery.
 
     Returns:

@@ -121,7 +121,7 @@ def _captured(
         launch.target,
         limit_s=launch.capture_limit_s,
         gpus=machine.gpus,
-        made_folders=launch.own_folders,
+        own_folders=launch.own_folders,
         instead=instead,
         observer=observer,
     )
@@ -165,7 +165,7 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
 
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:
-    """Return the request with the script's micro-batch, to reach the global batch with."""
+    """Return the request with the script's micro-batch size, to derive accumulation from, and the capture."""
     from zerofit.planning.from_capture import problem_from_capture
 
     if not launch.captures:
@@ -189,7 +189,7 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
 
 
 def _follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
-    """Return the request for a plan file's script, and its capture; None if it is followed without one.
+    """Return the request for a plan file's script, and the capture; None if it is followed without one.
 
     A plan for the same script with other arguments is followed if its capture shows the same batches and
     model.

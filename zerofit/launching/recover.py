@@ -16,7 +16,7 @@ from zerofit.core.allocation_log import TensorKind
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
-from zerofit.core.plan import GROUP_FLAGS
+from zerofit.core.plan import GROUP_FLAGS, RUN_SETTINGS
 from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
@@ -254,8 +254,7 @@ def _next_plan(
         observer.say(f"{folder}, made by the attempt before, is now {place}")
     plan = replace(
         launch.plan,
-        is_checked=failed.plan.is_checked,
-        generate_limit_s=failed.plan.generate_limit_s,
+        **{name: getattr(failed.plan, name) for name in RUN_SETTINGS},
         recovers=True,
         resume_from=str(resumed) if resumed is not None and way.is_by_trainer else None,
     )
@@ -295,11 +294,11 @@ def with_training_of(said: Request, failed: Plan) -> Request:
 
 
 def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
-    """Return the estimate of a strategy without one, such as a preset's; None if it would not fit."""
+    """Estimate a strategy whose plan has no estimate, such as a preset's; None if it does not fit."""
     said = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
     with contextlib.suppress(UserError, ExceptionGroup):
-        completed = replace(request, request=replace(request.request, **cast("Any", said)))
-        return prepare_launch(completed, SILENT).plan.estimate
+        kept = replace(request, request=replace(request.request, **cast("Any", said)))
+        return prepare_launch(kept, SILENT).plan.estimate
     return None
 
 
@@ -313,10 +312,10 @@ def _replanned(
     launch = None if checkpoint is None else _resumed(request, failed, checkpoint, observer)
     if launch is not None:
         return launch, checkpoint
-    completed = _keeping(request, failed, ["precision"], "the run before")
-    if completed.request.precision is not request.request.precision:
+    kept = _with_fields_of(request, failed, ["precision"], "the run before")
+    if kept.request.precision is not request.request.precision:
         with contextlib.suppress(UserError, ExceptionGroup):
-            return prepare_launch(completed, observer), None
+            return prepare_launch(kept, observer), None
     return prepare_launch(request, observer), None
 
 
@@ -328,16 +327,16 @@ def _resumed(
     layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
     if layout is not None and not layout.is_of_adam:  # only Adam's states are converted to another stage
         names.append("zero_stage")
-    completed = _keeping(request, failed, names, f"the checkpoint {checkpoint.path.name}")
+    kept = _with_fields_of(request, failed, names, f"the checkpoint {checkpoint.path.name}")
     with contextlib.suppress(UserError, ExceptionGroup):
-        launch = prepare_launch(completed, observer)
+        launch = prepare_launch(kept, observer)
         is_readable = launch.plan.strategy.optimizer_offload is not OffloadDevice.NVME
         if is_readable and _checkpoint_settings(launch.plan) == _checkpoint_settings(failed):
             return launch
     return None
 
 
-def _keeping(request: LaunchRequest, failed: Plan, names: list[str], source: str) -> LaunchRequest:
+def _with_fields_of(request: LaunchRequest, failed: Plan, names: list[str], source: str) -> LaunchRequest:
     """Return a request completed by fields of the failed plan."""
     said = request.request
     kept = {name: getattr(failed.strategy, name) for name in names if getattr(said, name) is None}

@@ -67,7 +67,8 @@ def tune(
 
     Raises:
         UserError: an argument is wrong, nothing fits, or it can't run here.
-        ExceptionGroup: of UserErrors, if compatibility rules forbid the planner's choice.
+        ExceptionGroup: of UserErrors, if configuration files can't be read or compatibility rules forbid the
+            planner's choice.
     """
     request = launch_request(
         script_target(script, arguments, module=module),

@@ -184,7 +184,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     """Yield the settings that can't safely be changed."""
     if capture is None:
         return
-    batch = "its own, of no known size"
+    batch = "its own, size unknown"
     if capture.micro_batch_size is not None:
         batch = batch_words(capture)
     names = [class_name(one.class_path) for one in capture.optimizers]

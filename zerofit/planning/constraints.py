@@ -285,15 +285,15 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
     elif model.is_quantized:
         whole = "the script quantizes its weights itself, and has no adapters beside them"
     elif not model.is_transformers:
-        why = f"{name} is no model of transformers, which would quantize its weights as it loads them"
+        why = f"only transformers' models can be quantized on loading, and {name} is not one"
         yield _unchanged("quantization", why)
     elif not model.loads_weights:
-        why = "weights are quantized by from_pretrained(), which the script does not call"
+        why = "from_pretrained() quantizes weights as it loads them; the script creates this model without it"
         yield _unchanged("quantization", why)
     yield from (_unchanged(field, whole) for field in _OF_ONE_MODEL if whole)
     if not model.is_transformers:
         yield _unchanged("attention", "the script's model has its own attention")
-        yield _unchanged("liger", f"Liger's kernels stand in for transformers' modules, and {name} has none")
+        yield _unchanged("liger", f"Liger's kernels replace transformers' modules, and {name} has none")
     if not (model.is_transformers and model.can_checkpoint):
         why = f"{name} does not support gradient checkpointing in each block"
         yield _unchanged("checkpoint_every", why)
@@ -313,8 +313,8 @@ def _why_not_partitioned(capture: Capture) -> str:
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (
-            f"at stage 3 transformers takes the weights of {names} apart; nothing prepares one of"
-            " them, and another is what trains"
+            f"at stage 3 transformers partitions {names} on creation, and the script does not prepare"
+            " all of its models"
         )
     return ""
 

@@ -151,9 +151,9 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
     elif capture.num_models > 1:
         yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
     if capture.num_models > 1:
-        yield "a model that is given what another one of the script made runs whole batches, no micro-batches"
+        yield "a model whose inputs come from another model of the script runs without micro-batches"
     if script.micro_batch_size is None:
-        yield "the script's first batch stands for all, as their size is unknown"
+        yield "the size of the script's batches is unknown; its first batch is taken for all"
 
 
 def _is_in_4_bit(capture: Capture) -> bool:

@@ -1,4 +1,4 @@
-"""Lower bounds of a strategy's memory, computed in microseconds: with them the search excludes most."""
+"""Lower bounds of a strategy's memory, computed in microseconds; they exclude most candidates."""
 
 from __future__ import annotations
 

@@ -248,8 +248,9 @@ def plan_to_run(
         is_here: True if the machine is this one, for which there may be measured rates.
         observer: receives progress, assumptions and the table.
         limits: limits learned from an earlier attempt that was out of memory.
-        num_fastest: how many of the fastest that fit to consider, each as a plan of its own; observations of
-            earlier runs are then ignored, since these plans are to be measured.
+        num_fastest: how many of the fastest that fit to return after the plan, each as a plan of its own (the
+            plan itself is not repeated); observations of earlier runs are then ignored, since these plans are
+            to be measured.
 
     Raises:
         UserError: there is no GPU, no plan can be made, or nothing fits.

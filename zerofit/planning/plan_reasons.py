@@ -85,7 +85,7 @@ def why_it_loses(
     if problem.is_close(loser.estimate) and not problem.is_close(chosen.estimate):
         return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
     if tier_in(problem, loser.strategy) == OFFLOAD_TIER > tier_in(problem, chosen.strategy):
-        return f"{1 - ratio:.0%} less time by the estimate; offload is taken only if nothing else fits"
+        return f"{1 - ratio:.0%} less time by the estimate; offload comes after what fits on the GPUs"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:

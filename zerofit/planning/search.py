@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 TIME_TIE_SHARE = 0.1
 """Estimated times that differ by at most this share count as equal: 20 published steps took 12 % more or less
-than estimated in the median (see UNCERTAINTY in step_time.py)."""
+than estimated in the median."""
 SAFETY_TIME_SHARE = 0.15
 """ASSUMPTION: the slowdown that a user accepts to avoid the risk of running out of memory."""
 OFFLOAD_TIER = 1
 """The tier of strategies that offload. Their times depend on host memory, links and cores and are the least
-certain, so they are taken only if nothing fits on the GPUs."""
+certain, so they are taken only if nothing fits on the GPUs with the same training."""
 Placement = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
 """Where model states are stored: engine, stage, optimizer offload and parameter offload."""
 
 _OFFLOAD_DEVICES = tuple(OffloadDevice)
 _OPTIMIZERS = (None, *OptimizerName)
-"""The simplest first, as these enums are declared."""
+"""Simplest first: the order in which core/strategy.py declares these enums decides between plans."""
 
 
 def placement_of(strategy: Strategy) -> Placement:

@@ -322,4 +322,4 @@ def makes_model_first(script: ScriptFacts | None) -> bool:
 def _is_made_whole(model: Model) -> bool:
     if model.is_in_zero_init:
         return False
-    return model.is_before_all or model.source not in _UNDER_ZERO_INIT
+    return model.is_before_setup or model.source not in _UNDER_ZERO_INIT

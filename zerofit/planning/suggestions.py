@@ -74,7 +74,11 @@ def suggestions(
 
     def solved(changed: Problem) -> EstimatedStrategy | None:
         try:
-            quick = (presolve(changed) or presolve(_roomier(changed))) if presolve is not None else None
+            quick = (
+                (presolve(changed) or presolve(_with_smaller_reserve(changed)))
+                if presolve is not None
+                else None
+            )
             return solve(changed, quick) if presolve is None or quick else None
         except UserError:
             return None  # the global batch does not divide over these ranks
@@ -103,8 +107,8 @@ def _samples(problem: Problem) -> tuple[int | None, int | None]:
     return problem.workload.sequence_length, problem.workload.global_batch_size
 
 
-def _roomier(problem: Problem) -> Problem:
-    """Return the problem with a smaller reserve, so that closed forms exclude little that fits by a trace."""
+def _with_smaller_reserve(problem: Problem) -> Problem:
+    """Return the problem with a smaller reserve, so that closed forms reject little that fits by a trace."""
     return replace(problem, reserve=replace(problem.reserve, share=problem.reserve.share - _QUICK_ERROR))
 
 

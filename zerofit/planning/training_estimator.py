@@ -491,7 +491,7 @@ UNCERTAINTY_SOURCE = (
 FROZEN = 0.6
 """Uncertainty with frozen layers, whose activations are counted as if they trained: 2.8 GiB against 1.1
 traced with all but the head frozen."""
-FROZEN_SOURCE = "ASSUMPTION: frozen layers are taken to keep what trained ones do, up to 2.5 times too much"
+FROZEN_SOURCE = "ASSUMPTION: frozen layers save as many activations as trained ones, up to 2.5 times too much"
 QUANTIZED_TIME = 2.0
 """Uncertainty of a step's time with quantized weights: 22 ms against 62 traced."""
 QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"

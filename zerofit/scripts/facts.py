@@ -63,9 +63,9 @@ class Model:
     """True if it is passed to prepare(), a Trainer or deepspeed.initialize()."""
     is_in_zero_init: bool
     """True if it is created inside `deepspeed.zero.Init()`."""
-    before: Snippet | None
+    later_setup: Snippet | None
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), if it comes after the model."""
-    is_before_all: bool
+    is_before_setup: bool
     """True if nothing that reads the DeepSpeed configuration was created before the model."""
 
 
@@ -114,7 +114,7 @@ class ScriptCall:
     """PREPARE: number of different models passed."""
     has_optimizer: bool = False
     """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
-    is_model_left_alone: bool = False
+    is_outside_engine: bool = False
     """FORWARD, GENERATE: True if the model was created by from_pretrained() or from_config() when
     transformers already knew the DeepSpeed configuration, and has not been passed to an engine so far."""
     new_tokens: Confidence | None = None

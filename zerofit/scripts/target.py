@@ -130,19 +130,19 @@ def script_target(script: str, arguments: Sequence[str], *, module: bool) -> tup
 
 def script_path(target: tuple[str, ...]) -> str | None:
     """Return the path of a target's script; None for a module."""
-    return None if target[0] == "-m" else target[0]
+    return None if target[0] == "-m" and len(target) > 1 else target[0]
 
 
 def script_arguments(target: tuple[str, ...]) -> tuple[str, ...]:
     """Return the arguments of a target's script or module."""
-    return target[2:] if target[0] == "-m" else target[1:]
+    return target[2:] if script_path(target) is None else target[1:]
 
 
 def script_of(target: tuple[str, ...]) -> str:
     """Return the script or module of a command line without its arguments."""
-    return f"-m {target[1]}" if target[0] == "-m" else target[0]
+    return f"-m {target[1]}" if script_path(target) is None else target[0]
 
 
 def script_words(target: tuple[str, ...]) -> str:
     """Return the script or module for use in a sentence: "train.py", "module train"."""
-    return f"module {target[1]}" if target[0] == "-m" else target[0]
+    return f"module {target[1]}" if script_path(target) is None else target[0]

@@ -11,7 +11,7 @@ from zerofit.core.strategy import Precision, Strategy
 from zerofit.training.changed_model import changed
 from zerofit.training.changes import Changes
 from zerofit.training.optimizer_swap import is_alike, swap_and_note
-from zerofit.training.trained_groups import hold_what_trains, holds
+from zerofit.training.trained_groups import holds, match_trained_parameters
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -64,7 +64,7 @@ def apply_strategy(
     model, notes = changed(model, strategy, precision=None)
     changes.add(*notes)
     if optimizer is not None:
-        hold_what_trains(model, [optimizer])
+        match_trained_parameters(model, [optimizer])
         if strategy.optimizer is not None:
             optimizer = swap_and_note(
                 optimizer, strategy.optimizer, changes, modules=model.modules(), said="the loop makes"

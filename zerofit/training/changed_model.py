@@ -17,7 +17,7 @@ from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.optimizer_swap import live_optimizers
 from zerofit.training.quantized_loading import for_trainer
 from zerofit.training.schedulers import live_objects
-from zerofit.training.trained_groups import hold_what_trains, holds, parameters_of
+from zerofit.training.trained_groups import holds, match_trained_parameters, parameters_of
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
             arguments["model"] = hook.change(arguments["model"], precision, trains=True)
         if arguments.get("model_init") is not None:
             arguments["model_init"] = _changing(arguments["model_init"], hook, precision)
-        hook.hold_what_trains()
+        hook.match_trained_parameters()
         original(*given.args, **given.kwargs)
 
     wrap(trainer_class, "__init__", init)
@@ -164,7 +164,7 @@ class _ModelChanges:
                 given.arguments[name] = tuple(replaced(item) for item in value)
             elif name != "self":
                 given.arguments[name] = replaced(value)
-        self.hold_what_trains()
+        self.match_trained_parameters()
 
     def change(self, model: Any, precision: Precision | None, *, trains: bool = False) -> Any:
         """Return a model with the plan's changes; unchanged if it has them already, or does not train."""
@@ -223,7 +223,7 @@ class _ModelChanges:
     def _moves_groups(self) -> bool:
         return bool(self._strategy.freeze or self._strategy.lora)
 
-    def hold_what_trains(self) -> None:
+    def match_trained_parameters(self) -> None:
         """Update all optimizers again, since a script may have created one meanwhile."""
         if not self._moves_groups:
             return
@@ -232,7 +232,7 @@ class _ModelChanges:
             if any(holds(optimizer, model) for optimizer in optimizers):
                 raise _decided_too_late(model)
         for model in self._trained:
-            hold_what_trains(model, optimizers)
+            match_trained_parameters(model, optimizers)
 
 
 def _decided_too_late(model: Any) -> UserError:

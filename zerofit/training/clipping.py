@@ -23,7 +23,8 @@ _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Apply the script's or the plan's clipping; without DeepSpeed, also if the script does not clip."""
+    """Apply the script's or the plan's clipping; without DeepSpeed, whose configuration clips, also if the
+    script does not clip."""
     forced = settings.strategy.gradient_clipping
 
     def clip(original: Any, self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:

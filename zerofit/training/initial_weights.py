@@ -28,4 +28,6 @@ def broadcast_initial_weights(model: Any, changes: Changes) -> None:
         with torch.no_grad():
             tensor.copy_(broadcast(tensor.detach().to(device).contiguous()))
     if any(differing):
-        changes.add("all ranks start with the weights of the first: they were made from other random numbers")
+        changes.add(
+            "all ranks start with the first rank's weights: theirs were initialized from other random states"
+        )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
+def match_trained_parameters(model: Any, optimizers: Iterable[Any]) -> None:
     """Remove frozen parameters from optimizers, and add adapters to the groups of the weights they adapt.
 
     An adapter gets the learning rate and weight decay of its weight's group. If that weight is in no group,

@@ -11,8 +11,13 @@ from rule_examples import situations_of_example
 
 from zerofit.checking import rules as compat
 from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
+from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Effect, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
+from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Precision, Strategy
+from zerofit.core.units import GIB
 
 _EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
 
@@ -61,6 +66,20 @@ def test_every_file_of_rules_is_in_the_list() -> None:
     declared = [rule for module in modules for rule in getattr(module, "RULES", ())]
     assert {rule.id for rule in declared} == {rule.id for rule in ALL_RULES}
     assert len(declared) == len(ALL_RULES)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ids"),
+    [(Strategy(tf32=True), {"tf32-needs-ampere"}), (Strategy(precision=Precision.BF16), set())],
+)
+def test_a_gpu_before_ampere_with_a_known_rate_of_bf16_has_no_tf32(strategy: Strategy, ids: set[str]) -> None:
+    gpu = GpuSpec(name="Radeon", memory_bytes=16 * GIB, compute_capability=(7, 5), bf16_flops_per_s=1e14)
+    machine = Machine(
+        gpus=(gpu,), num_cpu_cores=8, host_memory_bytes=64 * GIB, host_memory_available_bytes=60 * GIB
+    )
+    situation = situation_of_strategy(strategy, topology=Topology(), machine=machine)
+    rules = {finding.rule for finding in check(situation, rules=ALL_RULES).findings}
+    assert rules & {"tf32-needs-ampere", "bf16-needs-ampere"} == ids
 
 
 def test_ids_are_unique() -> None:

@@ -255,6 +255,7 @@ def test_a_full_disk_is_no_place_for_weights() -> None:
     node = machine(GPU_24, host_gib=48, nvme_gib=100)
     found = plan("llama-3-70b", node, nvme_path="/nvme", param_offload=OffloadDevice.NVME)
     assert found.chosen.shortage == "needs 131.4 GiB of 100.0 GiB on the NVMe disk"
+    assert found.chosen.excess == pytest.approx(1.314, abs=1e-3)
 
 
 def test_buffers_for_nvme_hold_the_largest_part() -> None:

@@ -159,7 +159,7 @@ if __name__ == "__main__":
         Action.MAKE_ACCELERATOR, Action.MAKE_MODEL, Action.PREPARE, Action.GENERATE,
     ]  # fmt: skip
     assert found.models[0].is_trained
-    assert found.models[0].before is None
+    assert found.models[0].later_setup is None
 
 
 def test_functions_that_nothing_calls_are_read_too() -> None:

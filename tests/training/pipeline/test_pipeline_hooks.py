@@ -83,7 +83,7 @@ class _Running:
     def cut_optimizer(self, optimizer: Any) -> None:
         self.asked.append(optimizer)
 
-    def take_over_optimizers(self) -> None:
+    def wrap_optimizers(self) -> None:
         self.asked.append("taken over")
 
 

@@ -37,7 +37,7 @@ def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = 
     """
     trainer, script = situation.trainer, situation.script
     if script is not None and is_launched and capture.models_left_whole:
-        calls = tuple(replace(call, is_model_left_alone=False) for call in script.calls)
+        calls = tuple(replace(call, is_outside_engine=False) for call in script.calls)
         script = replace(script, calls=calls)
     if capture.route is Route.TRAINER:
         known = trainer or TrainerSettings()

@@ -90,12 +90,17 @@ def _sharded(stage: ZeroStage) -> Example:
 )
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
     precision = known(situation.settings.precision, "the number format")
-    if precision.value is Precision.BF16 and (gpu := _gpu_before_ampere(situation)):
+    if precision.value is not Precision.BF16:
+        return
+    if gpu := _first_gpu(situation, lambda gpu, _: not gpu.has_bf16):
         yield Hit(found=f"{precision.text} on {gpu}", place=precision.place)
 
 
-def _gpu_before_ampere(situation: Situation) -> str | None:
-    """Return a GPU without bf16 and tf32 in words; None if there is none, or the ranks run on the CPU.
+def _first_gpu(situation: Situation, lacks: Callable[[GpuSpec, tuple[int, int]], bool]) -> str | None:
+    """Return in words the first GPU that lacks a format; None without one, or if the ranks run on the CPU.
+
+    Args:
+        lacks: called with each GPU of known compute capability, and that capability.
 
     Raises:
         UnknownFact: the GPUs are unknown.
@@ -103,7 +108,7 @@ def _gpu_before_ampere(situation: Situation) -> str | None:
     if situation.topology is not None and situation.topology.on_cpu:
         return None
     for gpu in known(situation.machine, "the GPUs that will run it").gpus:
-        if gpu.compute_capability and not gpu.has_bf16:
+        if gpu.compute_capability and lacks(gpu, gpu.compute_capability):
             major, minor = gpu.compute_capability
             return f"{gpu.name} (compute capability {major}.{minor})"
     return None
@@ -270,7 +275,9 @@ _TF32_ON_CPU = Rule(
 )
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
-    if strategy is not None and strategy.tf32 and (gpu := _gpu_before_ampere(situation)):
+    if strategy is None or not strategy.tf32:
+        return
+    if gpu := _first_gpu(situation, lambda _, capability: capability < (8, 0)):
         yield Hit(found=f"--tf32 on {gpu}")
 
 

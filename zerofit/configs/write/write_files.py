@@ -72,16 +72,17 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> None:
         raise not_writable(f"{error.strerror}: {path}", flag=flag) from None
 
 
-def not_writable(found: str, *, flag: str) -> UserError:
-    """Return the error for a file that can't be written.
+def not_writable(found: str, *, flag: str, what: str = "file") -> UserError:
+    """Return the error for a file or folder that can't be written.
 
     Args:
         found: the system's message, and the path.
         flag: the flag that names the place.
+        what: "file" or "folder".
     """
     return UserError(
         "not-writable",
-        "a file can't be written",
+        f"a {what} can't be written",
         found=found,
         why="the folder or file is not writable",
         fix=f"name a writable folder: {flag}",

@@ -144,7 +144,7 @@ class Meeting:
 
 
 def meet(place: NodePlace, run: str, facts: dict[str, Any]) -> Meeting:
-    """Wait until all nodes are connected, and return each one's facts.
+    """Wait until all nodes are connected, and return their Meeting.
 
     Args:
         run: the run's name, which must be equal on all nodes.

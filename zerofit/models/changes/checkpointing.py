@@ -32,7 +32,7 @@ def set_checkpointing(
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
         wanted: whether to checkpoint; None leaves it to the script, unless `every` is above 1.
-        every: checkpoint one of this many blocks; a value above 1 implies `wanted`.
+        every: checkpoint the first of every this many blocks; a value above 1 implies `wanted`.
         allow_reentrant: whether the script's own checkpointing may stay reentrant.
 
     Returns:
@@ -57,7 +57,7 @@ def check_every(model: Any, every: int) -> None:
 
     Args:
         model: a transformers model, or a peft wrapper around one.
-        every: checkpoint one of this many blocks.
+        every: checkpoint the first of every this many blocks.
 
     Raises:
         UserError: its blocks can't be switched individually.

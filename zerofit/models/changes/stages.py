@@ -201,7 +201,7 @@ def cut(
 
 
 def keep_stages(model: nn.Module, place: int, num_ranks: int, planned: tuple[int, ...] = ()) -> None:
-    """Reduce a model to one rank's stages for the tracer, which repeats blocks: others' blocks are deleted.
+    """Reduce a model to one rank's stages for the tracer, which repeats blocks: others' are deleted.
 
     Args:
         model: a whole model.

@@ -49,7 +49,7 @@ def _as_if_equal(equal: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _evenly(next_power_of_2: Callable[[int], int]) -> Callable[[int], int]:
-    """Return a next_power_of_2 by which Liger's loss makes the same number of chunks of a batch of any size.
+    """Return a next_power_of_2 with which Liger's loss splits batches of any size into as many chunks.
 
     Liger rounds the tokens of a chunk up to a power of two: if samples and length are powers of two, the
     result is the same, else up to twice as many tokens.

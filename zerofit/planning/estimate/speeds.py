@@ -53,7 +53,7 @@ class Speeds:
     compiled: float
     """Time of memory-bound operators under torch.compile, as a fraction of their eager time."""
     bus: Link | None
-    """Bus bandwidth, in nccl-tests' sense, of a ring over the data-parallel ranks; None for one rank."""
+    """Bus bandwidth, in nccl-tests' sense, of a ring over the ranks with the same weights; None for one."""
     group: Link | None
     """From one rank to those that share its samples, in one direction; None without such ranks."""
     message_s: float

@@ -200,7 +200,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     formula = f"{per_element} bytes x elements{_shared(setup)} / bandwidth"
     python = _num_trained(setup) * _python_of_a_step(setup, costs, speeds)
     if steps_here and python > seconds:
-        seconds, formula = python, "parameters x Python of the step, behind which the GPU's part hides"
+        seconds, formula = python, "parameters x CPU time of the step, which exceeds the GPU's"
     return TimeTerm(
         name="optimizer step",
         seconds=seconds,
@@ -321,7 +321,7 @@ def _weights(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
     return TimeTerm(
         name="weight transfers",
         seconds=setup.num_micro_batches * waits,
-        formula="micro-batches x what a rank's share of the weights takes longer than each pass",
+        formula="micro-batches x max(0, copying a rank's weights - the pass), for each pass",
         source="deepspeed/runtime/zero/partitioned_param_coordinator.py (0.19.8)",
     )
 
@@ -351,7 +351,7 @@ _USUAL = (
 SHORT_STEPS = (
     0.5,
     "30 steps of BERT-large, GPT-2, ViT, T5 and Llama on an H200 took 29 % less to 45 % longer than "
-    "estimated, 9 % either way in the median; in-sample: they chose what a module's call costs Python",
+    "estimated, 9 % either way in the median; in-sample: the CPU time of a module's call was fitted to them",
 )
 _LORA = (
     0.4,
@@ -394,7 +394,7 @@ _ROOFLINE = "roofline over the traced operators: https://doi.org/10.1145/1498765
 def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepTime | None:
     """Return the time of one optimizer step with all its micro-batches, as terms that sum.
 
-    Communication that computation hides adds nothing to the terms.
+    Communication that computation hides adds only _OVERLAP_SLOWDOWN of its time.
 
     Args:
         setup: its log must have costs, its strategy micro-batch size and accumulation.

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from zerofit.planning.inference.problem import InferenceWorkload
 
 MAX_BATCH = 32
-"""The largest batch that is chosen if the weights stay on the GPU. ASSUMPTION: at 32 rows computation already
-takes part of the time that reading the weights does, and a killed run loses its current call. If weights are
-moved for each pass, a call takes as long whatever its batch, so only memory limits it."""
+"""The largest batch that is chosen if the weights stay on the GPU. ASSUMPTION: at 32 rows the
+time to compute is no longer negligible beside that to read the weights, and a killed run loses its current
+call. If weights are moved for each pass, a call takes as long whatever its batch: only memory limits it."""
 _PLACEMENTS = (
     (ZeroStage.NOTHING, OffloadDevice.NONE),
     (ZeroStage.PARAMETERS, OffloadDevice.NONE),
@@ -150,6 +150,7 @@ class InferenceEstimator(Estimator[InferenceCandidate]):
         elif strategy.uses_nvme:
             needed, available = nvme_bytes_needed(weights.setup), problem.machine.nvme_bytes
             if 0 < available < needed:
+                excess.append(needed / available)
                 shortages.append(
                     f"needs {format_bytes(needed)} of {format_bytes(available)} on the NVMe disk"
                 )

@@ -56,11 +56,13 @@ UNCERTAINTY_SOURCE = (
 )
 _SOURCE_ELSEWHERE = "ASSUMPTION: weights equal counted tensors; no model of this family was compared with"
 REST_SHARE = 0.3
-"""The allocator's share of all temporary tensors. ASSUMPTION: as in the worst of five calls, of 12 to 32
-layers and batches of 8 to 32, that were replayed with less and less memory: they needed 8 to 28 % more than
-their tensors, since each token's cache is larger than the blocks freed before it."""
+"""What the allocator reserves beyond live tensors, as a share of the temporary ones. ASSUMPTION: as in the
+worst of five calls, of 12 to 32 layers and batches of 8 to 32, that were replayed with less and less memory:
+they needed 8 to 28 % more than their tensors, since each token's cache is larger than the blocks freed before
+it."""
 _REST_SOURCE = (
-    "ASSUMPTION: as the worst of some calls played through zerofit.planning.estimate.device_memory.allocator"
+    "ASSUMPTION: as in the worst of some calls replayed through "
+    "zerofit.planning.estimate.device_memory.allocator"
 )
 
 
@@ -174,7 +176,7 @@ def generate_phases(
 def device_memory(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int, gpu: GpuSpec
 ) -> MemoryEstimate:
-    """Return the memory of each GPU for a batch size in prompts."""
+    """Return the memory of each GPU for a batch of this many prompts."""
     outside = non_torch_terms(gpu, weights.setup.topology, weights.setup.versions)
     before = [PhaseMemory(phase=RunPhase.LOAD, terms=(*weights.load, *outside))]
     if weights.is_gathered_once:

@@ -117,7 +117,7 @@ def reasons_of(
         why = why if chosen.fits else "this is the nearest"
         found.append(_reason(problem, "param_offload", show(strategy.param_offload), why))
     if strategy.nvme_path is not None:
-        found.append(_reason(problem, "nvme_path", strategy.nvme_path, "the disk that takes the weights"))
+        found.append(_reason(problem, "nvme_path", strategy.nvme_path, "the disk that stores the weights"))
     world_size = str(chosen.topology.world_size)
     found.append(_reason(problem, "num_processes", world_size, _why_ranks(chosen, problem)))
     if chosen.topology.on_cpu:

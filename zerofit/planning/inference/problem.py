@@ -129,7 +129,7 @@ class InferenceProblem:
         """Return True if GPU or host memory is exceeded at the upper end of the uncertainty."""
         device, gpu = candidate.device, self.gpu
         is_beyond = device is not None and gpu is not None and device.upper_bytes > gpu.usable_bytes
-        return is_beyond or upper_bytes_held(candidate.host) > self.host_bytes
+        return is_beyond or upper_bytes_without_checkpoint(candidate.host) > self.host_bytes
 
     def topology(self, stage: ZeroStage) -> Topology:
         """Return the requested ranks, else one per GPU; of whole models, at most one per prompt."""
@@ -204,7 +204,7 @@ class InferencePlan:
         )
 
 
-def upper_bytes_held(estimate: MemoryEstimate) -> int:
+def upper_bytes_without_checkpoint(estimate: MemoryEstimate) -> int:
     """Return the peak at the upper end of its uncertainty, without pages that the kernel may drop."""
     held = (
         sum(term.num_bytes for term in phase.terms if term.name != CHECKPOINT) for phase in estimate.phases

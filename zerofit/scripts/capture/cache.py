@@ -82,12 +82,12 @@ class InputStamps:
 
 
 def load(
-    cache_folder: Path, run: ScriptRun, made_folders: tuple[Path, ...] = ()
+    cache_folder: Path, run: ScriptRun, own_folders: tuple[Path, ...] = ()
 ) -> tuple[Capture, str] | None:
     """Return the cached capture of a run, and the digest of its inputs.
 
     Args:
-        made_folders: outputs of the run itself; changes in them don't invalidate the capture.
+        own_folders: outputs of the run itself; changes in them don't invalidate the capture.
 
     Returns:
         None if there is none, or an input has changed.
@@ -96,7 +96,7 @@ def load(
         document = json.loads(_file(cache_folder, run).read_text(encoding="utf-8"))
         stamps = document["stamps"]
         for path, stamp in stamps.items():
-            is_made = any(Path(path).is_relative_to(folder) for folder in made_folders)
+            is_made = any(Path(path).is_relative_to(folder) for folder in own_folders)
             if not is_made and _stamp(Path(path)) != stamp:
                 return None
         if document["environment"] != _environment_stamp(run.environment, stamps):

@@ -43,7 +43,7 @@ def capture_script(
     cache_folder: Path | None,
     observer: Observer = SILENT,
     gpus: tuple[GpuSpec, ...] = (),
-    made_folders: tuple[Path, ...] = (),
+    own_folders: tuple[Path, ...] = (),
     instead: str = INSTEAD,
     command: Sequence[str] = _COMMAND,
 ) -> CapturedScript:
@@ -61,9 +61,9 @@ def capture_script(
         cwd: the script's working folder; absolute.
         limit_s: time limit for reaching the training.
         cache_folder: zerofit's (see cache_folder.cache_folder); None disables the cache.
-        observer: receives the start of the script, and its last line of output.
+        observer: reports that the script runs, and its last line of output.
         gpus: of the planned node; the script's own code sees them.
-        made_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
+        own_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
         instead: alternatives to a capture, for error messages.
         command: the program that captures; its arguments are a folder and the target.
 
@@ -80,7 +80,7 @@ def capture_script(
         command=command,
     )
     captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
-    stored = None if cache_folder is None else load(cache_folder, captured.run, made_folders)
+    stored = None if cache_folder is None else load(cache_folder, captured.run, own_folders)
     if stored is not None:
         captured.capture, captured.key, captured.is_cached = *stored, True
     else:
@@ -228,7 +228,7 @@ def _may_need_weights(failure: Failure, free_bytes: int) -> bool:
 
 
 def _reproducible(capture: Capture) -> Capture:
-    """Return the part of a capture that is reproducible, equal for any two runs of the same training.
+    """Return the part of a capture that is equal for any two runs of the same training.
 
     Left out are time, memory, seeds, randomly drawn samples, and strings such as folders named by time.
     """

@@ -31,7 +31,7 @@ def marking_preexec(mark: str) -> Callable[[], None]:
 
     It ends with the thread that started it, which should be the main thread (prctl(2)).
     """
-    return functools.partial(_mark_this, os.getpid(), _marking_limit(mark))
+    return functools.partial(_prepare_child, os.getpid(), _marking_limit(mark))
 
 
 def kill_marked(mark: str, *, session: int | None = None) -> None:
@@ -74,7 +74,7 @@ def _belongs(process: psutil.Process, mark: str, limit: int | None, session: int
         return False
 
 
-def _mark_this(parent: int, limit: int | None) -> None:
+def _prepare_child(parent: int, limit: int | None) -> None:
     """Make this new process end with its parent, and mark it by the limit."""
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_MSGQUEUE, (limit, limit))

@@ -26,7 +26,7 @@ def captured(
     instead: str,
     observer: Observer,
     gpus: tuple[GpuSpec, ...] = (),
-    made_folders: tuple[Path, ...] = (),
+    own_folders: tuple[Path, ...] = (),
 ) -> Iterator[CapturedScript]:
     """Run a script up to where its training would begin, and keep its model for the duration of the context.
 
@@ -34,9 +34,9 @@ def captured(
         target: the script or `-m module`, and its arguments.
         limit_s: time limit.
         instead: the verb's flags that avoid a capture, as the end of a sentence.
-        observer: receives the start of the script, and what it left behind.
+        observer: reports that the script runs, and what it left behind.
         gpus: of the planned node; the script's own code sees them.
-        made_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
+        own_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
 
     Raises:
         UserError: training was not reached; the message names the flags that avoid a capture.
@@ -52,7 +52,7 @@ def captured(
         cache_folder=cache_folder(os.environ, Path.home()),
         observer=observer,
         gpus=gpus,
-        made_folders=made_folders,
+        own_folders=own_folders,
         instead=instead,
     )
     with script:

@@ -63,7 +63,7 @@ def record_default(reading: Reading, call: CallSite) -> None:
 
 
 def mark_options_unknown(values: Iterable[Value]) -> None:
-    """Mark the options of parsers as unknown that are passed to code that is not analysed."""
+    """Mark the options of parsers that are passed to unanalysed code as unknown."""
     for value in values:
         if isinstance(value, TrackedObject) and value.kind is ObjectKind.PARSER:
             value.options.add(UNKNOWN)

@@ -154,8 +154,8 @@ def _model(reading: Reading, tracked: TrackedObject) -> Model:
         keywords=tracked.keywords,
         is_trained=tracked.is_trained,
         is_in_zero_init=tracked.is_in_zero_init,
-        before=reading.text.snippet(later.node) if later and not is_open else None,
-        is_before_all=all(seen.root != root for seen in set_up),
+        later_setup=reading.text.snippet(later.node) if later and not is_open else None,
+        is_before_setup=all(seen.root != root for seen in set_up),
     )
 
 
@@ -182,7 +182,7 @@ def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
         trains_before=_trains(reading, seen, afterwards=False),
         trains_after=_trains(reading, seen, afterwards=True),
         is_in_each_training=_is_in_each_training(reading, seen),
-        is_model_left_alone=_is_outside_engine(reading, seen),
+        is_outside_engine=_is_outside_engine(reading, seen),
         is_conditional=bool(seen.conditions),
         every_few_steps=reading.text.snippet(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,

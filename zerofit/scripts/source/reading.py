@@ -133,7 +133,7 @@ class Reading:
         self, action: Action, node: ast.expr, tracked: TrackedObject | None = None, **more: Any
     ) -> None:
         """Record a call."""
-        in_turn = (condition.test for condition in self.conditions if condition.is_round_robin)
+        round_robin = (condition.test for condition in self.conditions if condition.is_round_robin)
         self.calls.append(
             RecordedCall(
                 action=action,
@@ -144,7 +144,7 @@ class Reading:
                 loops=tuple(self.loops),
                 root=self.root,
                 within=frozenset(self.within),
-                share=self.shares[-1] if self.shares else next(in_turn, None),
+                share=self.shares[-1] if self.shares else next(round_robin, None),
                 **more,
             )
         )

@@ -37,7 +37,7 @@ def is_share(node: ast.expr, scope: Scope) -> bool:
 
 
 def share_or(value: Value, node: ast.expr, scope: Scope) -> Value:
-    """Return a value, or a rank's share if the value is unknown or a loader and its expression is a share."""
+    """Return Share() for a rank's share whose value is unknown or a loader; otherwise the value."""
     is_open = value is None or (isinstance(value, TrackedObject) and value.kind is ObjectKind.LOADER)
     return Share() if is_open and is_share(node, scope) else value
 

@@ -115,11 +115,11 @@ def _inject() -> Any:
 
 
 @functools.cache
-def _hand_out() -> Any:
+def _detached_outputs_class() -> Any:
     import torch
 
-    class HandOut(torch.autograd.Function):  # type: ignore[misc]
-        """Ends the script's graph in place of the model's."""
+    class DetachedOutputs(torch.autograd.Function):  # type: ignore[misc]
+        """Returns outputs to the script without the model's graph, and receives their gradients."""
 
         @staticmethod
         def forward(ctx: Any, anchor: Any, receive: Any, tensors: Any) -> Any:
@@ -132,10 +132,12 @@ def _hand_out() -> Any:
             ctx.receive(gradients)
             return None, None, None
 
-    return HandOut
+    return DetachedOutputs
 
 
-def handed_out(anchor: Any, receive: Callable[[tuple[Any, ...]], None], tensors: list[Any]) -> list[Any]:
+def detached_outputs(
+    anchor: Any, receive: Callable[[tuple[Any, ...]], None], tensors: list[Any]
+) -> list[Any]:
     """Return the tensors with a graph that passes their gradients to `receive`.
 
     Args:
@@ -143,7 +145,7 @@ def handed_out(anchor: Any, receive: Callable[[tuple[Any, ...]], None], tensors:
         receive: called in each backward pass with a gradient or None for each tensor.
         tensors: values without graph.
     """
-    return list(_hand_out().apply(anchor, receive, tensors))
+    return list(_detached_outputs_class().apply(anchor, receive, tensors))
 
 
 def flat(outputs: Any) -> dict[Path, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.trees import leaves, replaced
-from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, handed_out, name_of
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, detached_outputs, name_of
 from zerofit.training.micro_batches.pending_backward import Token
 from zerofit.training.micro_batches.random_state import unchanged_random_state
 from zerofit.training.micro_batches.separability import not_separable
@@ -72,7 +72,7 @@ class Outputs:
                 why="it can only be checked in evaluation mode, without dropout",
             )
 
-    def handed_out(self, pending: PendingBackward) -> Any:
+    def detached_outputs(self, pending: PendingBackward) -> Any:
         """Return the joined outputs, whose gradients are passed to `pending`."""
         import torch
 
@@ -129,7 +129,7 @@ class Outputs:
             def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
                 pending.receive(one, paths, gradients)
 
-            tensors = handed_out(one.anchor, receive, [values[path] for path in paths])
+            tensors = detached_outputs(one.anchor, receive, [values[path] for path in paths])
             values |= dict(zip(paths, tensors, strict=True))
         return {key: _rebuilt(key, part, values) for key, part in parts[0].items()}
 

@@ -34,7 +34,7 @@ _BUFFER_CHECKS = 2
 """Micro-batches after which a model's buffers are compared, since the first may initialize buffers."""
 
 _MIN_HALF = 3
-"""ASSUMPTION: no other dimension of a tensor has this many rows, or more, by chance."""
+"""Minimum samples per half. ASSUMPTION: from this many on, no tensor has a row per sample by chance."""
 
 HeldWeightings = dict["Path", tuple[str, ...]]
 """The weightings that hold for each scalar output, most likely first."""
@@ -48,7 +48,7 @@ class Halves:
     first: Inputs
     second: Inputs
     size: int
-    """Samples of each half."""
+    """Samples of each half; of the whole batch if the check is inconclusive."""
     is_conclusive: bool
     """True if the check is conclusive, which needs more than one sample."""
 

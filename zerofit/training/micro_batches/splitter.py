@@ -206,7 +206,7 @@ class Splitter:
                     buffers.look()
         else:
             self._run_early(one, outputs, buffers, *trusted)
-        return outputs.handed_out(self.pending)
+        return outputs.detached_outputs(self.pending)
 
     def _trusted(
         self, pieces: tuple[Piece, ...], weights_of: Callable[[Path], Weights], num_runs: int

@@ -48,7 +48,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
                 _running[0].cut_optimizer(getattr(one, "optimizer", one))
         prepared = original(self, *args, **kwargs)
         if _running:
-            _running[0].take_over_optimizers()
+            _running[0].wrap_optimizers()
         for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
             if isinstance(one, torch.nn.Module) and is_compiled(one) and _is_pipeline(one):
                 changes.add("torch.compile does nothing to a model in pipeline stages, which run uncompiled")

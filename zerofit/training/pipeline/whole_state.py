@@ -57,7 +57,7 @@ class WholeStates:
         self._weights: OrderedDict[str, Any] | None = None
         self._optimizers: list[tuple[Any, list[list[_Name]]]] = []
         self._optimizer_states: dict[int, dict[str, Any]] = {}
-        self._take_over_model(pipeline.model)
+        self._wrap_model(pipeline.model)
 
     def cut_optimizer(self, optimizer: Any) -> None:
         """Remove other ranks' parameters from an optimizer.
@@ -84,16 +84,16 @@ class WholeStates:
             group["params"][:] = [one for one in group["params"] if id(one) in own]
         self._optimizers.append((optimizer, names))
 
-    def take_over_optimizers(self) -> None:
+    def wrap_optimizers(self) -> None:
         """Make optimizers save and load the states of all stages.
 
         To be called after accelerate has prepared them, which saves and loads a state to move it to the GPU.
         """
         for key, (optimizer, _) in enumerate(self._optimizers):
             if "load_state_dict" not in vars(optimizer):
-                self._take_over_optimizer(key, optimizer)
+                self._wrap_optimizer(key, optimizer)
 
-    def _take_over_optimizer(self, key: int, optimizer: Any) -> None:
+    def _wrap_optimizer(self, key: int, optimizer: Any) -> None:
         plain = optimizer.state_dict
 
         def state_dict(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ class WholeStates:
                 self._weights = None
                 self._optimizer_states.clear()
 
-    def _take_over_model(self, model: Any) -> None:
+    def _wrap_model(self, model: Any) -> None:
         kind = type(model)
 
         def state_dict(used: Any, *args: Any, **kwargs: Any) -> Any:

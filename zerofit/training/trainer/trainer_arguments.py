@@ -144,7 +144,7 @@ def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
         return
     raise UserError(
         "epochs-differ",
-        "with the plan's batches the end of an epoch has other samples",
+        "the plan's batch size would change the last samples of an epoch",
         found=f"{num_samples} samples in steps of {size} on {args.world_size} "
         f"rank{'s' * (args.world_size > 1)}, with dataloader_drop_last={args.dataloader_drop_last}",
         why="the last batches are filled up for several ranks, or dropped by drop_last, so the samples of an "

@@ -29,16 +29,23 @@ _LEAST_SIMILARITY = 0.8
 """ASSUMPTION: minimum similarity of a misspelt key; "optimizer" and "optimiser" have 0.89."""
 _CERTAIN_SIMILARITY = 0.9
 """ASSUMPTION: minimum similarity at which, with a single candidate, nothing else can be meant."""
-_UNIQUE_KEYS = ("stage", "zenflow", "hysteresis")
+_DISTINCTIVE_KEYS = ("stage", "zenflow", "hysteresis")
 """Keys without an underscore that only one section has and that mean nothing else."""
 _OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
 """Other libraries' names for DeepSpeed's keys, too different for a misspelling."""
-_UNIQUE_SECTIONS = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
+_SECTIONS_OF_DISTINCTIVE_KEYS = (
+    "zero_optimization",
+    "fp16",
+    "activation_checkpointing",
+    "aio",
+    "optimizer",
+    "scheduler",
+)
 """Sections whose keys with an underscore mean nothing else; "seed" or "debug" are too general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suggestion:
+class KeySuggestion:
     """Valid keys similar to an unknown one."""
 
     spellings: tuple[str, ...] = ()
@@ -93,14 +100,14 @@ def _misspelt(situation: Situation) -> Iterator[Hit]:
             yield _unknown_hit(document, found, suggestion)
 
 
-def suggest_keys(found: FoundKey, schema: Schema) -> Suggestion:
+def suggest_keys(found: FoundKey, schema: Schema) -> KeySuggestion:
     """Return the valid keys that an unknown one may be a misspelling of."""
     name = found.path[-1]
     other = _OTHER_NAMES.get(name)
     if other is not None and found.section.find(other) is not None:
-        return Suggestion(spellings=(other,), is_sure=True)
+        return KeySuggestion(spellings=(other,), is_sure=True)
     if places := _places(name, schema):
-        return Suggestion(elsewhere=places)
+        return KeySuggestion(elsewhere=places)
     spellings = {key.name for key in found.section.keys if key.replaced_by is None}
     similarity = {spelling: _similarity(name, spelling) for spelling in spellings}
     best = max(similarity.values(), default=0.0)
@@ -108,7 +115,7 @@ def suggest_keys(found: FoundKey, schema: Schema) -> Suggestion:
     least = max(_LEAST_SIMILARITY, best - 0.05)
     near = [spelling for spelling in similarity if similarity[spelling] >= least]
     near = sorted(near, key=lambda spelling: (-similarity[spelling], spelling))[:3]
-    return Suggestion(spellings=tuple(near), is_sure=len(near) == 1 and best >= _CERTAIN_SIMILARITY)
+    return KeySuggestion(spellings=tuple(near), is_sure=len(near) == 1 and best >= _CERTAIN_SIMILARITY)
 
 
 def _similarity(one: str, other: str) -> float:
@@ -124,16 +131,19 @@ def _normalized(name: str) -> str:
 
 def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
     """Return where a key of the same name belongs, if the name is specific enough."""
-    if "_" not in name and name not in (*_UNIQUE_SECTIONS, *_UNIQUE_KEYS):
+    if "_" not in name and name not in (*_SECTIONS_OF_DISTINCTIVE_KEYS, *_DISTINCTIVE_KEYS):
         return ()
     return tuple(
         path
         for path, key in schema.walk()
-        if (name == key.name or name in key.aliases) and (len(path) == 1 or path[0] in _UNIQUE_SECTIONS)
+        if (name == key.name or name in key.aliases)
+        and (len(path) == 1 or path[0] in _SECTIONS_OF_DISTINCTIVE_KEYS)
     )
 
 
-def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Suggestion]]:
+def _unknown(
+    situation: Situation, on_unknown: OnUnknown
+) -> Iterator[tuple[Document, FoundKey, KeySuggestion]]:
     removed = None
     for document, found in entries_of(situation):
         if found.key is None and found.section.on_unknown is on_unknown:
@@ -142,12 +152,14 @@ def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Docu
             if found.path not in removed:
                 of_release = fix_for_release(schema, *found.path)
                 suggestion = (
-                    suggest_keys(found, schema) if of_release is None else Suggestion(of_release=of_release)
+                    suggest_keys(found, schema)
+                    if of_release is None
+                    else KeySuggestion(of_release=of_release)
                 )
                 yield document, found, suggestion
 
 
-def _unknown_hit(document: Document, found: FoundKey, suggestion: Suggestion) -> Hit:
+def _unknown_hit(document: Document, found: FoundKey, suggestion: KeySuggestion) -> Hit:
     edits: tuple[Edit, ...] = ()
     beside = document.at(*found.path[:-1], suggestion.spellings[0]) if suggestion.spellings else None
     if suggestion.is_sure and beside is None:

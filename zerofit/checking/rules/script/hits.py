@@ -49,7 +49,8 @@ def at_stages(
 ) -> Callable[[Callable[[Situation], Iterable[Hit]]], Callable[[Situation], Iterator[Hit]]]:
     """Return a decorator that restricts a predicate on the script to DeepSpeed at these stages.
 
-    The settings are only queried if the script has a hit: for other scripts they may be unknown.
+    The settings are only queried if the script has a hit, so that for other scripts an unknown setting does
+    not leave the rule undecided.
     """
 
     def decorate(find: Callable[[Situation], Iterable[Hit]]) -> Callable[[Situation], Iterator[Hit]]:

@@ -82,7 +82,7 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
         return
     if script.find(Action.PREPARE, Action.BACKWARD, Action.BACKWARD_OF_LOSS, Action.GENERATE_TOGETHER):
         return
-    call = next((call for call in script.find(*_RUNS) if call.is_model_left_alone), None)
+    call = next((call for call in script.find(*_RUNS) if call.is_outside_engine), None)
     if call is not None and not call.is_engine_checked:
         yield hit(call.seen, f" of an unprepared model, with {stage_of(situation).text}")
 
@@ -101,7 +101,7 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
 @at_stages(ZeroStage.PARAMETERS)
 def _runs_outside_engine(situation: Situation) -> Iterator[Hit]:
     for call in unguarded_calls(situation, *_RUNS):
-        if call.is_model_left_alone:
+        if call.is_outside_engine:
             yield hit(call.seen, " of a model outside any engine")
 
 

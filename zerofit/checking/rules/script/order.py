@@ -68,7 +68,7 @@ print("weights", f"{outputs.abs().sum().item():.6f}")
 @at_stages(ZeroStage.PARAMETERS)
 def _device_map(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
-        if _device_map_of(model) and not model.is_before_all:
+        if _device_map_of(model) and not model.is_before_setup:
             yield hit(model.made)
 
 
@@ -124,7 +124,7 @@ def _may_have_gpus(situation: Situation) -> bool:
 
 def _refused_by_zero3(situation: Situation, model: Model) -> bool:
     stage = situation.settings.zero_stage
-    return stage is not None and stage.value is ZeroStage.PARAMETERS and not model.is_before_all
+    return stage is not None and stage.value is ZeroStage.PARAMETERS and not model.is_before_setup
 
 
 @Rule(
@@ -141,8 +141,8 @@ def _refused_by_zero3(situation: Situation, model: Model) -> bool:
 @at_stages(ZeroStage.PARAMETERS)
 def _made_too_early(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
-        if model.before is not None:
-            yield hit(model.made, f" before {model.before.text} in line {model.before.place.line}")
+        if model.later_setup is not None:
+            yield hit(model.made, f" before {model.later_setup.text} in line {model.later_setup.place.line}")
 
 
 @Rule(

@@ -284,9 +284,9 @@ _ID_BYTES = 8
 def closed_form_log(model: ModelFacts, request: TraceRequest) -> AllocationLog:
     """Return a log of one micro-batch by closed forms: layers, saved activations, gradients and costs.
 
-    It follows transformers' code for dense decoders and encoders with fused attention, without what else a
-    family does; LoRA and frozen layers save as much as full training, which is more than they need. The
-    tracer knows all of that.
+    It follows transformers' code for dense decoders and encoders with fused attention, and omits
+    operators of single families; LoRA and frozen layers save as much as full training, which is more than
+    they need. The tracer covers both.
 
     Args:
         model: its dimensions; those that are 0 are assumed to be as in most models.

@@ -87,8 +87,9 @@ class DeepSpeedEngine(SimulatedEngine):
     def run_optimizer(self, sizes: Sequence[int], *, key: str = "") -> None:
         """Step the optimizer on flat fp32 tensors of these numbers of elements.
 
-        An 8-bit optimizer has embeddings in a flat tensor of their own (runtime/state_overrides.py): each
-        tensor is taken to hold as large a part of them as of all that trains.
+        An 8-bit optimizer has embeddings in a flat tensor of their own
+        (zerofit/training/deepspeed/state_overrides.py): each tensor is taken to hold as large a part of them
+        as of all that trains.
 
         Args:
             key: names the tensors; their states are created on its first use.

@@ -1,4 +1,4 @@
-"""Confines the programs that a captured script starts by Landlock, so that no file of the user is lost.
+"""Uses Landlock to keep programs that a captured script starts from losing the user's files.
 
 Python's audit hooks don't reach into other programs. A confined one may create empty files and folders
 anywhere, but only write, remove and rename files outside of the user's folders, or in a cache inside them.
@@ -36,7 +36,9 @@ class Confinement:
     """The rules on what programs may write."""
 
     def __init__(self, roots: Sequence[str], caches: Sequence[str]) -> None:
-        """Create the rules, before any audit hook attributes the reads for them to the script.
+        """Create the rules.
+
+        Call it before audit hooks are installed: they would record its reads as the script's.
 
         Args:
             roots: real paths of the user's folders and files.

@@ -68,7 +68,7 @@ def guard_processes(refuse: Callable[[str, str], Any], confinement: Confinement)
 
     Args:
         refuse: ends this process; its arguments are the kind of failure and the reason in one line.
-        confinement: holds the programs that are started by subprocess, os.system and os.posix_spawn.
+        confinement: confines the programs that are started by subprocess, os.system and os.posix_spawn.
     """
 
     def on_event(event: str, arguments: tuple[Any, ...]) -> None:
