@@ -210,14 +210,8 @@ def test_a_broken_accelerate_file_or_script_is_a_finding(
     assert not (folder / "ran").exists()
 
 
-def test_standard_input(folder: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "zerofit", "check", "--route", "accelerate", "-"],
-        cwd=folder,
-        input=_BAD,
-        capture_output=True,
-        text=True,
-    )
+def test_standard_input(run_zerofit: RunZerofit, folder: Path) -> None:
+    finished = run_zerofit("check", "--route", "accelerate", "-", cwd=folder, stdin=_BAD)
     assert finished.stdout.startswith(_FINDING.format(place="standard input:5") + "\n")
     assert (finished.returncode, finished.stderr) == (1, "")
 
