@@ -31,6 +31,7 @@ def check(b: int | None, a: int, n: int, wanted: dict[str, int | None]) -> None:
         (8, 1, 2, {"m": 3, "A": 3}),  # pieces of 3, 3 and 2
         (8, 2, 2, {"m": 4, "A": 4}),
         (8, 2, 2, {"m": 3, "A": 6}),
+        (5, 2, 2, {"m": 2, "A": 5}),  # five whole ones, of which a pass makes 2, 2 and 1
         (8, 2, 2, {"G": 32}),
         (8, 1, 2, {"G": 16, "m": 2, "A": 4}),
         (8, 4, 2, {"G": 64, "A": 4}),
