@@ -42,16 +42,17 @@ def test_ranks_share_no_samples_where_whole_ones_fit() -> None:
     assert "parallel_size" not in str([reason.field for reason in answer.plan.reasons])
 
 
-def test_ranks_share_long_samples_where_whole_ones_fit_by_offload_alone_or_not_at_all() -> None:
+def test_ranks_share_long_samples_where_whole_ones_fit_nowhere() -> None:
     alone = replace(_LONG, request=Request(sequence_parallel_size=1))
     before = solved(alone)
-    assert not before.fits or before.head.strategy.offloads
+    assert not before.fits
     answer = solved(_LONG)
     assert answer.fits
     assert _sizes(answer)[1] > 1
     (reason,) = (one for one in answer.plan.reasons if one.field == "sequence_parallel_size")
     assert (reason.value, reason.origin) == (str(_sizes(answer)[1]), Origin.PLANNER)
-    assert reason.why.startswith("with whole samples on each GPU ")
+    nothing = "with whole samples on each GPU nothing fits; the nearest "
+    assert reason.why == f"{nothing}{before.head.shortage}"
 
 
 def test_the_global_batch_stays() -> None:
