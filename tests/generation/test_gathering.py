@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from runs import run_ranks
+from runs import run_on_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ MORE = (
 
 def run_cases(names: Sequence[str], folder: Path) -> tuple[dict[str, Answers], str]:
     """Return the answers of both ranks by case, and what they printed."""
-    run = run_ranks(RANKS, folder, "out.json", *names)
+    run = run_on_ranks(RANKS, folder, "out.json", *names)
     return json.loads((folder / "out.json").read_text()), run.stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 from made.tokenizers import gpt_tokenizer
 from random_cases import VOCABULARY, Family
 from ranks_of_generate import NEW, PROMPTS, model, tokens
-from runs import run_ranks
+from runs import run_on_ranks
 from tiny_models import make_model
 
 import zerofit
@@ -102,7 +102,7 @@ def slow_ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dic
 
 
 def _run(folder: Path, *cases: str) -> dict[str, list[Any]]:
-    run_ranks(_RANKS, folder, "out.json", *cases)
+    run_on_ranks(_RANKS, folder, "out.json", *cases)
     answers: dict[str, list[Any]] = json.loads((folder / "out.json").read_text())
     return answers
 

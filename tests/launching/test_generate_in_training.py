@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ROOT, SCRIPTS, Launch, run_ranks
+from runs import ROOT, SCRIPTS, Launch, run_on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ Seen = dict[str, Any]
 def train(cases: Sequence[str], folder: Path) -> dict[str, list[Seen]]:
     """Return what both ranks saw in each case, and in training without generation."""
     without = [f"{case.rsplit(' ', 1)[0]} nothing" for case in cases]
-    run_ranks(SCRIPTS / "generate_in_training.py", folder, "seen", *dict.fromkeys((*cases, *without)))
+    run_on_ranks(SCRIPTS / "generate_in_training.py", folder, "seen", *dict.fromkeys((*cases, *without)))
     ranks = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
     return {case: [rank[case] for rank in ranks] for case in ranks[0]}
 

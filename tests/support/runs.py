@@ -93,7 +93,7 @@ def _stacks(pid: int, folder: Path) -> str:
     return "\n".join(shown)
 
 
-def run_ranks(script: Path, folder: Path, *arguments: str, num_ranks: int = 2) -> Run:
+def run_on_ranks(script: Path, folder: Path, *arguments: str, num_ranks: int = 2) -> Run:
     """Run a script in a folder on CPU ranks to its end, which must be a good one."""
     ranks = (sys.executable, str(_FORKED_RANKS), str(num_ranks))
     support = os.pathsep.join((str(_FORKED_RANKS.parent), str(ROOT), os.environ.get("PYTHONPATH", "")))

@@ -8,6 +8,8 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.core.estimates import RunPhase
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -30,6 +32,17 @@ class Phase(enum.Enum):
     BETWEEN_STEPS = "between steps"
     """In the script's own code after a backward pass or a step."""
     ENDED = "ended"
+
+
+ESTIMATED_PHASES = {
+    Phase.LOADING: RunPhase.LOAD,
+    Phase.PREPARING: RunPhase.INITIALISE,
+    Phase.FORWARD: RunPhase.FORWARD,
+    Phase.BACKWARD: RunPhase.BACKWARD,
+    Phase.OPTIMIZER_STEP: RunPhase.STEP,
+    Phase.SAVING: RunPhase.SAVE,
+}
+"""The phase of an estimate that describes a rank's phase; the others have none."""
 
 
 _PHASES = tuple(Phase)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zerofit.core.allocation_log import TensorKind
 from zerofit.core.errors import UserError
-from zerofit.core.estimates import Holder, RunPhase
+from zerofit.core.estimates import Holder
 from zerofit.core.observer import SILENT
 from zerofit.core.plan import GROUP_FLAGS, RUN_SETTINGS
-from zerofit.core.rank_observation import Phase
+from zerofit.core.rank_observation import ESTIMATED_PHASES
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import EndKind
@@ -55,14 +55,6 @@ _MAX_HOST_SHARE = 0.95
 _FREE_LIMIT_S = 60.0
 _FREE_SHARE = 0.98
 """How long to wait until the GPUs have as much free memory as before the run, and the tolerance."""
-_PHASES = {
-    Phase.LOADING: RunPhase.LOAD,
-    Phase.PREPARING: RunPhase.INITIALISE,
-    Phase.FORWARD: RunPhase.FORWARD,
-    Phase.BACKWARD: RunPhase.BACKWARD,
-    Phase.OPTIMIZER_STEP: RunPhase.STEP,
-    Phase.SAVING: RunPhase.SAVE,
-}
 
 
 class RecoverMode(StrEnum):
@@ -372,7 +364,7 @@ def limits_after(
         return limits
     if end.kind is EndKind.HOST_OUT_OF_MEMORY and not on_cpu:
         return replace(limits, host_bytes=int(_MAX_HOST_SHARE * estimate.host.peak_bytes))
-    phase = None if end.phase is None else _PHASES.get(end.phase)
+    phase = None if end.phase is None else ESTIMATED_PHASES.get(end.phase)
     found = None if phase is None else estimate.device.of(phase)
     fullest = found or max(estimate.device.phases, key=lambda one: one.held_by(Holder.TENSORS))
     tensors, workspaces = fullest.held_by(Holder.TENSORS), 0

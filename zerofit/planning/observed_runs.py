@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.capture import for_plan
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, StepTime, Term, TimeTerm
-from zerofit.core.rank_observation import Phase
+from zerofit.core.rank_observation import ESTIMATED_PHASES
 from zerofit.core.units import format_bytes
 from zerofit.machine.observations import subject_of
 
@@ -22,14 +22,6 @@ _SAME_PLAN = 0.03
 """Uncertainty of an observation of the same plan. ASSUMPTION: two runs of one plan differ by less, whatever
 their sequence lengths and the allocator's history."""
 _TERM = "observed beyond the prediction"
-_PHASES = {
-    Phase.LOADING: RunPhase.LOAD,
-    Phase.PREPARING: RunPhase.INITIALISE,
-    Phase.FORWARD: RunPhase.FORWARD,
-    Phase.BACKWARD: RunPhase.BACKWARD,
-    Phase.OPTIMIZER_STEP: RunPhase.STEP,
-    Phase.SAVING: RunPhase.SAVE,
-}
 
 
 class ObservedRuns:
@@ -142,7 +134,7 @@ def _observed_memory(
     is_same = predicted is at_observed
     seen: dict[RunPhase, int] = {}
     for peak in one.peaks:  # phases without an estimate, such as evaluation, count for the largest
-        phase = _PHASES.get(peak.phase, at_observed.peak.phase)
+        phase = ESTIMATED_PHASES.get(peak.phase, at_observed.peak.phase)
         name = phase if at_observed.of(phase) else at_observed.peak.phase
         seen[name] = max(peak.reserved_bytes, seen.get(name, 0))
     most = _most_reserved(one)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import run_ranks
+from runs import run_on_ranks
 
 _RANKS = Path(__file__).parents[2] / "support" / "ranks_of_shards.py"
 _BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
@@ -29,7 +29,7 @@ _CLOSE = 1e-5
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("shards")
-    run_ranks(_RANKS, folder, str(folder), *_SHARED, *_REFUSED)
+    run_on_ranks(_RANKS, folder, str(folder), *_SHARED, *_REFUSED)
     return dict(json.loads((folder / "results.json").read_text()))
 
 

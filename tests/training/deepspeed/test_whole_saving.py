@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from runs import run_ranks
+from runs import run_on_ranks
 
 _RANKS = Path(__file__).parents[2] / "support" / "ranks_of_saving.py"
 
 
 def test_two_ranks_save_all_weights_together_and_none_alone(tmp_path: Path, built_ops: None) -> None:
-    run_ranks(_RANKS, tmp_path)
+    run_on_ranks(_RANKS, tmp_path)
     assert json.loads((tmp_path / "out.json").read_text()) == {
         "tied": True,
         "adapted": True,

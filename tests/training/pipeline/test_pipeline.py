@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import run_ranks
+from runs import run_on_ranks
 
 from zerofit.training.pipeline.batches import micro_batches_of
 
@@ -55,7 +55,7 @@ _REFUSED = {
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each rank found, by case."""
     folder = tmp_path_factory.mktemp("pipelines")
-    run_ranks(_RANKS, folder, str(folder), num_ranks=4)
+    run_on_ranks(_RANKS, folder, str(folder), num_ranks=4)
     found: dict[str, list[dict[str, Any]]] = {}
     for path_of_rank in sorted(folder.glob("*-[0-3].json"), key=lambda one: one.stem.split("-")[::-1]):
         for case, result in json.loads(path_of_rank.read_text()).items():
