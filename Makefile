@@ -10,7 +10,7 @@ SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-all faults test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: help demo test test-slow faults test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -24,8 +24,8 @@ demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then 
 test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay in one process
 	@$(BIN)/python -m pytest $(PARALLEL)
 
-test-all: $(VENV)/.installed  ## the test suite, and what is too slow to run at each change
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not nvme and not evidence and not versions and not faults and not slurm'
+test-slow: $(VENV)/.installed  ## the tests that are too slow to run at each change
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'slow and not nvme and not evidence and not versions and not faults and not slurm'
 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail
 	@$(BIN)/python -m pytest tests/faults -m ""

@@ -29,7 +29,8 @@ _ZERO2 = Example(deepspeed={**_MICRO, "zero_optimization": {"stage": 2}})
 _ACCUMULATING = Example(
     deepspeed={**_MICRO, "zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 4}
 )
-_FP16 = Example(deepspeed={**_MICRO, "zero_optimization": {"stage": 1}, "fp16": {"enabled": True}})
+_AMP = Example(deepspeed={**_MICRO, "zero_optimization": {"stage": 1}, "amp": {"enabled": True}})
+"""DeepSpeed has removed it, and refuses it on every machine."""
 # accelerate puts CPUAdam in the place of SGD: it runs, and it is not the reference.
 _SWAPPED = Example(
     deepspeed={
@@ -92,8 +93,8 @@ _PLANTED = {
         ["the bad example ends well, and should have been one that fails"],
     ),
     "fails with other words": (
-        _rule(_FP16, _ZERO1, Effect.FAILS, says="boom"),
-        ["'boom' is not in the error: exit 1: ValueError: Type fp16 is not supported on your device."],
+        _rule(_AMP, _ZERO1, Effect.FAILS, says="boom"),
+        ["'boom' is not in the error: exit 1: deepspeed.runtime.config.DeepSpeedConfigError: NVIDIA Apex"],
     ),
     "hangs, but ends well": (
         _rule(_ZERO2, _ZERO1, Effect.HANGS),
@@ -116,14 +117,14 @@ _PLANTED = {
         ["the bad example's weights are off by "],
     ),
     "the good example is wrong": (
-        _rule(_FP16, _SWAPPED, Effect.FAILS, says="fp16"),
+        _rule(_AMP, _SWAPPED, Effect.FAILS, says="Apex"),
         ["the good example's weights are off by "],
     ),
     "the good example fails": (
-        _rule(_FP16, _FP16, Effect.FAILS, says="fp16"),
+        _rule(_AMP, _AMP, Effect.FAILS, says="Apex"),
         [
-            "the good example does not end well: exit 1: ValueError: Type fp16 is not supported on your "
-            "device."
+            "the good example does not end well: exit 1: deepspeed.runtime.config.DeepSpeedConfigError: "
+            "NVIDIA Apex"
         ],
     ),
 }
@@ -174,7 +175,7 @@ def test_each_rank_reads_its_own_shard(runner: Runner) -> None:
 
 @pytest.mark.slow
 @pytest.mark.evidence
-@pytest.mark.parametrize("example", [_ACCUMULATING, _SWAPPED, _FP16], ids=["fp32", "swapped", "fp16"])
+@pytest.mark.parametrize("example", [_ACCUMULATING, _SWAPPED, _AMP], ids=["fp32", "swapped", "fails"])
 def test_a_fork_does_what_the_stock_launcher_does(example: Example, runner: Runner, tmp_path: Path) -> None:
     forked = runner.run(run_of(example))
     for name in ("ds_config.json", "accelerate.yaml", "train.py"):

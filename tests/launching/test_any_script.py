@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from runs import SCRIPTS, Run, run_command
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = str(SCRIPTS / "tiny_loop.py")
 _FLAGS = ("--engine", "native", "--mixed-precision", "no")
 
@@ -46,7 +48,6 @@ def test_a_script_is_captured_planned_and_rehearsed(tmp_path: Path, cache: Path)
     assert "each forward pass of 8 samples runs as 4 micro-batches of 2" in changed
 
 
-@pytest.mark.slow
 def test_a_plan_made_once_is_launched_under_zero_2_from_its_one_file(tmp_path: Path, cache: Path) -> None:
     script = (str(SCRIPTS / "token_trainer.py"), "4", "1")
     flags = (

@@ -52,6 +52,7 @@ def test_saves_are_whole_and_old_ones_pruned(saved: Path) -> None:
     assert newest.manifest.layout.optimizer == "torch.optim.adamw.AdamW"
 
 
+@pytest.mark.slow
 def test_zero2_of_two_ranks_resumes_as_zero3_on_one_and_a_partial_newest_is_passed_over(
     saved: Path, tmp_path: Path
 ) -> None:

@@ -50,13 +50,10 @@ def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
         assert last.host_bytes > 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "has_manifest"),
-    [
-        pytest.param("native", True, marks=pytest.mark.slow),
-        ("native", False),
-        pytest.param("deepspeed", True, marks=pytest.mark.slow),
-    ],
+    [("native", True), ("native", False), ("deepspeed", True)],
 )
 def test_a_resumed_run_counts_from_its_checkpoint(engine: str, launch: Launch, *, has_manifest: bool) -> None:
     flags = ("--engine", engine, "--num-processes", "1", _PHASES)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from parallel_dimensions import Runs
     from runs import Run
 
-_LOOP = pytest.param(False, marks=pytest.mark.slow)
 _PAIR = ("--num-processes", "2", "--pipeline-parallel-size", "2")
 _FOUR = ("--num-processes", "4", "--pipeline-parallel-size", "4")
 _TWO_PAIRS = ("--num-processes", "4", "--pipeline-parallel-size", "2")
 _TWO_EACH = ("--pipeline-stages-per-rank", "2")
 
 
-@pytest.mark.parametrize("by_trainer", [_LOOP, True], ids=["loop", "trainer"])
+@pytest.mark.slow
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
 def test_a_script_trains_as_in_one_process(by_trainer: bool, runs: Runs) -> None:
     """With tied embeddings, clipping, a schedule, held-out data that fill no batch, generation."""
     run = train_alike(runs, "tied", _PAIR, by_trainer=by_trainer)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from runs import SCRIPTS, run_command
 
-pytestmark = pytest.mark.usefixtures("built_ops")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built_ops")]
 
 _EPOCH = 6
-_SLOW = pytest.mark.slow
 _ONE, _TWO = "--num-processes 1", "--num-processes 2 --engine native"
 _ZERO2 = "--num-processes 2 --zero-stage 2"
 
@@ -30,10 +29,10 @@ def _steps(folder: Path, plan: str, *arguments: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("plan", "arguments"),
     [
-        pytest.param(_ONE, [], id="one process", marks=_SLOW),
-        pytest.param(_ONE, ["--own-generator"], id="a generator of its own", marks=_SLOW),
-        pytest.param(_ONE, ["--workers=2"], id="workers", marks=_SLOW),
-        pytest.param(_TWO, [], id="two ranks", marks=_SLOW),
+        pytest.param(_ONE, [], id="one process"),
+        pytest.param(_ONE, ["--own-generator"], id="a generator of its own"),
+        pytest.param(_ONE, ["--workers=2"], id="workers"),
+        pytest.param(_TWO, [], id="two ranks"),
         pytest.param(_ZERO2, ["--workers=1"], id="ZeRO-2"),
     ],
 )
@@ -46,7 +45,6 @@ def test_a_resumed_epoch_goes_on_as_it_would_have(plan: str, arguments: list[str
     assert resumed == whole[at:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(_ONE, _TWO), (_TWO, _ONE)], ids=["more", "fewer"])
 def test_the_order_is_that_of_another_number_of_ranks(before: str, after: str, tmp_path: Path) -> None:
     at = _EPOCH + 2
@@ -56,7 +54,6 @@ def test_the_order_is_that_of_another_number_of_ranks(before: str, after: str, t
     assert [indices for indices, _ in resumed][: 2 * _EPOCH - at] == [indices for indices, _ in whole[rest]]
 
 
-@pytest.mark.slow
 def test_a_new_epoch_draws_its_own_order(tmp_path: Path) -> None:
     whole = _steps(tmp_path, _ONE, f"--save-at={_EPOCH}")
     resumed = _steps(tmp_path, _ONE, f"--resume={_EPOCH}")

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from parallel_dimensions import Runs
     from runs import Run
 
-_LOOP = pytest.param(False, marks=pytest.mark.slow)
 _PAIR = ("--num-processes", "2", "--sequence-parallel-size", "2")
 _TWO_PAIRS = ("--num-processes", "4", "--sequence-parallel-size", "2")
 _FOUR = ("--num-processes", "4", "--sequence-parallel-size", "4")
 
 
-@pytest.mark.parametrize("by_trainer", [_LOOP, True], ids=["loop", "trainer"])
-@pytest.mark.parametrize("ranks", [_PAIR, pytest.param(_TWO_PAIRS, marks=pytest.mark.slow)], ids=["2", "4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
+@pytest.mark.parametrize("ranks", [_PAIR, _TWO_PAIRS], ids=["2", "4"])
 def test_a_script_trains_as_in_one_process(ranks: tuple[str, ...], by_trainer: bool, runs: Runs) -> None:
     """At ZeRO-2 with clipping, a schedule, held-out data that fill no batch, generation and an odd length."""
     run = train_alike(runs, "tied", (*ranks, "--zero-stage", "2"), "--length", "15", by_trainer=by_trainer)

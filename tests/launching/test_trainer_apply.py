@@ -36,6 +36,7 @@ def test_stock_deepspeed_drops_the_scripts_optimizer_and_makes_the_loss_too_larg
     assert found[0][:2] == pytest.approx([2 * number for number in ONE_BIG_BATCH[0][:2]], rel=0.01)
 
 
+@pytest.mark.slow
 def test_zerofit_trains_as_one_big_batch_on_two_ranks(launch: Launch) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", TOKENS, "2", "2", "own").check()
     found = steps(run)

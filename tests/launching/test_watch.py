@@ -17,10 +17,11 @@ import pytest
 
 _WATCH = """
 import json, sys
-from zerofit.launching.watch import run_watched
+from zerofit.launching import watch
 
+watch._DRAIN_S = 0.5
 grace = {"stop_grace_s": float(sys.argv.pop(1))} if sys.argv[1] != "sh" else {}
-ended = run_watched(sys.argv[1:], environment={"FROM_WATCH": "yes"}, **grace)
+ended = watch.run_watched(sys.argv[1:], environment={"FROM_WATCH": "yes"}, **grace)
 print(json.dumps([ended.exit_code, ended.stopped_by and ended.stopped_by.name]))
 """
 _STARTED = 'echo "$$" >> pids; echo started; '
@@ -132,7 +133,7 @@ def test_after_a_stop_no_grandchild_is_left_even_if_it_ignores_the_signal(tmp_pa
 
 def test_after_a_stop_a_child_that_still_saves_has_the_commands_grace(tmp_path: Path) -> None:
     (tmp_path / "save.sh").write_text(
-        "trap 'trap \"exit 1\" TERM; sleep 5; touch saved; exit' TERM; echo $$ >> pids;"
+        "trap 'trap \"exit 1\" TERM; sleep 2; touch saved; exit' TERM; echo $$ >> pids;"
         " while :; do sleep 0.05; done"
     )
     script = f"trap 'kill $!; exit 5' TERM; sh save.sh & sleep 0.3; {_STARTED} while :; do sleep 0.05; done"

@@ -56,9 +56,8 @@ WAYS = {
         num_processes=2, flags=("--zero-stage", "3", *NO_OFFLOAD, *SMALLER), zero_stage=3, is_captured=True
     ),
 }
-DEFAULT = {("loop_by_hand", "ZeRO-3, uneven micro-batch")}
-"""What runs each time: a loop on the real engine. tests/launching has Trainers from capture to training."""
 SLOW = {
+    ("loop_by_hand", "ZeRO-3, uneven micro-batch"),
     ("plain_loop", "ZeRO-2, micro-batch"),
     ("accumulating_loop", "checkpointing"),
     ("trainer_lora", "captured, micro-batch"),
@@ -67,7 +66,7 @@ SLOW = {
     ("trainer_own_parts", "captured, micro-batch"),
     ("trainer_padding_free", "ZeRO-2"),
 }
-"""What `make test-all` runs too: each kind of loop once, each way of applying a plan once."""
+"""What `make test-slow` runs: each kind of loop once, each way of applying a plan once."""
 NOT_TOGETHER = {
     ("loop_by_hand", "checkpointing"): "its model is none of transformers",
     ("loop_by_hand", "ZeRO-3, checkpointing"): "its model is none of transformers",
@@ -85,19 +84,17 @@ NOT_TOGETHER = {
 
 
 def cases() -> list[object]:
-    """Every script in every way, all but the default ones behind a marker."""
+    """Every script in every way, each behind a marker."""
     return [
-        pytest.param(script, way, id=f"{script}-{way}", marks=_marks(script, way))
+        pytest.param(script, way, id=f"{script}-{way}", marks=_mark(script, way))
         for script in ARGUMENTS
         for way in WAYS
         if (script, way) not in NOT_TOGETHER
     ]
 
 
-def _marks(script: str, way: str) -> tuple[pytest.MarkDecorator, ...]:
-    if (script, way) in DEFAULT:
-        return ()
-    return (pytest.mark.slow,) if (script, way) in SLOW else (pytest.mark.evidence,)
+def _mark(script: str, way: str) -> pytest.MarkDecorator:
+    return pytest.mark.slow if (script, way) in SLOW else pytest.mark.evidence
 
 
 @pytest.mark.parametrize(("script", "way"), cases())

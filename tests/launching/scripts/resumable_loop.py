@@ -34,7 +34,8 @@ set_seed(0)
 project = ProjectConfiguration("project", automatic_checkpoint_naming=True, total_limit=arguments.total_limit)
 if arguments.save_to:
     project = ProjectConfiguration("project")
-accelerator = Accelerator(project_config=project)
+# Counts steps, not each rank's batches, so that the schedule is the same on any number of ranks.
+accelerator = Accelerator(project_config=project, step_scheduler_with_optimizer=False)
 length = arguments.length
 config = GPT2Config(
     vocab_size=128, n_positions=length, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
