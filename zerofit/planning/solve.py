@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zerofit.planning.training_estimator import TrainingEstimator
 
     EstimatorOf = Callable[[Problem], TrainingEstimator]
+    Presolve = Callable[[Problem], EstimatedStrategy | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,30 +98,17 @@ def solve(
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
-    tier_of = partial(tier_in, problem)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
         layouts = compare_layouts(problem, solve=lambda one: _best_or_nearest(one, estimator_of))
-    if is_open(problem) and wants_layouts(found.chosen, tier_of):
-        shared = best_layout(
-            problem,
-            found.chosen,
-            tier_of=tier_of,
-            solve=partial(best_of, estimator_of=estimator_of),
-            presolve=presolve,
-        )
-        if shared is not None:
-            shared = replace(shared, why_shared=_why_shared(found.chosen or found.nearest))
-            space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
+    if shared := _with_shared_samples(problem, found, estimator_of, presolve):
+        space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
     notes: list[str] = []
-    if found.chosen is None and Allow.LENGTH in problem.allow:
-        likely = (one for one in problem.shorter() if presolve is None or presolve(one))
-        shorter = next((one for one in likely if best_of(one, estimator_of)), None)
-        if shorter is not None:
-            problem = shorter
-            found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
-            length = problem.workload.sequence_length
-            notes.append(f"samples cut to {length} tokens, as --allow length says")
+    if found.chosen is None and (shorter := _shortened(problem, estimator_of, presolve)):
+        problem = shorter
+        found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+        length = problem.workload.sequence_length
+        notes.append(f"samples cut to {length} tokens, as --allow length says")
     own = script_as_it_is(problem)
     as_it_is = None if own is None else estimator_of(problem).estimate(own)
     helps: tuple[Suggestion, ...] = ()
@@ -143,6 +131,26 @@ def solve(
         notes=(*notes, *_notes(problem, found)),
         layouts=layouts,
     )
+
+
+def _with_shared_samples(
+    problem: Problem, found: TrainingResult, estimator_of: EstimatorOf, presolve: Presolve | None
+) -> Problem | None:
+    """Return the problem in the best layout whose ranks share samples; None if data parallelism is better."""
+    tier_of = partial(tier_in, problem)
+    if not (is_open(problem) and wants_layouts(found.chosen, tier_of)):
+        return None
+    solved = partial(best_of, estimator_of=estimator_of)
+    shared = best_layout(problem, found.chosen, tier_of=tier_of, solve=solved, presolve=presolve)
+    return shared and replace(shared, why_shared=_why_shared(found.chosen or found.nearest))
+
+
+def _shortened(problem: Problem, estimator_of: EstimatorOf, presolve: Presolve | None) -> Problem | None:
+    """Return the problem with the longest shorter samples that fit, if --allow length permits any."""
+    if Allow.LENGTH not in problem.allow:
+        return None
+    likely = (one for one in problem.shorter() if presolve is None or presolve(one))
+    return next((one for one in likely if best_of(one, estimator_of)), None)
 
 
 def _notes(problem: Problem, found: TrainingResult) -> Iterator[str]:
