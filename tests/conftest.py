@@ -232,3 +232,9 @@ def built_comm() -> None:
 def built_ops(built_comm: None) -> None:
     """Build the CPU Adam, too, in which offload of the optimizer ends."""
     _build("CPUAdamBuilder")
+
+
+@pytest.fixture(scope="session")
+def built_optimizers(built_ops: None) -> None:
+    """Build FusedAdam for the CPU, too: the Adam of a DeepSpeed file without offload."""
+    _build("FusedAdamBuilder")

@@ -29,5 +29,5 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ops(built_ops: None) -> None:
+def _ops(built_optimizers: None) -> None:
     """Build DeepSpeed's ops first."""

@@ -49,7 +49,7 @@ def read_bytes(name: str) -> bytes:
             "target-unreadable",
             "the file can't be read",
             found=f"{name}: {'it is a folder' if is_folder else error.strerror}",
-            why="check reads files one by one" if is_folder else "permission denied",
+            why="files are read one by one" if is_folder else "permission denied",
             fix=f"name the files in it: {os.path.join(name, '*.json')}"
             if is_folder
             else "name a readable file",
