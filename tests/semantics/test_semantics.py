@@ -38,7 +38,7 @@ NO_OFFLOAD = ("--offload-optimizer", "none")
 WAYS = {
     "micro-batch": Way(num_processes=1, flags=SMALLER),
     "checkpointing": Way(num_processes=1, flags=(*SMALLER, "--gradient-checkpointing")),
-    "data parallel, micro-batch": Way(num_processes=2, flags=SMALLER),
+    "data parallel, micro-batch": Way(num_processes=2, flags=("--engine", "native", *SMALLER)),
     "ZeRO-2": Way(num_processes=2, flags=("--preset", "z2"), zero_stage=2),
     "ZeRO-2, micro-batch": Way(num_processes=2, flags=("--preset", "z2", *SMALLER), zero_stage=2),
     "ZeRO-3, micro-batch": Way(num_processes=2, flags=("--preset", "z3", *SMALLER), zero_stage=3),
