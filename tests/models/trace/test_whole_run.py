@@ -113,7 +113,9 @@ def test_the_tape_of_two_steps_is_what_a_whole_run_allocates(
         make: Any = {
             None: lambda parameters: torch.optim.AdamW(parameters, foreach=True),
             OptimizerName.ADAMW: lambda parameters: torch.optim.AdamW(parameters, fused=True),
-            OptimizerName.SGD: lambda parameters: torch.optim.SGD(parameters, foreach=False),
+            OptimizerName.SGD: lambda parameters: torch.optim.SGD(
+                parameters, foreach=False, weight_decay=0.1
+            ),
         }
         recorded = _recorded(model, make[name](model.parameters()), accumulation)
         played = _played(model, name, accumulation)

@@ -306,16 +306,23 @@ def sequence_groups(size: int) -> Any:
     """Return the object that tells an engine its sequence-parallel groups, created once per process.
 
     DeepSpeed's own reports that models are sharded over the group too, so its converter can't read the
-    engine's checkpoints (0.19.8, runtime/sequence_parallel/parallel_state_sp.py).
+    engine's checkpoints, and at stage 0 gradients are clipped by a norm that counts each rank's whole model
+    (0.19.8, runtime/sequence_parallel/parallel_state_sp.py, runtime/utils.py).
 
     Args:
         size: consecutive ranks per group.
     """
+    import torch.distributed as dist
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
     if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
         parallel_state_sp.initialize_sequence_parallel(size)
-    whole_models: dict[str, Callable[[], int]] = {}
+    alone, _ = dist.new_subgroups(group_size=1)
+    whole_models: dict[str, Callable[[], Any]] = {}
     for kind in ("model_parallel", "tensor_model_parallel"):
-        whole_models |= {f"get_{kind}_rank": lambda: 0, f"get_{kind}_world_size": lambda: 1}
+        whole_models |= {
+            f"get_{kind}_rank": lambda: 0,
+            f"get_{kind}_world_size": lambda: 1,
+            f"get_{kind}_group": lambda: alone,
+        }
     return SimpleNamespace(**{**vars(parallel_state_sp), **whole_models})
