@@ -14,6 +14,7 @@ from parallel_dimensions import save_model
 from transformers import AutoModelForCausalLM
 
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.deepspeed import sequence_groups
 from zerofit.training.deepspeed.sequence_shards import Shards
 
 BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
@@ -87,11 +88,23 @@ def result_of(kind: str, folder: Path, rank: int) -> dict[str, Any]:
     return {batch: compared(model, shards, batch) for batch in BATCHES}
 
 
+def clipped_norm() -> float:
+    """Return the norm that DeepSpeed's engine clips by at stage 0, of a gradient whose norm is 5."""
+    import deepspeed
+    from deepspeed.runtime.utils import clip_grad_norm_
+
+    deepspeed.init_distributed("gloo")
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    return float(clip_grad_norm_([weight], max_norm=1.0, mpu=sequence_groups(dist.get_world_size())))
+
+
 def main(folder: Path, kinds: list[str]) -> None:
     """Compare each kind of model."""
     dist.init_process_group("gloo")
     rank = int(os.environ["RANK"])
     results = {kind: result_of(kind, folder, rank) for kind in kinds}
+    results["stage 0"] = {"clipped norm": clipped_norm()}
     if rank == 0:
         (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -45,3 +45,9 @@ def test_parts_make_the_loss_and_gradients_of_the_whole(
 def test_a_model_that_would_train_something_else_is_refused(kind: str, results: dict[str, Any]) -> None:
     rule, why = _REFUSED[kind]
     assert (results[kind]["rule"], results[kind]["why"][: len(why)]) == (rule, why)
+
+
+def test_gradients_are_clipped_by_the_norm_of_one_copy_of_the_model(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    assert results["stage 0"]["clipped norm"] == pytest.approx(5)
