@@ -302,6 +302,7 @@ def why_not_cut(model: Any) -> str:
     return ""
 
 
+@functools.cache
 def sequence_groups(size: int) -> Any:
     """Return the object that tells an engine its sequence-parallel groups, created once per process.
 
@@ -317,7 +318,7 @@ def sequence_groups(size: int) -> Any:
 
     if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
         parallel_state_sp.initialize_sequence_parallel(size)
-    alone, _ = dist.new_subgroups(group_size=1)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     whole_models: dict[str, Callable[[], Any]] = {}
     for kind in ("model_parallel", "tensor_model_parallel"):
         whole_models |= {
