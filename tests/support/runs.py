@@ -57,9 +57,13 @@ RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of every run here: offline, and the venv's own programs first."""
+    """Return the environment of every run here: offline, and the venv's own programs first.
+
+    Output is buffered, as it is for users: unbuffered, it has nothing left to write at its end.
+    """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": path, **more}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**kept, "HF_HUB_OFFLINE": "1", "PATH": path, **more}
 
 
 def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import importlib
 import os
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -38,13 +39,15 @@ _VERBS = {
 
 _BROKEN_PIPE = 141
 """Exit code where the reader of the output has exited: 128 + SIGPIPE, as for other tools."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""A full disk, a quota, a limit on files, a closed terminal or a broken disk."""
 
 
 class _BrokenPipeError(Exception):
     """A BrokenPipeError that click does not turn into exit code 1, which means that nothing fits."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _broken_pipe_raised() -> Iterator[None]:
     try:
         yield
@@ -110,10 +113,30 @@ def main() -> NoReturn:
     try:
         _run()
     except (BrokenPipeError, _BrokenPipeError):
-        # Python would complain again while closing them.
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(_BROKEN_PIPE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        with contextlib.suppress(OSError):
+            click.echo(for_terminal(str(_unwritable(error))), err=True)
+        sys.exit(EXIT_USAGE)
+    finally:
+        # Python would fail again at its end, and exit with 120.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _unwritable(error: OSError) -> UserError:
+    return UserError(
+        "output-unwritable",
+        "the output can't be written",
+        found=error.strerror or str(error),
+        why="the file or terminal that it goes to takes no more",
+        fix="free space there, or write the output elsewhere",
+    )
 
 
 def _run() -> NoReturn:
