@@ -88,6 +88,43 @@ def test_a_vague_root_cause_comes_after_any_other(vague: str, specific: str, cau
     assert alone.confidence is CauseConfidence.MEDIUM
 
 
+WORKER = """\
+Traceback (most recent call last):
+ConnectionRefusedError: [Errno 111] Connection refused
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly
+"""
+OTHER_RANK = (
+    "torch.OutOfMemoryError: CUDA out of memory. Process 8 has 474.00 MiB memory in use. Including non-"
+    "PyTorch memory, this process has 60.30 GiB memory in use. Process 9 has 474.00 MiB memory in use.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (WORKER, "killed"),
+        (WORKER.replace("unexpectedly", "unexpectedly with exit code 1. Details"), "unknown-exception"),
+        (OTHER_RANK, "gpu-out-of-memory"),
+        ("n:1:1 [0] NCCL INFO libnccl-net.so: cannot open shared object file\n" + LOST, "peer-lost"),
+        ("n:1:1 [0] NCCL INFO connect returned No route to host, retrying\n", "nccl-system-error"),
+        ("[W socket.cpp:6] The client socket has failed to connect to [::]:1\n" + LOST, "peer-lost"),
+        ("terminate called after\nWatchdog caught collective operation timeout: x\n", "nccl-timeout"),
+        ("RendezvousClosedError\nReceived 15 death signal, shutting down workers\n", "cancelled"),
+        ("n2: bash: line 1: /v/bin/python: No such file or directory\n", "file-missing"),
+        ("pdsh@n1: n2: ssh exited with exit code 1\n", "rank-failed"),
+        ("      Reason:       Error\n      Exit Code:    137\n", "killed"),
+        ("srun: error: n1: task 3: Out Of Memory\n", "killed-for-memory"),
+        ("ProcessExitedException: process 0 terminated with signal SIGKILL\n", "killed"),
+    ],
+)
+def test_what_says_more_is_the_cause(log: str, cause: str) -> None:
+    assert _cause(log) == cause
+
+
 def test_logs_of_ranks_are_ordered_by_their_times(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").write_text(
         "[2024-05-01 12:00:09,100] [INFO] x\nRuntimeError: No CUDA GPUs are available\n"
@@ -174,6 +211,7 @@ def test_line_numbers_count_what_an_editor_counts() -> None:
         ("rank3: x", 3, "x"),
         ("node7: x", None, "x"),
         ("> > [rank3]: x", 3, "x"),
+        ("(Actor pid=7, ip=10.0.0.2) x", None, "x"),
         ("ValueError: x", None, "ValueError: x"),
         ("2024-05-01T12:00:00.5Z stderr F x", None, "x"),
     ],

@@ -32,8 +32,8 @@ _RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|std
 _EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b(?:: |:?$)")
 _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
-_NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b")
-"""A message that its program does not treat as an error."""
+_NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b|.*?NCCL INFO (?!.*retrying)")
+"""A message that its program does not treat as an error; NCCL calls a node out of reach INFO, too."""
 _TIMED_OUT = re.compile(
     r"\[(?:PG (.*) )?Rank (\d+)\].*aught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
 )
@@ -200,10 +200,14 @@ class LogReader:
             last, chained = traceback.last, traceback.chained
             traceback.has_begun, traceback.chained, traceback.last = False, None, one
             if last is not None and chained and last.failure.role is Role.ROOT and last.failure.is_vague:
-                if chained.startswith(_DIRECT_CAUSE):
+                is_direct = chained.startswith(_DIRECT_CAUSE)
+                says_less = one.failure.id == _UNKNOWN or one.failure.role is Role.CASCADE
+                if is_direct and (says_less or last.failure.id != _UNKNOWN):
                     traceback.last = last
                     return
-                if self.found.get((last.at.file, last.failure.id)) == last and one.failure.role is Role.ROOT:
+                if self.found.get((last.at.file, last.failure.id)) == last and (
+                    is_direct or one.failure.role is Role.ROOT
+                ):
                     del self.found[last.at.file, last.failure.id]
         self.found.setdefault((one.at.file, one.failure.id), one)
 

@@ -19,10 +19,10 @@ _QUOTED = re.compile(">")
 """A quoted line in an issue or mail."""
 _RANK = re.compile(
     r"\s*(?:\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
-    r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: )"
+    r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: |\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\) ?)"
 )
 """`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label;
-pdsh names a node, which is no rank."""
+pdsh names a node and Ray an actor, which are no ranks."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"(\d{1,2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
 _TIME = re.compile(
