@@ -166,6 +166,7 @@ def test_unknown_exception_is_the_scripts() -> None:
         "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.\n",
         "[2024-05-01 12:00:00,000] [WARNING] [engine.py:1] You are using ZeRO with an untested optimizer\n",
         "UserWarning: this will be an error in future\n",
+        "bash: warning: setlocale: LC_ALL: cannot change locale (C.UTF-8): No such file or directory\n",
         "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",
         "[2024-05-01 12:00:00,000] [INFO] nvme_path=None stage3_gather_16bit_weights_on_model_save\n",
         "[2024-05-01 12:00:00,000] [INFO] [launch.py:1] Process 7 exits successfully.\n",
