@@ -60,6 +60,18 @@ def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert [finding.rule for finding in command.findings] == ["launch-unknown-flag"]
 
 
+def test_deepspeed_prefers_the_optimizer_that_it_is_given(tmp_path: Path) -> None:
+    section = {"type": "Adam", "params": {"weight_decay": 0.1}}
+    file, script = _file(tmp_path, optimizer=section), tmp_path / "train.py"
+    for arguments, found in (
+        ("model_parameters=model.parameters()", ["adam-section-decays-as-adamw"]),
+        ("optimizer=torch.optim.Adam(model.parameters())", []),
+    ):
+        source = f"import deepspeed, torch\ndeepspeed.initialize(args, model, {arguments})\n"
+        script.write_text(source)
+        assert [one.rule for one in check(file, script).findings] == found
+
+
 def test_a_notebook_shows_the_text_with_its_brackets_escaped(tmp_path: Path) -> None:
     report = check("-", stdin=lambda: b'{"mine<b>": 1, "train_batch_size": 8, "zero_optimization": {}}')
     assert report._repr_html_().startswith("<pre>warning[deepspeed-key-ignored]")
