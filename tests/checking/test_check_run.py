@@ -60,6 +60,14 @@ def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert [finding.rule for finding in command.findings] == ["launch-unknown-flag"]
 
 
+def test_a_folder_above_an_accelerate_file_may_have_the_file_it_names(tmp_path: Path) -> None:
+    _file(tmp_path)
+    (folder := tmp_path / "configs").mkdir()
+    file = folder / "acc.yaml"
+    file.write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n")
+    assert [one.name for one in check(file).targets.files] == [str(file), str(tmp_path / "ds.json")]
+
+
 def test_deepspeed_prefers_the_optimizer_that_it_is_given(tmp_path: Path) -> None:
     section = {"type": "Adam", "params": {"weight_decay": 0.1}}
     file, script = _file(tmp_path, optimizer=section), tmp_path / "train.py"
