@@ -60,6 +60,18 @@ def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert [finding.rule for finding in command.findings] == ["launch-unknown-flag"]
 
 
+def test_trainer_reads_a_file_named_by_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _file(tmp_path, train_micro_batch_size_per_gpu="auto")
+    Path("train.py").write_text("from package import train\ntrain()\n")
+    line = "deepspeed train.py --evaluation_strategy no"
+    assert [one.rule for one in check(*line.split(), "--deepspeed", "ds.json").findings] == [
+        "training-argument-unknown"
+    ]
+    switch = check(*line.split(), "--deepspeed", "--deepspeed_config", "ds.json")
+    assert switch.findings == ()
+
+
 def test_a_folder_above_an_accelerate_file_may_have_the_file_it_names(tmp_path: Path) -> None:
     _file(tmp_path)
     (folder := tmp_path / "configs").mkdir()
