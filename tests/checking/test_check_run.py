@@ -72,11 +72,18 @@ def test_trainer_reads_a_file_named_by_deepspeed(tmp_path: Path, monkeypatch: py
     assert switch.findings == ()
 
 
-def test_a_folder_above_an_accelerate_file_may_have_the_file_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"),
+        ("a.py", "from transformers import TrainingArguments\nTrainingArguments(deepspeed='ds.json')\n"),
+    ],
+)
+def test_a_folder_above_a_file_may_have_the_file_it_names(name: str, text: str, tmp_path: Path) -> None:
     _file(tmp_path)
     (folder := tmp_path / "configs").mkdir()
-    file = folder / "acc.yaml"
-    file.write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n")
+    file = folder / name
+    file.write_text(text)
     assert [one.name for one in check(file).targets.files] == [str(file), str(tmp_path / "ds.json")]
 
 

@@ -141,8 +141,7 @@ def read_targets(
     else:
         arguments = reading.read_words(words)
     for kind, said, by in named_files(command, arguments, reading.files):
-        is_alone = command is None and by is not None and by.kind is FileKind.ACCELERATE
-        reading.read_named(_beside(said, by.name) if by and is_alone else said, kind)
+        reading.read_named(_beside(said, by.name) if by and command is None else said, kind)
     if reading.errors:
         raise ExceptionGroup("targets that can't be checked", reading.errors)
     return Targets(
