@@ -87,6 +87,21 @@ def test_a_folder_above_a_file_may_have_the_file_it_names(name: str, text: str, 
     assert [one.name for one in check(file).targets.files] == [str(file), str(tmp_path / "ds.json")]
 
 
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("from transformers import Trainer\nTrainer(model, tokenizer=t).train()\n", True),
+        ("import trl\ntrl.SFTTrainer(model, tokenizer=t).train()\n", False),
+        ("import transformers as t\nclass Trainer(t.Trainer): ...\nTrainer(tokenizer=t).train()\n", False),
+    ],
+)
+def test_a_trainer_takes_no_tokenizer(source: str, is_found: bool, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(source)
+    assert [(one.rule, one.fix) for one in check(script).findings] == [
+        ("training-argument-unknown", "write processing_class")
+    ] * is_found
+
+
 def test_deepspeed_prefers_the_optimizer_that_it_is_given(tmp_path: Path) -> None:
     section = {"type": "Adam", "params": {"weight_decay": 0.1}}
     file, script = _file(tmp_path, optimizer=section), tmp_path / "train.py"
