@@ -60,6 +60,60 @@ def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert [finding.rule for finding in command.findings] == ["launch-unknown-flag"]
 
 
+def test_trainer_reads_a_file_named_by_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _file(tmp_path, train_micro_batch_size_per_gpu="auto")
+    Path("train.py").write_text("from package import train\ntrain()\n")
+    line = "deepspeed train.py --evaluation_strategy no"
+    assert [one.rule for one in check(*line.split(), "--deepspeed", "ds.json").findings] == [
+        "training-argument-unknown"
+    ]
+    switch = check(*line.split(), "--deepspeed", "--deepspeed_config", "ds.json")
+    assert switch.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"),
+        ("a.py", "from transformers import TrainingArguments\nTrainingArguments(deepspeed='ds.json')\n"),
+    ],
+)
+def test_a_folder_above_a_file_may_have_the_file_it_names(name: str, text: str, tmp_path: Path) -> None:
+    _file(tmp_path)
+    (folder := tmp_path / "configs").mkdir()
+    file = folder / name
+    file.write_text(text)
+    assert [one.name for one in check(file).targets.files] == [str(file), str(tmp_path / "ds.json")]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("from transformers import Trainer\nTrainer(model, tokenizer=t).train()\n", True),
+        ("import trl\ntrl.SFTTrainer(model, tokenizer=t).train()\n", False),
+        ("import transformers as t\nclass Trainer(t.Trainer): ...\nTrainer(tokenizer=t).train()\n", False),
+    ],
+)
+def test_a_trainer_takes_no_tokenizer(source: str, is_found: bool, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(source)
+    assert [(one.rule, one.fix) for one in check(script).findings] == [
+        ("training-argument-unknown", "write processing_class")
+    ] * is_found
+
+
+def test_deepspeed_prefers_the_optimizer_that_it_is_given(tmp_path: Path) -> None:
+    section = {"type": "Adam", "params": {"weight_decay": 0.1}}
+    file, script = _file(tmp_path, optimizer=section), tmp_path / "train.py"
+    for arguments, found in (
+        ("model_parameters=model.parameters()", ["adam-section-decays-as-adamw"]),
+        ("optimizer=torch.optim.Adam(model.parameters())", []),
+    ):
+        source = f"import deepspeed, torch\ndeepspeed.initialize(args, model, {arguments})\n"
+        script.write_text(source)
+        assert [one.rule for one in check(file, script).findings] == found
+
+
 def test_a_notebook_shows_the_text_with_its_brackets_escaped(tmp_path: Path) -> None:
     report = check("-", stdin=lambda: b'{"mine<b>": 1, "train_batch_size": 8, "zero_optimization": {}}')
     assert report._repr_html_().startswith("<pre>warning[deepspeed-key-ignored]")

@@ -8,6 +8,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
@@ -140,8 +141,7 @@ def read_targets(
     else:
         arguments = reading.read_words(words)
     for kind, said, by in named_files(command, arguments, reading.files):
-        is_alone = command is None and by is not None and by.kind is FileKind.ACCELERATE
-        reading.read_named(_beside(said, by.name) if by and is_alone else said, kind)
+        reading.read_named(_beside(said, by.name) if by and command is None else said, kind)
     if reading.errors:
         raise ExceptionGroup("targets that can't be checked", reading.errors)
     return Targets(
@@ -251,13 +251,12 @@ class _Reading:
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:
-    """Return the named file, looked up beside the file that names it if the current folder has none.
+    """Return the named file, looked up beside and above the file that names it if not found here.
 
-    The libraries look in the folder in which the command runs; without a command, the naming file's folder is
-    as likely.
+    The libraries look in the folder in which the command runs; without a command, one of these is as likely.
     """
-    path = os.path.join(os.path.dirname(file), said.value)
-    return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
+    paths = [said.value, *(str(folder / said.value) for folder in PurePath(file).parents)]
+    return replace(said, value=next(filter(os.path.exists, paths), said.value))
 
 
 def _configuration(name: str, content: bytes | str, kind: FileKind | None = None) -> TargetFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,13 +93,17 @@ _OLD = Keyword(
 )
 
 
+_GIVEN = ("bf16", "evaluation_strategy", "seed", "fsdp_config", "logging_dir")
+
+
 def test_keywords_of_the_source_are_likely() -> None:
+    # A mapping's items are no fields; a field that does not exist needs no known value.
     settings = read_training_arguments(
         fields=_FIELDS,
         arguments=["--bf16", "false"],  # the script's own
         script=_script(
-            training_arguments=(_BF16, _OLD),
-            calls=(_call("transformers.TrainingArguments(seed=s)", "bf16", "evaluation_strategy", "seed"),),
+            training_arguments=(_BF16, _OLD, replace(_OLD, name="fsdp_config.version")),
+            calls=(_call("transformers.TrainingArguments(seed=s)", *_GIVEN),),
         ),
     )
     assert settings.said == {
@@ -109,8 +114,11 @@ def test_keywords_of_the_source_are_likely() -> None:
             confidence=Confidence.LIKELY,
         )
     }
-    assert settings.unread == {"seed"}
-    assert [said.value for said in settings.surplus] == ["evaluation_strategy"]
+    assert settings.unread == {"seed", "fsdp_config", "logging_dir"}
+    assert [(said.value, said.text) for said in settings.surplus] == [
+        ("evaluation_strategy", 'evaluation_strategy="no"'),
+        ("logging_dir", "logging_dir=..."),
+    ]
     steps = settings.find_or_default("gradient_accumulation_steps")
     assert steps is not None
     assert (steps.value, steps.text) == (1, "no gradient_accumulation_steps, so it is 1")

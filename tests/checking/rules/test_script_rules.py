@@ -53,6 +53,7 @@ def _main(line: str, script: str = LANGUAGE) -> str:
 
 _UNDER = "under `accelerator.is_main_process`"
 _AT_ZERO3 = "zero3-weights-need-all-ranks"
+_UNGATHERED = "zero3-save-needs-gathered-weights"
 _TRAINER = """\
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 arguments = TrainingArguments("out")
@@ -131,7 +132,7 @@ for batch in loader:
         (
             f"{_TRAINER}model.save_pretrained('out')\n",
             3,
-            [("zero3-save-needs-gathered-weights", "model.save_pretrained('out') without state_dict=")],
+            [(_UNGATHERED, "model.save_pretrained('out') without state_dict=")],
         ),
         (f"{_TRAINER}model.save_pretrained('out')\n", 2, []),
         (_pipeline("DDPMPipeline(unet=unet)"), 3, [(_AT_ZERO3, f"pipeline(steps=2) {_UNDER}")]),
@@ -147,6 +148,22 @@ for batch in loader:
 )  # fmt: skip
 def test_ranks(script: str, stage: int, expected: list[tuple[str, str]]) -> None:
     assert _found(script, zero(stage)) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "saves"),
+    [
+        (_TRAINER, "the Trainer's save_model()"),
+        (
+            "import deepspeed\nmodel, *_ = deepspeed.initialize(None, model)\n",
+            "the engine's save_16bit_model()",
+        ),
+    ],
+)
+def test_whole_weights_are_saved_by_what_the_script_has(script: str, saves: str) -> None:
+    situation = situation_of_script(f"{script}model.state_dict()\n", zero(3))
+    fixes = [one.fix for one in check(situation, rules=_RULES).findings if one.rule == _UNGATHERED]
+    assert fixes == [f"call {saves}, which gathers them, on every rank"]
 
 
 _PREFIX = """\

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence, Said
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
@@ -98,7 +99,9 @@ def optimizer_of(
     deepspeed: Document | None, trainer: TrainerSettings | None, script: ScriptFacts | None
 ) -> Said[str | None] | None:
     """Return the id of the run's optimizer in the optimizer table; None if unknown."""
-    if deepspeed is not None and (said := deepspeed.said("optimizer", "type")) is not None:
+    # deepspeed.initialize() prefers the optimizer that it is given to the file's.
+    given = script is not None and any("optimizer" in call.given for call in script.find(Action.INITIALIZE))
+    if not given and deepspeed is not None and (said := deepspeed.said("optimizer", "type")) is not None:
         return (
             replace(said, value=optimizer_of_deepspeed(said.value)) if isinstance(said.value, str) else None
         )

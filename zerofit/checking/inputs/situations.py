@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.scripts.facts import ScriptFacts
 
+_NAMES_FILE = re.compile("--deepspeed[ =]")
 _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 
 
@@ -142,6 +144,10 @@ def _situation(
 ) -> Situation:
     command = targets.command
     route = (script.route if script else None) or targets.route
+    # In DeepSpeed's own parser --deepspeed is a switch, so one with a file is of TrainingArguments.
+    names = (file.named_by.text for file in targets.files if file.named_by)
+    if route is None and any(map(_NAMES_FILE.match, names)):
+        route = Route.TRAINER
     trainer = None
     if route is Route.TRAINER:
         from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Route
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.names import PLAIN_ARGUMENTS
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.targets import Targets
     from zerofit.configs.schema import Key, Section
-    from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
 # The conversion of transformers/hf_argparser.py, string_to_bool.
 _TRUE = ("yes", "true", "t", "y", "1")
@@ -46,18 +46,25 @@ def read_training_arguments(
         is_complete = parses_all and any(word.startswith("--") for word in arguments)
         return TrainerSettings(said=dict(_of_arguments(arguments, fields)), is_complete=is_complete)
     said = {keyword.name: keyword.said for keyword in keywords}
-    given = frozenset(name for call in made for name in call.given)
+    given = frozenset(name for call in made for name in call.given) - {"**"}
+    is_open = any("**" in call.given for call in made)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in PLAIN_ARGUMENTS
     return TrainerSettings(
         said={name: field for name, field in said.items() if fields.find(name) is not None},
-        unread=given - set(said) - {"**"},
-        is_complete=is_plain and "**" not in given,
+        unread=given - set(said),
+        is_complete=is_plain and not is_open,
         surplus=tuple(
-            dataclasses.replace(field, value=name)
-            for name, field in said.items()
+            dataclasses.replace(said.get(name) or _computed(name, made[0]), value=name)
+            for name in sorted(given)
             if is_plain and fields.find(name) is None
         ),
     )
+
+
+def _computed(name: str, call: ScriptCall) -> Said[Any]:
+    """Return a keyword whose value the source does not show, at the call's position."""
+    text = f"{name}=..."
+    return Said(value=None, text=text, place=call.seen.place, confidence=Confidence.LIKELY)
 
 
 def _class_of(text: str) -> str:

@@ -119,7 +119,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.record_with_keywords(_RECORDED_ONLY.get(name, Action.MAKE_HF_CONFIG), call)
         return None
     if names.is_trainer(name):
-        return make_trainer(reading, call)
+        return make_trainer(reading, call, given=given_to(call))
     is_loaded = last in ("from_pretrained", "from_config")
     if names.is_pipeline(owner if is_loaded else name):
         return _make_pipeline(call)
@@ -244,8 +244,8 @@ def _has_open_length(given: frozenset[str]) -> bool:
     return "generation_config" in given or ("**" in given and not given & _LONGEST)
 
 
-def make_trainer(reading: Reading, call: CallSite) -> TrackedObject:
-    """Record a Trainer, whose model is then one that trains."""
+def make_trainer(reading: Reading, call: CallSite, given: frozenset[str] = frozenset()) -> TrackedObject:
+    """Record a Trainer, whose model is then one that trains; `given` are keywords of a library's class."""
     model = call.value("model", 0)
     tracked = TrackedObject(kind=ObjectKind.TRAINER, node=call.node)
     if isinstance(model, TrackedObject) and model.kind is ObjectKind.MODEL:
@@ -254,7 +254,7 @@ def make_trainer(reading: Reading, call: CallSite) -> TrackedObject:
         if "peft_config" in call.keywords:
             tracked.of = wrapped(model, call.node, model.state)
             tracked.of.is_adapted = True
-    reading.record(Action.MAKE_TRAINER, call.node, tracked.of)
+    reading.record(Action.MAKE_TRAINER, call.node, tracked.of, given=given)
     return tracked
 
 

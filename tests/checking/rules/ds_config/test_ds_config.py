@@ -27,6 +27,10 @@ _KEYS = (
     _zero(Overlap_Comm=True),
     {**_zero(), "stage3_param_persistence_threshold": 0},
     _zero(gradient_clipping=1.0),
+    # A name says where a key belongs only if its value fits there.
+    {**_zero(), "fp16": {"fp16": True}},
+    {**_zero(), "model_parallel_size": 2},  # model is not data misspelt
+    {**_zero(), "compile": {"passes": ["autosp"]}, "sequence_parallel_size": 2},
     _zero(offload_optimizer={"device": "cpu", "max_in_cpu": 1e9}),
     # Whoever reads the file in a script may keep keys in it, and people keep notes.
     {**_zero(), "_comment": "for 8 GPUs", "//": 1, "comment": "x", "description": "y"},

@@ -121,9 +121,10 @@ def _unknown(
     file: Document, path: tuple[str, ...], entry: KeyValue, names: Iterable[str], instead: str | None
 ) -> Hit:
     near = nearest(entry.key, names)
-    is_free = near is not None and file.at(*path[:-1], near) is None
+    if near is not None and file.at(*path[:-1], near) is not None:
+        near = None  # the file has that key too, so another one is meant
     is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _LEAST_SIMILARITY
-    edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
+    edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_near else ()
     return hit_at(
         file,
         path,

@@ -11,7 +11,7 @@ from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
 from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, config, native
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
-from zerofit.configs.schema import OnUnknown, params_section
+from zerofit.configs.schema import OnUnknown, is_right_type, params_section
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
 from zerofit.core.command import Route
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.configs.schema import FoundKey, Schema
+    from zerofit.configs.schema import FoundKey, Key, Schema
 
 
 _LEAST_SIMILARITY = 0.8
 """ASSUMPTION: minimum similarity of a misspelt key; "optimizer" and "optimiser" have 0.89."""
+_LEAST_WORD_SIMILARITY = 0.3
+"""ASSUMPTION: minimum similarity of each of its words: zero3 and stage3 have 0.36, model and data 0.22."""
 _CERTAIN_SIMILARITY = 0.9
 """ASSUMPTION: minimum similarity at which, with a single candidate, nothing else can be meant."""
 _DISTINCTIVE_KEYS = ("stage", "zenflow", "hysteresis")
@@ -106,9 +108,11 @@ def suggest_keys(found: FoundKey, schema: Schema) -> KeySuggestion:
     other = _OTHER_NAMES.get(name)
     if other is not None and found.section.find(other) is not None:
         return KeySuggestion(spellings=(other,), is_sure=True)
-    if places := _places(name, schema):
+    if places := _places(found, schema):
         return KeySuggestion(elsewhere=places)
-    spellings = {key.name for key in found.section.keys if key.replaced_by is None}
+    spellings = {
+        key.name for key in found.section.keys if key.replaced_by is None and _may_be_for(key, found.value)
+    }
     similarity = {spelling: _similarity(name, spelling) for spelling in spellings}
     best = max(similarity.values(), default=0.0)
     # A plural or prefix makes two existing keys similar; the less similar one is then not listed.
@@ -118,19 +122,30 @@ def suggest_keys(found: FoundKey, schema: Schema) -> KeySuggestion:
     return KeySuggestion(spellings=tuple(near), is_sure=len(near) == 1 and best >= _CERTAIN_SIMILARITY)
 
 
+def _may_be_for(key: Key, value: Any) -> bool:
+    """Return True if a value may have been written for a key: sections hold keys, and other keys do not."""
+    return isinstance(value, dict) is (key.section is not None) or is_right_type(key, value)
+
+
 def _similarity(one: str, other: str) -> float:
     matcher = SequenceMatcher(a=_normalized(one), b=_normalized(other), autojunk=False)
     # The quick ratios are upper bounds, without which files with thousands of unknown keys take minutes.
     bounds = (matcher.real_quick_ratio, matcher.quick_ratio)
-    return matcher.ratio() if all(bound() >= _LEAST_SIMILARITY for bound in bounds) else 0.0
+    if any(bound() < _LEAST_SIMILARITY for bound in bounds):
+        return 0.0
+    words, others = _normalized(one).split("_"), _normalized(other).split("_")
+    pairs = zip(words, others, strict=True) if len(words) == len(others) else ()
+    means_another = any(SequenceMatcher(None, *pair).ratio() < _LEAST_WORD_SIMILARITY for pair in pairs)
+    return 0.0 if means_another else matcher.ratio()
 
 
 def _normalized(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
-def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
+def _places(found: FoundKey, schema: Schema) -> tuple[tuple[str, ...], ...]:
     """Return where a key of the same name belongs, if the name is specific enough."""
+    name = found.path[-1]
     if "_" not in name and name not in (*_SECTIONS_OF_DISTINCTIVE_KEYS, *_DISTINCTIVE_KEYS):
         return ()
     return tuple(
@@ -138,6 +153,7 @@ def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
         for path, key in schema.walk()
         if (name == key.name or name in key.aliases)
         and (len(path) == 1 or path[0] in _SECTIONS_OF_DISTINCTIVE_KEYS)
+        and _may_be_for(key, found.value)
     )
 
 

@@ -421,7 +421,8 @@ def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
     decay = file.value(*path)
     if str(file.value(*_TYPE)).lower() != "adam" or file.at("optimizer", "params", "adam_w_mode"):
         return
-    if isinstance(decay, (int, float)) and decay > 0:
+    used = situation.settings.optimizer
+    if isinstance(decay, (int, float)) and decay > 0 and used is not None and used.value == "config.Adam":
         yield hit_at(file, _TYPE, say(file, *path))
 
 

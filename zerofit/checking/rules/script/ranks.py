@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import HANGS, Hit, Rule, Severity, declared, fails
@@ -15,6 +16,7 @@ from zerofit.checking.rules.script.hits import (
     uneven_share_text,
     unguarded_calls,
 )
+from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.facts import Action, ModelState
@@ -30,6 +32,11 @@ _WAITS = (Action.WAIT, Action.GATHER, Action.TRAIN, Action.EVALUATE, Action.GENE
 _CHECKPOINTS = (Action.SAVE_STATE, Action.SAVE_CHECKPOINT)
 _USES_WEIGHTS = (Action.FORWARD, Action.GENERATE, Action.GET_STATE_DICT, Action.SAVE_16BIT_MODEL)
 _RUNS = (Action.FORWARD, Action.GENERATE)
+_GATHERS: dict[Route | None, str] = {
+    Route.TRAINER: "call the Trainer's save_model(), which gathers them, on every rank",
+    Route.NATIVE: "call the engine's save_16bit_model(), which gathers them, on every rank",
+}
+"""What saves whole weights where the script has no Accelerator."""
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
 _WITHOUT = {Action.SAVE_PRETRAINED: " without state_dict=", Action.STATE_DICT: " of a partitioned model"}
 
@@ -133,7 +140,8 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
             # zerofit's hooks gather the weights of save_pretrained(), where every rank calls it.
             is_mended = call.action is Action.SAVE_PRETRAINED and not call.one_rank
             certainty = Confidence.LIKELY if is_mended else Confidence.CERTAIN
-            yield hit(call.seen, _WITHOUT[call.action], certainty)
+            found = hit(call.seen, _WITHOUT[call.action], certainty)
+            yield replace(found, fix=_GATHERS.get(situation.route))
 
 
 @Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -223,7 +225,7 @@ def _both_halves(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="training-argument-unknown",
     severity=Severity.ERROR,
-    summary="TrainingArguments have no such field",
+    summary="TrainingArguments or Trainer has no such argument",
     why="transformers refuses unknown and removed arguments",
     fix="remove it",
     see=_ARGUMENTS,
@@ -247,6 +249,11 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for name, argument in trainer.said.items():
         if name in gone:  # on a command line, another class of the script may use it
             yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=Confidence.LIKELY)
+    for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
+        if "tokenizer" in call.given and re.match(r"(\w+\.)*(Seq2Seq)?Trainer\(", call.seen.text):
+            found = f"tokenizer=... in {call.seen.text}"
+            said = Said(value="tokenizer", text=found, place=call.seen.place, confidence=Confidence.LIKELY)
+            yield hit_of(said, fix="write processing_class")
 
 
 def _as_fix(instead: str | None) -> str | None:
