@@ -57,6 +57,7 @@ _YAML = [
     ("a:\n  b: 1\nc: 1\n", [_set("a", 1e16)], "a: 1.0e+16\nc: 1\n"),
     ("'a': true\n", [_rename("a", "b"), _set("a", float("inf"))], "'b': .inf\n"),
     ("{}\n", [_set("on", "1e-5")], "{'on': 1e-5}\n"),
+    ("{}\n", [_set("a", "why?"), _set("b", ":0")], "{a: 'why?', b: ':0'}\n"),
 ]  # fmt: skip
 _HJSON = [
     ("{\n  // x\n  a: cpu, gpu\n  b: 1, # y\n}\n", [_set("a", "none"), _remove("b")],

@@ -273,8 +273,8 @@ def _line_end_of(text: str) -> str:
     return "\n" if "\n" in text or "\r" not in text else "\r"
 
 
-_FLOW = frozenset(",[]{}")
-"""Characters with a special meaning inside a YAML flow collection."""
+_FLOW = re.compile(r"[,?\[\]{}]|^:")
+"""What has a special meaning inside a YAML flow collection."""
 _PLAIN_HJSON_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -290,7 +290,7 @@ def _spell(value: Any, language: Format, *, was: str = "") -> str:
     if isinstance(value, str):
         style = '"' if not value.isprintable() else was[:1] if was[:1] in ("'", '"') else None
     more: dict[str, Any] = {"default_style": style, "width": math.inf, "allow_unicode": True}
-    if isinstance(value, str) and not _FLOW.isdisjoint(value):  # a flow collection needs quotes
+    if isinstance(value, str) and _FLOW.search(value):  # a flow collection needs quotes
         return str(yaml.safe_dump([value], default_flow_style=True, **more)).strip()[1:-1]
     text: str = yaml.safe_dump(value, **more)
     return text.removesuffix("\n").removesuffix("\n...")
