@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import tomllib
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.training_estimator import UNCERTAINTY, closed_form_memory, trace_request_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.source import ModelSource
 
@@ -158,6 +161,9 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
     adapter = row.get("adapter", 0)
     if row.get("code") == "litgpt":
         trace = trace_litgpt(model, request, adapter=adapter, cache_folder=_CACHE)
+    elif row.get("copies_shifted_logits"):
+        with _shifted_logits_copied():
+            trace = trace_model(model, request, cache_folder=_CACHE / "shifted")
     else:
         trace = trace_model(model, request, cache_folder=_CACHE)
     setup = Setup(
@@ -185,6 +191,30 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         doubts=tuple(row.get("doubts", ())),
         **others,
     )
+
+
+@contextmanager
+def _shifted_logits_copied() -> Iterator[None]:
+    """Compute the loss of language models as transformers 4.46 to 4.48 did: logits are shifted, into a copy.
+
+    Source: ForCausalLMLoss, https://github.com/huggingface/transformers/blob/v4.48.1/src/transformers/loss/loss_utils.py
+    """
+    import torch
+    from transformers.loss import loss_utils
+
+    def loss(logits: Any, labels: Any, vocab_size: int, **_: Any) -> Any:
+        logits = logits.float()  # stays until the loss is there
+        shifted = logits[..., :-1, :].contiguous()
+        return torch.nn.functional.cross_entropy(
+            shifted.view(-1, vocab_size), labels[..., 1:].contiguous().view(-1)
+        )
+
+    original = loss_utils.LOSS_MAPPING["ForCausalLM"]
+    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+    try:
+        yield
+    finally:
+        loss_utils.LOSS_MAPPING["ForCausalLM"] = original
 
 
 def _packing(row: dict[str, Any]) -> Packing:

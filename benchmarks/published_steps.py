@@ -102,6 +102,8 @@ class PublishedStep(NamedTuple):
     nodes: int = 1
     rank: int = 0
     """Of LoRA; 0 without."""
+    targets: tuple[str, ...] = ()
+    """Modules that LoRA adapts; empty for all linear layers."""
     decided: str = ""
     """The rate that no other source decides; empty where the prediction owes it nothing."""
     not_known: str = ""
@@ -179,6 +181,17 @@ def _offloaded(
     return PublishedStep(name, source, seconds, model, gpu, 512, strategy, gpus, not_known=unknown)
 
 
+def _fms(micro: int, train_runtime: float) -> PublishedStep:
+    # 100 steps of Mistral-7B on one A100, transformers 4.48.1.
+    # https://github.com/foundation-model-stack/fms-acceleration/blob/876e2ed6fc4e/scripts/benchmarks/refs/a100_80gb.csv
+    strategy = _strategy(micro, 1, _BF16, gradient_checkpointing=True)
+    name, seconds = f"mistral-7b lora batch {micro}", train_runtime / 100
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+    return PublishedStep(
+        name, _FMS, seconds, "mistral-7b-v0.1", "A100-80G", 4096, strategy, rank=16, targets=targets
+    )
+
+
 _HF, _DEEPSPEED = "Hugging Face, performance page (2022)", "DeepSpeed, BERT fine-tuning tutorial"
 _TITAN, _QWEN = "torchtitan, Llama 3 on H100", "Qwen, README: profiling of memory and speed"
 _AUTOMODEL = "NVIDIA, NeMo AutoModel beside transformers 5 (2026)"
@@ -189,6 +202,10 @@ _ZENFLOW = "ZenFlow, announcement (2025)"
 _CORES = "DeepSpeed, pull request 7474"
 """Qwen2.5-3B on two A100 of 40 GB and 128 cores, with and without cores bound to ranks.
 https://github.com/deepspeedai/DeepSpeed/pull/7474"""
+_FMS = "fms-acceleration, benchmarks on A100 (February 2025)"
+_BACK = "Hugging Face and IBM, From DeepSpeed to FSDP and back again (2024)"
+"""Granite-7B, of Llama 2's dimensions, under ZeRO-3 on four A100, batch 8: 3094.5 tokens/s a GPU, 10.6 s.
+https://github.com/huggingface/blog/blob/09e9aa2d9b04/deepspeed-to-fsdp-and-back.md"""
 _DISPATCH, _HOOK = "dispatch of an operator", "gather of a module"
 _FP32, _FP16, _BF16 = Precision.FP32, Precision.FP16, Precision.BF16
 _STAGE_3: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}
@@ -228,6 +245,19 @@ CASES = (
     _qwen(4.4, "14b", 1024, rank=64),
     _qwen(17.0, "14b", 4096, rank=64),
     _qwen(36.0, "14b", 8192, rank=64),
+    _fms(4, 492.8771),
+    _fms(8, 977.0384),
+    PublishedStep(
+        "granite-7b",
+        _BACK,
+        10.6,
+        "llama-2-7b",
+        "A100-80G",
+        4096,
+        _strategy(8, 1, _BF16, **_STAGE_3, optimizer=OptimizerName.ADAMW, gradient_checkpointing=True),
+        4,
+        not_known="length and checkpointing: read as 4096 by tokens a second, and as on, or it would not fit",
+    ),
     PublishedStep(
         "qwen3-30b-a3b",
         _AUTOMODEL,
@@ -257,7 +287,7 @@ def estimated(case: PublishedStep) -> StepTime:
         num_nodes=case.nodes,
         attention="eager" if is_bert else None,
         task=Task.SEQUENCE_CLASSIFICATION if is_bert else None,
-        lora=Lora(rank=case.rank) if case.rank else None,
+        lora=Lora(rank=case.rank, target_modules=case.targets) if case.rank else None,
     )
 
 

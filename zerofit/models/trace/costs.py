@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "_reshape_alias", "detach"}
 """Operators that access no memory."""
+_GROUPED = {"_grouped_mm": 1, "grouped_mm_fallback": 1, "grouped_mm_fallback_backward": 2}
+"""Products of experts in one call, by operator: torch's, and transformers' own where it can't run."""
 
 
 class CostBook:
@@ -51,7 +53,7 @@ class CostBook:
         formula = self._formulas.get(function._overloadpacket)
         is_attention = "attention" in function._overloadpacket.__name__
         counted = self._with_all_heads(args) if is_attention else args
-        grouped = _grouped_flops(function, args)
+        grouped = _grouped_flops(function, args, out)
         flops = int(formula(*counted, **kwargs, out_val=out)) if formula else grouped
         kind = CostKind.MEMORY
         if flops:
@@ -89,15 +91,19 @@ def _is_of_heads(shape: Any) -> bool:
     return isinstance(shape, tuple) and len(shape) == 4
 
 
-def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
-    """Count transformers' own grouped product, for which PyTorch has no formula: one matrix per row."""
+def _grouped_flops(function: Any, args: tuple[Any, ...], out: Any) -> int:
+    """Count a grouped product, for which PyTorch has no formula: one matrix per row.
+
+    torch's gradient of the weights is a product too, over rows that both operands share; its output has a
+    matrix for each expert.
+    """
     name = function._overloadpacket.__name__
-    if name not in ("grouped_mm_fallback", "grouped_mm_fallback_backward"):
+    if name not in _GROUPED:
         return 0
-    weight = args[1]
-    rows = int(args[0].shape[0]) + EXPERT_ROWS * int(weight.shape[0])
-    products = 2 if name.endswith("backward") else 1
-    return 2 * products * rows * int(weight.shape[-1]) * int(weight.shape[-2])
+    sums_rows = args[1].dim() == 2
+    num_experts, width, height = (out if sums_rows else args[1]).shape
+    rows = int(args[0].shape[-1 if sums_rows else 0]) + EXPERT_ROWS * int(num_experts)
+    return 2 * _GROUPED[name] * rows * int(width) * int(height)
 
 
 def _touched(tensor: Any) -> int:

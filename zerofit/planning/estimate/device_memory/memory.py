@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ALLOCATOR = "zerofit.planning.estimate.device_memory.allocator, after c10/cuda/CUDACachingAllocator.cpp"
 BY_OWN_MODEL = (
     0.08,
-    "29 published runs, 16 in nf4, whose own model code was traced lay within 0.5 %, and 9 of transformers' "
+    "29 published runs, 16 in nf4, whose own model code was traced lay within 0.5 %, and 16 of transformers' "
     "within 3.6 %; twice that, as none is of today's versions (docs/reference/predictions.md)",
 )
 BY_NAME = (
