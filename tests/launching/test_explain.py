@@ -112,6 +112,15 @@ OTHER_RANK = (
         ("n:1:1 [0] NCCL INFO libnccl-net.so: cannot open shared object file\n" + LOST, "peer-lost"),
         ("n:1:1 [0] NCCL INFO connect returned No route to host, retrying\n", "nccl-system-error"),
         ("[W socket.cpp:6] The client socket has failed to connect to [::]:1\n" + LOST, "peer-lost"),
+        (
+            "[2025-02-20 20:27:14,902] [INFO] [launch.py:328] Main process received SIGINT, exiting\n",
+            "cancelled",
+        ),
+        (
+            "RuntimeError: Input type (CUDAHalfType) and weight type (torch.FloatTensor) x\n",
+            "different-devices",
+        ),
+        ("RuntimeError: Input type (CUDAHalfType) and weight type (CUDAFloatType) x\n", "different-dtypes"),
         ("terminate called after\nWatchdog caught collective operation timeout: x\n", "nccl-timeout"),
         ("RendezvousClosedError\nReceived 15 death signal, shutting down workers\n", "cancelled"),
         ("n2: bash: line 1: /v/bin/python: No such file or directory\n", "file-missing"),
@@ -195,6 +204,7 @@ def test_frame_is_the_scripts_or_else_the_librarys(log: str, frame: str) -> None
         "/opt/rocm/lib/libamd_smi.so: cannot open shared object file: No such file or directory\n",
         "Sliding Window Attention is enabled but not implemented for `sdpa`; unexpected results\n",
         "'(MaxRetryError(\"Max retries exceeded with url\"))' thrown while requesting HEAD https://x\n",
+        "--- Logging error ---\nTraceback (most recent call last):\nTypeError: not all arguments converted\n",
         "Exception ignored in: <f>\nTraceback (most recent call last):\nFileNotFoundError: x\n",
         "bash: warning: setlocale: LC_ALL: cannot change locale (C.UTF-8): No such file or directory\n",
         "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",

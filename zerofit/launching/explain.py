@@ -36,7 +36,8 @@ _LIBRARY = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python3|^<")
 _FRAME_AWAY = 6
 """Lines from a frame to the exception where there is no "Traceback": a SyntaxError, a cut log. ASSUMPTION."""
 _NO_ERROR = re.compile(
-    r"(?!.*(?:death signal|KeyboardInterrupt|CUDA initialization|Name or service|errno: 98|_dynamo\.exc))(?:"
+    r"(?!.*(?:death signal|received SIG|KeyboardInterrupt|CUDA initialization|Name or service|errno: 98"
+    r"|_dynamo\.exc))(?:"
     r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b"
     r"|\W*[IW](?:\d{3,4} \d| [\w./]+:\d+\])"
     r'|\{.*?"level": ?"(?i:debug|info|warn)'
@@ -44,9 +45,10 @@ _NO_ERROR = re.compile(
     r"|.*?NCCL INFO (?!.*retrying)|.*thrown while requesting)"
 )
 """A message that its program does not treat as an error: of logging, glog, JSON, Python's warnings, NCCL, or
-the Hub's client, which then looks into its cache. The first line lists those that name a cause."""
+the Hub's client, which then looks into its cache. The first part lists those that name a cause."""
 _NEVER_RAISED = (
     "Exception ignored in",
+    "--- Logging error ---",
     "Error in atexit._run_exitfuncs",
     "Task exception was never retrieved",
     "Future exception was never retrieved",
