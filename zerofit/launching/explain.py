@@ -170,7 +170,7 @@ class LogReader:
             before.append(line)
             if is_quiet(line.text):
                 continue
-            of_line, said = line.rank, line.said
+            of_line, said = line.parts
             own = of_line if of_line is not None else rank
             if waited := _TIMED_OUT.search(said):
                 self.waiting.setdefault(int(waited[2]), (waited[1], int(waited[3]), waited[4]))

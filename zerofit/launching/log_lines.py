@@ -54,15 +54,16 @@ class LogLine:
     @property
     def rank(self) -> int | None:
         """The rank in its prefixes; None without one."""
-        return self._parts[0]
+        return self.parts[0]
 
     @property
     def said(self) -> str:
         """The text without leading rank, time and quotation marks."""
-        return self._parts[1]
+        return self.parts[1]
 
     @property
-    def _parts(self) -> tuple[int | None, str]:
+    def parts(self) -> tuple[int | None, str]:
+        """The rank and the text, for callers that need both: the prefixes are read once."""
         # The last number is the rank: srun and pdsh put a task or a node in front of torchrun's ranks.
         rank, text = None, self.text
         while (found := _QUOTED.match(text) or _RANK.match(text) or _FRONT.match(text)) and found.end():
