@@ -112,6 +112,15 @@ OTHER_RANK = (
         ("n:1:1 [0] NCCL INFO libnccl-net.so: cannot open shared object file\n" + LOST, "peer-lost"),
         ("n:1:1 [0] NCCL INFO connect returned No route to host, retrying\n", "nccl-system-error"),
         ("[W socket.cpp:6] The client socket has failed to connect to [::]:1\n" + LOST, "peer-lost"),
+        (
+            "[2025-02-20 20:27:14,902] [INFO] [launch.py:328] Main process received SIGINT, exiting\n",
+            "cancelled",
+        ),
+        (
+            "RuntimeError: Input type (CUDAHalfType) and weight type (torch.FloatTensor) x\n",
+            "different-devices",
+        ),
+        ("RuntimeError: Input type (CUDAHalfType) and weight type (CUDAFloatType) x\n", "different-dtypes"),
         ("terminate called after\nWatchdog caught collective operation timeout: x\n", "nccl-timeout"),
         ("RendezvousClosedError\nReceived 15 death signal, shutting down workers\n", "cancelled"),
         ("n2: bash: line 1: /v/bin/python: No such file or directory\n", "file-missing"),
@@ -159,6 +168,27 @@ def test_unknown_exception_is_the_scripts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("log", "frame"),
+    [
+        ('  File "a.py", line 63\n    def f(:\n          ^\nSyntaxError: invalid syntax\n', "a.py:63"),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
+            '  File "/usr/lib/python3.10/asyncio/tasks.py", line 650, in g\nmy.Odd: no\n',
+            "a.py:3",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/v/site-packages/x.py", line 5, in g\nmy.Odd: no\n',
+            "/v/site-packages/x.py:5",
+        ),
+    ],
+)
+def test_frame_is_the_scripts_or_else_the_librarys(log: str, frame: str) -> None:
+    found = _explained(log).cause
+    assert found is not None
+    assert found.frame == frame
+
+
+@pytest.mark.parametrize(
     "log",
     [
         "",
@@ -166,6 +196,16 @@ def test_unknown_exception_is_the_scripts() -> None:
         "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.\n",
         "[2024-05-01 12:00:00,000] [WARNING] [engine.py:1] You are using ZeRO with an untested optimizer\n",
         "UserWarning: this will be an error in future\n",
+        "[rank1]:[W326 00:35:03.83 TCPStore.cpp:125] [c10d] recvValue failed: Connection reset by peer\n",
+        "W0428 15:12:20.075000 7 site-packages/a.py:1282] RendezvousConnectionError\n",
+        "2023-05-01 10:00:00.1: W tensorflow/a.cc:64] Error: libx.so: cannot open shared object file\n",
+        '{"time":"2025-12-02T03:36:54+08:00","level":"INFO","msg":"retrying","error":"502 Server Error"}\n',
+        "/v/torchvision/io/image.py:13: UserWarning: Failed to load image extension: undefined symbol: _Z\n",
+        "/opt/rocm/lib/libamd_smi.so: cannot open shared object file: No such file or directory\n",
+        "Sliding Window Attention is enabled but not implemented for `sdpa`; unexpected results\n",
+        "'(MaxRetryError(\"Max retries exceeded with url\"))' thrown while requesting HEAD https://x\n",
+        "--- Logging error ---\nTraceback (most recent call last):\nTypeError: not all arguments converted\n",
+        "Exception ignored in: <f>\nTraceback (most recent call last):\nFileNotFoundError: x\n",
         "bash: warning: setlocale: LC_ALL: cannot change locale (C.UTF-8): No such file or directory\n",
         "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",
         "[2024-05-01 12:00:00,000] [INFO] nvme_path=None stage3_gather_16bit_weights_on_model_save\n",
@@ -211,6 +251,10 @@ def test_line_numbers_count_what_an_editor_counts() -> None:
         ("[1,3]<stderr>:x", 3, "x"),
         ("rank3: x", 3, "x"),
         ("node7: x", None, "x"),
+        ("192.168.205.202: [rank3]: x", 3, "x"),
+        ("0: [rank3]: x", 3, "x"),
+        ("2025-10-31 03:11:02,478 - SimpleTuner - INFO - [rank3]: x", 3, "x"),
+        ("[2024-09-15 20:18:04] [INFO] [rank3]: x", 3, "x"),
         ("> > [rank3]: x", 3, "x"),
         ("(Actor pid=7, ip=10.0.0.2) x", None, "x"),
         ("ValueError: x", None, "ValueError: x"),

@@ -32,8 +32,28 @@ _RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|std
 _EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b(?:: |:?$)")
 _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
-_NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b|.*?NCCL INFO (?!.*retrying)")
-"""A message that its program does not treat as an error; NCCL calls a node out of reach INFO, too."""
+_LIBRARY = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python3|^<")
+_FRAME_AWAY = 6
+"""Lines from a frame to the exception where there is no "Traceback": a SyntaxError, a cut log. ASSUMPTION."""
+_NO_ERROR = re.compile(
+    r"(?!.*(?:death signal|received SIG|KeyboardInterrupt|CUDA initialization|Name or service|errno: 98"
+    r"|_dynamo\.exc))(?:"
+    r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b"
+    r"|\W*[IW](?:\d{3,4} \d| [\w./]+:\d+\])"
+    r'|\{.*?"level": ?"(?i:debug|info|warn)'
+    r"|\S+:\d+: \w*Warning: "
+    r"|.*?NCCL INFO (?!.*retrying)|.*thrown while requesting)"
+)
+"""A message that its program does not treat as an error: of logging, glog, JSON, Python's warnings, NCCL, or
+the Hub's client, which then looks into its cache. The first part lists those that name a cause."""
+_NEVER_RAISED = (
+    "Exception ignored in",
+    "--- Logging error ---",
+    "Error in atexit._run_exitfuncs",
+    "Task exception was never retrieved",
+    "Future exception was never retrieved",
+)
+"""Python prints these exceptions and goes on."""
 _TIMED_OUT = re.compile(
     r"\[(?:PG (.*) )?Rank (\d+)\].*aught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
 )
@@ -79,7 +99,7 @@ class LoggedFailure:
     failure: KnownFailure
     at: EvidenceLine
     frame: str | None = None
-    """The innermost frame of its traceback outside libraries, as file:line."""
+    """The innermost frame of its traceback outside libraries, or else within, as file:line."""
 
     @property
     def confidence(self) -> CauseConfidence:
@@ -108,6 +128,7 @@ class _Traceback:
     """One rank's traceback, as read so far."""
 
     has_begun: bool = False
+    is_ignored: bool = False
     frame: str | None = None
     chained: str | None = None
     last: LoggedFailure | None = None
@@ -149,8 +170,7 @@ class LogReader:
             before.append(line)
             if is_quiet(line.text):
                 continue
-            said = line.said
-            of_line = line.rank
+            of_line, said = line.parts
             own = of_line if of_line is not None else rank
             if waited := _TIMED_OUT.search(said):
                 self.waiting.setdefault(int(waited[2]), (waited[1], int(waited[3]), waited[4]))
@@ -165,6 +185,9 @@ class LogReader:
                 traceback.has_begun = False
                 if _NO_ERROR.match(said):
                     continue
+            elif traceback.is_ignored:
+                traceback.has_begun = traceback.is_ignored = False
+                continue
             failure = failure_of(said, ends_traceback=is_exception)
             if failure is None and is_exception and not said.startswith("SystemExit"):
                 failure = _unknown(said)
@@ -177,7 +200,8 @@ class LogReader:
                 rank=own,
                 moment=next((m for one in reversed(before) if (m := one.moment)), ended_at),
             )
-            self._note(LoggedFailure(failure=failure, at=at, frame=traceback.frame), traceback, is_exception)
+            frame = traceback.frame or (_last_frame(before) if is_exception else None)
+            self._note(LoggedFailure(failure=failure, at=at, frame=frame), traceback, is_exception)
         self.num_lines += 0 if line is None else line.number
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
@@ -188,9 +212,12 @@ class LogReader:
         if said.startswith((_DURING_HANDLING, _DIRECT_CAUSE)):
             traceback.chained = said
             return True
+        if said.startswith(_NEVER_RAISED):
+            traceback.is_ignored = True
+            return True
         if not traceback.has_begun:
             return False
-        if (frame := _FRAME.match(said)) and "site-packages" not in said and "dist-packages" not in said:
+        if (frame := _FRAME.match(said)) and not _LIBRARY.search(frame[1]):
             traceback.frame = f"{frame[1]}:{frame[2]}"
         return said.startswith((" ", "\t")) or not said
 
@@ -249,6 +276,12 @@ class LogReader:
         for rank in sorted({*self.ranks, *range(max(at) + 1)} - {*at_last}):
             own = f"waited in number {at[rank][0]}, {at[rank][1]}" if rank in at else "timed out in none"
             yield f"rank {rank} never reached collective number {last[0]}, {last[1]}, where {those}: it {own}"
+
+
+def _last_frame(before: deque[LogLine]) -> str | None:
+    """Return the frame just before an exception, as file:line."""
+    last = [one.said for one in before][-_FRAME_AWAY:]
+    return next((f"{frame[1]}:{frame[2]}" for one in reversed(last) if (frame := _FRAME.match(one))), None)
 
 
 def _unknown(said: str) -> KnownFailure:

@@ -18,11 +18,14 @@ _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
 _QUOTED = re.compile(">")
 """A quoted line in an issue or mail."""
 _RANK = re.compile(
-    r"\s*(?:\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
-    r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: |\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\) ?)"
+    r"\s*(?:(?:[-|\s]{0,3}(?:[\w.]{1,60}[-|\s]{1,3})?\[?(?:INFO|ERROR)\]?[-:|\s]{1,8}(?=\[rank))?"
+    r"\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
+    r"|(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|[a-z][a-z0-9.-]*\d[a-z0-9.-]*): "
+    r"|\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\) ?)"
 )
 """`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label;
-pdsh names a node and Ray an actor, which are no ranks."""
+pdsh names a node and Ray an actor, which are no ranks. A program that logs its children's output
+writes a level in front of it."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"(\d{1,2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
 _TIME = re.compile(
@@ -31,8 +34,9 @@ _TIME = re.compile(
     rf"|(?P<glog>\b[IWEF](?P<m3>\d{{1,2}})(?P<d3>\d{{2}}) (?P<c3>{_CLOCK}))"
     rf"|(?P<sys>\b(?P<m4>{'|'.join(_MONTHS)}) +(?P<d4>\d{{1,2}}) (?P<c4>{_CLOCK}))"
 )
-_FRONT = re.compile(
-    rf"^(?:[\[(]?(?:{_TIME.pattern})Z?(?:[+-]\d{{2}}:?\d{{2}})?[\])]?\s*(?:stderr F |stdout F )?)"
+_FRONT = re.compile(  # glog's time of a message at INFO or WARNING stays, as its letter is the level
+    rf"^(?!\W*[IW]\d)(?:[\[(]?(?:{_TIME.pattern})Z?(?:[+-]\d{{2}}:?\d{{2}})?[\])]?\s*"
+    r"(?:stderr F |stdout F )?)"
 )
 Moment = tuple[int, int, int, int, int, int]
 """Month, day, hour, minute, second, microsecond: not all logs contain the year."""
@@ -49,17 +53,24 @@ class LogLine:
 
     @property
     def rank(self) -> int | None:
-        """The rank in its prefix; None without one."""
-        found = _RANK.match(_FRONT.sub("", self.text.lstrip("> ")))
-        return next((int(one) for one in found.groups() if one), None) if found else None
+        """The rank in its prefixes; None without one."""
+        return self.parts[0]
 
     @property
     def said(self) -> str:
         """The text without leading rank, time and quotation marks."""
-        text = self.text
+        return self.parts[1]
+
+    @property
+    def parts(self) -> tuple[int | None, str]:
+        """The rank and the text, for callers that need both: the prefixes are read once."""
+        # The last number is the rank: srun and pdsh put a task or a node in front of torchrun's ranks.
+        rank, text = None, self.text
         while (found := _QUOTED.match(text) or _RANK.match(text) or _FRONT.match(text)) and found.end():
+            if found.re is _RANK:
+                rank = next((int(one) for one in found.groups() if one), rank)
             text = text[found.end() :].removeprefix(" ")
-        return text.rstrip()
+        return rank, text.rstrip()
 
     @property
     def moment(self) -> Moment | None:
