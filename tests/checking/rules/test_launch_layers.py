@@ -244,6 +244,20 @@ def _of_flags() -> list[_Case]:
         "launch-flags-exclude-each-other": (
             "accelerate launch --cpu --use_deepspeed",
             "accelerate launch --use_deepspeed --use_deepspeed",
+            "deepspeed --include localhost:1,2 --num_gpus 2 x.py",
+            "deepspeed --num_nodes 2 -e work1:0 x.py",
+            "deepspeed --include localhost:1,2 x.py",
+        ),
+        "visible-devices-ignored": (
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2 x.py",
+            "env CUDA_VISIBLE_DEVICES=0,1 deepspeed --include localhost:2,3 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --include localhost:3,2 x.py",
+            "CUDA_VISIBLE_DEVICES=1,0 deepspeed --num_gpus 2 x.py",
+            "CUDA_VISIBLE_DEVICES=$IDS deepspeed --num_gpus 2 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus $N x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed -H hosts --num_gpus 2 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --master_port 29511 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 accelerate launch --num_processes 2 x.py",
         ),
         "launch-flags-without-deepspeed": (
             "accelerate launch --zero_stage 3",
