@@ -370,6 +370,23 @@ def test_device_map(device_map: str, ranks: Topology | None, stage: int, expecte
     assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (Topology(world_size=2), ["device-map-not-on-ranks"]),
+        (Topology(world_size=2, on_cpu=True), []),
+        (Topology(world_size=1), []),
+        (None, []),
+    ],
+)
+def test_without_deepspeed_a_device_map_is_refused_on_several_ranks(
+    ranks: Topology | None, expected: list[str]
+) -> None:
+    script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map='auto')")
+    situation = replace(situation_of_script(script, None), topology=ranks)
+    assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
+
+
 def test_device_map_of_a_model_made_before_zero3_is_known() -> None:
     script = changed(_EARLY, f"{_LOADS})", f"{_LOADS}, device_map='auto')")
     assert [rule for rule, _ in _found(script, zero(3))] == [
