@@ -306,6 +306,45 @@ def _schedule(kind: str, **params: Any) -> dict[str, Any]:
     return {"scheduler": {"type": kind, "params": params}}
 
 
+_MAKES = """\
+from transformers import Trainer, TrainingArguments
+Trainer(args=TrainingArguments("out", {}))
+"""
+
+
+def _of_trainer_by_launch() -> list[_Case]:
+    differ, two = "trainer-values-differ", {"zero_stage": 2}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("gradient_accumulation_steps=2", {"gradient_accumulation_steps": 4}, ""),
+        ("gradient_accumulation_steps=4", {"gradient_accumulation_steps": 4}, ""),
+        ("gradient_accumulation_steps=2", {"gradient_accumulation_steps": "auto"}, ""),
+        ("gradient_accumulation_steps=args.steps", {"gradient_accumulation_steps": 4}, ""),
+        ("max_grad_norm=0.3", {"gradient_clipping": 0.5}, ""),
+        ("max_grad_norm=0.3", {"gradient_clipping": 0}, ""),  # the plugin leaves it out
+        ("max_grad_norm=1", {}, "--gradient_clipping 1.0"),
+        ("max_grad_norm=0.5", {}, "--gradient_clipping 1.0"),
+        ("", {}, "--mixed_precision bf16"),
+        ("fp16=True", {}, "--mixed_precision bf16"),  # Trainer's own
+        ("bf16_full_eval=True", {}, "--mixed_precision bf16"),
+        ("bf16=args.bf16", {}, "--mixed_precision bf16"),
+        ("", {}, "--mixed_precision no"),
+        ("deepspeed=config", {}, "--mixed_precision bf16"),
+        ("**more", {}, "--mixed_precision bf16"),
+        ("", {}, "--mixed_precision bf16 --multi_gpu"),
+    ]
+    return [
+        (
+            differ,
+            {
+                "accelerate": {**_TWO, "deepspeed_config": {**two, **section}},
+                "command": f"{_LAUNCH} {flags}",
+                "script": _MAKES.format(keywords),
+            },
+        )
+        for keywords, section, flags in cases
+    ]
+
+
 def _of_trainer() -> list[_Case]:
     differ, overridden = "trainer-values-differ", "trainer-argument-overridden"
     cases: list[tuple[str, str, dict[str, Any]]] = [
@@ -365,7 +404,10 @@ def _said(rule: str, layers: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "cases",
-    [_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines, _of_trainer],
+    [
+        *(_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines),
+        *(_of_trainer, _of_trainer_by_launch),
+    ],
 )
 def test_what_a_rule_says(cases: Callable[[], list[_Case]], golden: Callable[[str, str], None]) -> None:
     said = [_said(rule, layers) for rule, layers in cases()]

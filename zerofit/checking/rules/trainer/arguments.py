@@ -6,7 +6,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.accelerate import is_literal
+from zerofit.checking.inputs.accelerate import (
+    is_literal,
+    launch_of_deepspeed,
+    launch_value,
+    named_deepspeed_file,
+)
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
 from zerofit.checking.rules.examples import ACCELERATE, without
 from zerofit.checking.situation import known
@@ -43,6 +48,7 @@ _EITHER_FIELD: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("fp16", "enabled"): ("fp16", "fp16_full_eval"),
     ("bf16", "enabled"): ("bf16", "bf16_full_eval"),
 }
+_HALVES = ("bf16", "fp16")
 _BETAS = ("adam_beta1", "adam_beta2")
 _OPTIMIZERS_ALIKE = {
     "adamw": ("adamw_torch", "adamw_torch_fused"),
@@ -83,7 +89,7 @@ def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) 
 @Rule(
     id="trainer-values-differ",
     severity=Severity.ERROR,
-    summary="Trainer refuses a DeepSpeed file that contradicts its arguments",
+    summary="Trainer refuses DeepSpeed settings that contradict its arguments",
     why='Trainer compares the values without conversion, 8 and "8" differ, and only fills in "auto"',
     fix='write "auto" in the DeepSpeed file, and the value in TrainingArguments',
     see=_INTEGRATION,
@@ -107,6 +113,44 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
             edits=(SetValue(document=file.name, path=path, value="auto"),) if is_said else (),
             confidence=said.confidence,
         )
+    yield from _launch_differs(situation)
+
+
+def _launch_differs(situation: Situation) -> Iterator[Hit]:
+    """Find settings of `accelerate launch` that its DeepSpeed plugin takes over, if no file replaces it."""
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    trainer = situation.arguments
+    if launch is None or situation.deepspeed is not None or named_deepspeed_file(launch) is not None:
+        return
+    if trainer.find("deepspeed") is not None or "deepspeed" in trainer.unread:
+        return
+    for key, name in ((_STEPS, _STEPS), ("gradient_clipping", "max_grad_norm")):
+        said, field = launch_value(launch, key), trainer.find_or_default(name)
+        number = _number(said.value) if said else None
+        # The plugin leaves a clipping of 0 out.
+        if said and field and number and _number(field.value) not in (None, number):
+            yield _against(said, field, f"give {name} and the launcher the same value")
+    said = launch_value(launch, "mixed_precision")
+    if said is None or said.value not in _HALVES:
+        return
+    # Trainer's own precision replaces the launcher's.
+    fields = [trainer.find_or_default(name) for name in (said.value, *_HALVES, f"{said.value}_full_eval")]
+    if fields[0] is not None and all(one is not None and one.value is False for one in fields):
+        yield _against(said, fields[0], f"set {said.value} to true in TrainingArguments")
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or a flag's text, as a number; None if it is none."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _against(said: Said[Any], field: Said[Any], fix: str) -> Hit:
+    why = "the launcher's value becomes DeepSpeed's, and Trainer compares it with its own"
+    hit = hit_of(field, fix=fix, why=why)
+    return replace(hit, found=f"{said.text} with {field.text}", place=said.place or field.place)
 
 
 def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
