@@ -345,6 +345,36 @@ def _of_trainer_by_launch() -> list[_Case]:
     ]
 
 
+def _of_best_model() -> list[_Case]:
+    best = "load_best_model_at_end=True"
+    cases = [
+        best,
+        f"{best}, eval_strategy='epoch'",
+        f"{best}, eval_strategy='epoch', save_strategy='epoch'",
+        f"{best}, save_strategy='best'",
+        f"{best}, eval_strategy='steps', eval_steps=200",
+        f"{best}, eval_strategy='steps', eval_steps=250",
+        f"{best}, eval_strategy='steps', eval_steps=0.1, save_steps=0.2",
+        f"{best}, eval_strategy='steps', logging_steps=300",
+        f"{best}, eval_strategy='steps', eval_steps=args.steps",
+        f"{best}, eval_strategy=args.strategy",
+        f"{best}, eval_strategy=IntervalStrategy.EPOCH",
+        f"{best}, **more",
+        f"{best}, evaluation_strategy='steps'",  # another rule's
+        f"{best}, eval_strategy='steps', save_only_model=True",
+        "load_best_model_at_end=False, eval_strategy='epoch'",
+    ]
+    of_flags = (
+        "--load_best_model_at_end --eval_strategy steps --eval_steps 200 --save_strategy steps --save_steps"
+    )
+    rule, deepspeed = "best-model-needs-checkpoints", {"zero_optimization": {"stage": 2}}
+    return [
+        *((rule, {"script": _MAKES.format(keywords)}) for keywords in cases),
+        (rule, {"script": _MAKES.format(cases[-2]), "deepspeed": deepspeed}),
+        *((rule, {"route": Route.TRAINER, "arguments": f"{of_flags} {steps}"}) for steps in ("500", "400")),
+    ]
+
+
 def _of_trainer() -> list[_Case]:
     differ, overridden = "trainer-values-differ", "trainer-argument-overridden"
     cases: list[tuple[str, str, dict[str, Any]]] = [
@@ -406,7 +436,7 @@ def _said(rule: str, layers: dict[str, Any]) -> str:
     "cases",
     [
         *(_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines),
-        *(_of_trainer, _of_trainer_by_launch),
+        *(_of_trainer, _of_trainer_by_launch, _of_best_model),
     ],
 )
 def test_what_a_rule_says(cases: Callable[[], list[_Case]], golden: Callable[[str, str], None]) -> None:

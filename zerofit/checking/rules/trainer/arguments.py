@@ -20,6 +20,7 @@ from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
+from zerofit.core.strategy import Engine
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -246,6 +247,61 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
             found = f"{said.text} with {say(file, section, 'type')}"
             fix = f"remove {section} from {file.name}, or leave {name} out"
             yield hit_at(file, (section,), found=found, fix=fix, confidence=said.confidence)
+
+
+@Rule(
+    id="best-model-needs-checkpoints",
+    severity=Severity.ERROR,
+    summary="load_best_model_at_end needs whole checkpoints, each with an evaluation",
+    why="only a checkpoint that was evaluated can be the best, so transformers refuses other settings",
+    fix="set save_strategy and eval_strategy to the same value",
+    see=_ARGUMENTS,
+    bad=_with("--load_best_model_at_end --eval_strategy no --save_strategy epoch"),
+    good=_with("--eval_strategy no --save_strategy epoch"),
+    evidence=fails("load_best_model_at_end requires the save and eval strategy to match"),
+)
+def _best_not_saved(situation: Situation) -> Iterator[Hit]:
+    trainer = situation.arguments
+    best = trainer.find("load_best_model_at_end")
+    if best is None or best.value is not True:
+        return
+    alone = trainer.find("save_only_model")
+    engine = situation.settings.engine
+    if alone is not None and alone.value is True and engine and engine.value is Engine.DEEPSPEED:
+        why = "DeepSpeed loads its own checkpoint, which save_only_model leaves out"
+        yield hit_of(best, f" with {alone.text}", why=why, fix="leave save_only_model out")
+    save, evaluation = (trainer.find_or_default(f"{name}_strategy") for name in ("save", "eval"))
+    if save is None or evaluation is None or not _is_word(save.value) or not _is_word(evaluation.value):
+        return
+    if save.value == "best" or _has_former_name(trainer):
+        return
+    if save.value != evaluation.value:
+        yield _best_with(best, evaluation, save)
+        return
+    every, steps = (trainer.find_or_default(name) for name in ("eval_steps", "save_steps"))
+    if every is not None and every.value is None:
+        every = trainer.find_or_default("logging_steps")
+    if save.value != "steps" or every is None or steps is None:
+        return
+    period, between = _number(every.value), _number(steps.value)
+    if period is not None and between is not None and min(period, between) >= 1 and between % period:
+        yield replace(_best_with(best, every, steps), fix="set save_steps to a multiple of eval_steps")
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and is_literal(value)
+
+
+def _has_former_name(trainer: TrainerSettings) -> bool:
+    """Return True if eval_strategy has its name of transformers 4, which has a rule of its own."""
+    former = "evaluation_strategy"
+    return trainer.find(former) is not None or any(said.value == former for said in trainer.surplus)
+
+
+def _best_with(best: Said[Any], *fields: Said[Any]) -> Hit:
+    is_likely = any(field.confidence is not Confidence.CERTAIN for field in fields)
+    hit = hit_of(best, f" with {' and '.join(field.text for field in fields)}")
+    return replace(hit, confidence=Confidence.LIKELY) if is_likely else hit
 
 
 @Rule(
