@@ -39,8 +39,13 @@ DEFAULTS: Mapping[str, Any] = {
     "bf16_full_eval": False,
     "fp16_full_eval": False,
     "auto_find_batch_size": False,
+    "save_strategy": "steps",
+    "eval_strategy": "no",
+    "save_steps": 500,
+    "eval_steps": None,
+    "logging_steps": 500,
 }
-"""Defaults of the fields that Trainer compares with the DeepSpeed file (transformers/training_args.py)."""
+"""Defaults of the fields that rules compare (transformers/training_args.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,10 @@ class ScriptCall:
     forwards: tuple[Snippet, ...] = ()
     """BACKWARD: forward passes of one engine, with gradients, since the last backward in the loop."""
 
+    frozen_by: Snippet | None = None
+    """PREPARE, INITIALIZE, MAKE_TRAINER: the call that loaded the model's adapters without
+    is_trainable=True."""
+
     def keyword(self, name: str) -> Keyword | None:
         """Return the literal keyword argument of that name."""
         return next((keyword for keyword in self.keywords if keyword.name == name), None)

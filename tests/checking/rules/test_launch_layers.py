@@ -244,6 +244,20 @@ def _of_flags() -> list[_Case]:
         "launch-flags-exclude-each-other": (
             "accelerate launch --cpu --use_deepspeed",
             "accelerate launch --use_deepspeed --use_deepspeed",
+            "deepspeed --include localhost:1,2 --num_gpus 2 x.py",
+            "deepspeed --num_nodes 2 -e work1:0 x.py",
+            "deepspeed --include localhost:1,2 x.py",
+        ),
+        "visible-devices-ignored": (
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2 x.py",
+            "env CUDA_VISIBLE_DEVICES=0,1 deepspeed --include localhost:2,3 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --include localhost:3,2 x.py",
+            "CUDA_VISIBLE_DEVICES=1,0 deepspeed --num_gpus 2 x.py",
+            "CUDA_VISIBLE_DEVICES=$IDS deepspeed --num_gpus 2 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus $N x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed -H hosts --num_gpus 2 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 deepspeed --master_port 29511 x.py",
+            "CUDA_VISIBLE_DEVICES=2,3 accelerate launch --num_processes 2 x.py",
         ),
         "launch-flags-without-deepspeed": (
             "accelerate launch --zero_stage 3",
@@ -290,6 +304,75 @@ _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9,
 
 def _schedule(kind: str, **params: Any) -> dict[str, Any]:
     return {"scheduler": {"type": kind, "params": params}}
+
+
+_MAKES = """\
+from transformers import Trainer, TrainingArguments
+Trainer(args=TrainingArguments("out", {}))
+"""
+
+
+def _of_trainer_by_launch() -> list[_Case]:
+    differ, two = "trainer-values-differ", {"zero_stage": 2}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("gradient_accumulation_steps=2", {"gradient_accumulation_steps": 4}, ""),
+        ("gradient_accumulation_steps=4", {"gradient_accumulation_steps": 4}, ""),
+        ("gradient_accumulation_steps=2", {"gradient_accumulation_steps": "auto"}, ""),
+        ("gradient_accumulation_steps=args.steps", {"gradient_accumulation_steps": 4}, ""),
+        ("max_grad_norm=0.3", {"gradient_clipping": 0.5}, ""),
+        ("max_grad_norm=0.3", {"gradient_clipping": 0}, ""),  # the plugin leaves it out
+        ("max_grad_norm=1", {}, "--gradient_clipping 1.0"),
+        ("max_grad_norm=0.5", {}, "--gradient_clipping 1.0"),
+        ("", {}, "--mixed_precision bf16"),
+        ("fp16=True", {}, "--mixed_precision bf16"),  # Trainer's own
+        ("bf16_full_eval=True", {}, "--mixed_precision bf16"),
+        ("bf16=args.bf16", {}, "--mixed_precision bf16"),
+        ("", {}, "--mixed_precision no"),
+        ("deepspeed=config", {}, "--mixed_precision bf16"),
+        ("**more", {}, "--mixed_precision bf16"),
+        ("", {}, "--mixed_precision bf16 --multi_gpu"),
+    ]
+    return [
+        (
+            differ,
+            {
+                "accelerate": {**_TWO, "deepspeed_config": {**two, **section}},
+                "command": f"{_LAUNCH} {flags}",
+                "script": _MAKES.format(keywords),
+            },
+        )
+        for keywords, section, flags in cases
+    ]
+
+
+def _of_best_model() -> list[_Case]:
+    best = "load_best_model_at_end=True"
+    cases = [
+        best,
+        f"{best}, eval_strategy='epoch'",
+        f"{best}, eval_strategy='epoch', save_strategy='epoch'",
+        f"{best}, save_strategy='best'",
+        f"{best}, eval_strategy='steps', eval_steps=200",
+        f"{best}, eval_strategy='steps', eval_steps=250",
+        f"{best}, eval_strategy='steps', eval_steps=0.1, save_steps=0.2",
+        f"{best}, eval_strategy='steps', logging_steps=300",
+        f"{best}, eval_strategy='steps', eval_steps=args.steps",
+        f"{best}, eval_strategy=args.strategy",
+        f"{best}, eval_strategy=IntervalStrategy.EPOCH",
+        f"{best}, **more",
+        f"{best}, evaluation_strategy='steps'",  # another rule's
+        f"{best}, eval_strategy='steps', save_only_model=True",
+        "load_best_model_at_end=False, eval_strategy='epoch'",
+    ]
+    of_flags = (
+        "--load_best_model_at_end --eval_strategy steps --eval_steps 200 --save_strategy steps --save_steps"
+    )
+    rule, deepspeed = "best-model-needs-checkpoints", {"zero_optimization": {"stage": 2}}
+    return [
+        *((rule, {"script": _MAKES.format(keywords)}) for keywords in cases),
+        (rule, {"script": _MAKES.format(cases[-2]), "deepspeed": deepspeed}),
+        *((rule, {"route": Route.TRAINER, "arguments": f"{of_flags} {steps}"}) for steps in ("500", "400")),
+    ]
 
 
 def _of_trainer() -> list[_Case]:
@@ -351,7 +434,10 @@ def _said(rule: str, layers: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "cases",
-    [_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines, _of_trainer],
+    [
+        *(_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines),
+        *(_of_trainer, _of_trainer_by_launch, _of_best_model),
+    ],
 )
 def test_what_a_rule_says(cases: Callable[[], list[_Case]], golden: Callable[[str, str], None]) -> None:
     said = [_said(rule, layers) for rule, layers in cases()]

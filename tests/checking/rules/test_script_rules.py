@@ -211,6 +211,45 @@ def test_prefix_tuning_beside_gradient_checkpointing(
     assert [(one.found, one.confidence.value) for one in findings] == found
 
 
+_LOADS_ADAPTERS = """\
+import peft
+from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer
+base = AutoModelForCausalLM.from_pretrained("gpt2")
+model = {model}
+{more}
+trainer = Trainer(model=model)
+trainer.{runs}()
+"""
+_LOAD = 'PeftModel.from_pretrained(base, "adapters")'
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_found"),
+    [
+        ({}, True),
+        ({"model": 'AutoPeftModelForCausalLM.from_pretrained("adapters")'}, True),
+        ({"model": 'PeftModel.from_pretrained(load(), "adapters", is_trainable=False)'}, True),
+        ({"more": "model = model.to('cuda')"}, True),
+        ({"model": 'PeftModel.from_pretrained(base, "adapters", is_trainable=True)'}, False),
+        ({"model": 'PeftModel.from_pretrained(base, "adapters", is_trainable=args.train)'}, False),
+        ({"model": 'PeftModel.from_pretrained(base, "adapters", **more)'}, False),
+        ({"model": 'PeftModel.from_pretrained(base, "adapters", "default", True)'}, False),
+        ({"model": f"{_LOAD} if args.resume else get_peft_model(base, config)"}, False),
+        ({"more": "model = model.merge_and_unload()"}, False),
+        ({"more": "model = get_peft_model(model, config)"}, False),
+        ({"more": "for one in model.parameters():\n    one.requires_grad = True"}, False),
+        ({"more": "unfreeze(model)"}, False),
+        ({"runs": "evaluate"}, False),
+        ({"model": "base"}, False),
+    ],
+)
+def test_adapters_that_were_loaded_frozen(parts: dict[str, str], is_found: bool) -> None:
+    script = _LOADS_ADAPTERS.format(**{"model": _LOAD, "more": "", "runs": "train", **parts})
+    (rule,) = [rule for rule in script_loop.RULES if rule.id == "adapters-loaded-frozen"]
+    assert bool(check(situation_of_script(script, None), rules=(rule,)).findings) is is_found
+
+
 _ADAPTED = """\
 from accelerate import Accelerator
 from peft import get_peft_model
@@ -367,6 +406,23 @@ _EARLY = changed(
 def test_device_map(device_map: str, ranks: Topology | None, stage: int, expected: list[str]) -> None:
     script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map={device_map})")
     situation = replace(situation_of_script(script, zero(stage)), topology=ranks)
+    assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (Topology(world_size=2), ["device-map-not-on-ranks"]),
+        (Topology(world_size=2, on_cpu=True), []),
+        (Topology(world_size=1), []),
+        (None, []),
+    ],
+)
+def test_without_deepspeed_a_device_map_is_refused_on_several_ranks(
+    ranks: Topology | None, expected: list[str]
+) -> None:
+    script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map='auto')")
+    situation = replace(situation_of_script(script, None), topology=ranks)
     assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
 
 

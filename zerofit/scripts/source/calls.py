@@ -124,7 +124,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     if names.is_pipeline(owner if is_loaded else name):
         return _make_pipeline(call)
     if is_loaded and names.is_model_class(owner):
-        return _load_model(reading, last, call)
+        return _load_model(reading, name, call)
     if names.is_model_class(name) and not names.is_auto_class(name):
         return reading.make_model(node, source=ModelConstructor.CLASS)
     if name in _PLAIN_MODELS or names.is_diffusers_model(owner if is_loaded else name):
@@ -151,23 +151,36 @@ def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
     if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
         return None
     shape = wrapped(model, call.node, model.state)
-    shape.is_adapted |= name in _ADAPTS
+    if name in _ADAPTS:
+        shape.is_adapted, shape.frozen_by = True, None  # the new adapters train
     if name == "torch.compile":
         reading.record(Action.COMPILE, call.node, model)
         shape.is_compiled = True
     return shape
 
 
-def _load_model(reading: Reading, how: str, call: CallSite) -> Value:
+def _load_model(reading: Reading, name: str, call: CallSite) -> Value:
+    owner, _, how = name.rpartition(".")
+    stays_frozen = names.is_peft_model(owner) and _stays_frozen(call) and not reading.conditions
+    frozen_by = call.node if stays_frozen else None
     base = call.value("model", 0)
     if isinstance(base, TrackedObject) and base.kind is ObjectKind.MODEL:
         adapted = wrapped(base, call.node, base.state)
-        adapted.is_adapted = True
+        adapted.is_adapted, adapted.frozen_by = True, frozen_by
         return adapted
     source = ModelConstructor.PRETRAINED if how == "from_pretrained" else ModelConstructor.CONFIG
-    return reading.make_model(
+    loaded = reading.make_model(
         call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
     )
+    loaded.frozen_by = frozen_by
+    return loaded
+
+
+def _stays_frozen(call: CallSite) -> bool:
+    """Return True if adapters are loaded without is_trainable, which is the third or fourth argument."""
+    trains = call.keywords.get("is_trainable", Constant(False))
+    is_false = isinstance(trains, Constant) and trains.value is False
+    return is_false and len(call.arguments) < 3 and "**" not in given_to(call)
 
 
 def _make_pipeline(call: CallSite) -> Value:
@@ -253,7 +266,7 @@ def make_trainer(reading: Reading, call: CallSite, given: frozenset[str] = froze
         tracked.of = model
         if "peft_config" in call.keywords:
             tracked.of = wrapped(model, call.node, model.state)
-            tracked.of.is_adapted = True
+            tracked.of.is_adapted, tracked.of.frozen_by = True, None
     reading.record(Action.MAKE_TRAINER, call.node, tracked.of, given=given)
     return tracked
 

@@ -81,7 +81,12 @@ def called_name(call: ast.Call) -> str:
 
 def is_model_class(name: str) -> bool:
     """Return True if a dotted name is a model class of transformers or peft."""
-    return bool(_TRANSFORMERS_MODEL.fullmatch(name) or _PEFT_MODEL.fullmatch(name))
+    return bool(_TRANSFORMERS_MODEL.fullmatch(name)) or is_peft_model(name)
+
+
+def is_peft_model(name: str) -> bool:
+    """Return True if a dotted name is a class of peft's models with adapters."""
+    return bool(_PEFT_MODEL.fullmatch(name))
 
 
 def is_diffusers_model(name: str) -> bool:

@@ -17,12 +17,15 @@ from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
 from zerofit.scripts.source.values import LocalClass, LocalFunction, ObjectKind, Scope, TrackedObject
 
 if TYPE_CHECKING:
+    from zerofit.scripts.facts import Snippet
     from zerofit.scripts.source.reading import Condition, RecordedCall
 
 _NO_CALL = CallSite(node=ast.Constant(None))
 """Marks code of functions that the script does not call."""
 _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
 _PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
+_UNFREEZES = ("requires_grad", "load_adapter", "add_adapter", "set_adapter")
+"""Words of code that may make frozen adapters train."""
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -189,6 +192,7 @@ def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
         keywords=seen.keywords,
         given=seen.given,
         forwards=tuple(reading.text.snippet(forward.node) for forward in seen.forwards),
+        frozen_by=_frozen_by(reading, seen),
         **seen.more,
     )
 
@@ -265,3 +269,11 @@ def _is_outside_engine(reading: Reading, seen: RecordedCall) -> bool:
         other.action in _SETS_UP and other.root == seen.root for other in reading.calls[: model.order]
     )
     return sets_up and not (model.is_in_zero_init or model.is_under_zero_context or model.has_escaped)
+
+
+def _frozen_by(reading: Reading, seen: RecordedCall) -> Snippet | None:
+    """Return the call that loaded the model's adapters frozen, if nothing may have unfrozen them."""
+    tracked = seen.tracked
+    if tracked is None or tracked.frozen_by is None or tracked.root.has_escaped:
+        return None
+    return None if reading.text.has(*_UNFREEZES) else reading.text.snippet(tracked.frozen_by)

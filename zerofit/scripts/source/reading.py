@@ -228,6 +228,7 @@ def wrapped(tracked: TrackedObject, node: ast.expr, state: ModelState | None) ->
         state=state,
         is_compiled=tracked.is_compiled,
         is_adapted=tracked.is_adapted,
+        frozen_by=tracked.frozen_by,
         source=tracked.source,
         cls=tracked.cls,
     )

@@ -69,6 +69,10 @@ class ScriptText:
         self.name = name
         self._lines = re.split("\r\n|\r|\n", text.removeprefix("\ufeff"))
 
+    def has(self, *words: str) -> bool:
+        """Return True if one of these words is anywhere in the text."""
+        return any(word in line for line in self._lines for word in words)
+
     def quote(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
         """Return the source of a node on one line, truncated if long."""
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1

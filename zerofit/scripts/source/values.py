@@ -41,6 +41,8 @@ class TrackedObject:
     is_compiled: bool = False
     is_adapted: bool = False
     """For a model: True if it has peft adapters, which are mostly small enough for ZeRO-3 to keep whole."""
+    frozen_by: ast.expr | None = None
+    """For a model: the call that loaded its adapters without is_trainable=True."""
     source: ModelConstructor | None = None
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()

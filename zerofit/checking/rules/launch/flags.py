@@ -118,7 +118,7 @@ def _flag_values(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="launch-flags-exclude-each-other",
     severity=Severity.ERROR,
-    summary="accelerate launch only accepts one of --cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp",
+    summary="the launcher refuses these flags together",
     why="each of them selects how the run is distributed",
     fix="keep one: --use_deepspeed includes several GPUs",
     see=_LAUNCH,
@@ -130,6 +130,11 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
     chosen = [flag for flag in _flags(situation) if flag.name in _ONE_OF]
     if len({flag.name for flag in chosen}) > 1:
         yield Hit(found=" with ".join(flag.text for flag in chosen))
+    command = situation.command
+    if command is not None and command.launcher is Launcher.DEEPSPEED:
+        names, counts = command.find("include", "exclude"), command.find("num_gpus", "num_nodes")
+        if names is not None and counts is not None:
+            yield Hit(found=f"{names.text} with {counts.text}", fix="keep one: --include names the GPUs")
 
 
 @Rule(

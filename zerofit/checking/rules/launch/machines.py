@@ -14,7 +14,7 @@ from zerofit.checking.inputs.accelerate import (
     whole_number,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LAUNCH_FILE, ON_CPU, config
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LAUNCH_FILE, ON_CPU, config
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
 from zerofit.core.setting import Said
@@ -89,6 +89,33 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
         return
     if (machines is None or machines.value == 1) and ranks.value > len(gpu_ids.value.split(",")):
         yield Hit(found=f"{ranks.text} with {gpu_ids.text}", place=gpu_ids.place)
+
+
+@Rule(
+    id="visible-devices-ignored",
+    severity=Severity.WARNING,
+    summary="DeepSpeed's launcher ignores CUDA_VISIBLE_DEVICES beside flags that choose GPUs",
+    why="with one of these flags the launcher removes the variable, and counts all GPUs of the machine",
+    fix="name the GPUs in --include localhost:IDS, or leave the flag out",
+    see=f"{DEEPSPEED}/launcher/runner.py",
+    bad=Example(deepspeed=config(2), command="CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2"),
+    good=Example(deepspeed=config(2), command="CUDA_VISIBLE_DEVICES=2,3 deepspeed"),
+    evidence=ignored(not_reproduced="needs GPUs"),
+)
+def _ignored_devices(situation: Situation) -> Iterator[Hit]:
+    command = situation.command
+    if command is None or command.launcher is not Launcher.DEEPSPEED or command.find("hostfile"):
+        return
+    ids = dict(command.environment).get("CUDA_VISIBLE_DEVICES", "")
+    chosen = command.find("include", "exclude", "num_gpus")
+    if chosen is None or not _GPU_IDS.fullmatch(ids):
+        return
+    number = whole_number(chosen.value)
+    taken = str(chosen.value).rpartition(":")[2]
+    if chosen.name == "num_gpus":
+        taken = ",".join(map(str, range(number))) if number else ids
+    if sorted(ids.split(",")) != sorted(taken.split(",")):
+        yield Hit(found=f"CUDA_VISIBLE_DEVICES={ids} with {chosen.text}")
 
 
 @Rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, SMALL, at_zero, changed, zero
+from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, SMALL, at_zero, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -88,6 +88,27 @@ _PREFIX = changed(
 _CHECKPOINTS_PREFIX = changed(
     _PREFIX, "optimizer = torch", "model.gradient_checkpointing_enable()\noptimizer = torch"
 )
+_ADAPTED = changed(
+    changed(
+        LOADED,
+        "import torch\n",
+        "import torch\nfrom peft import LoraConfig, PeftModel, get_peft_model\n",
+    ),
+    """\
+    LlamaForCausalLM(config).save_pretrained("model")
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_pretrained("model")
+""",
+    """\
+    base = LlamaForCausalLM(config)
+    base.save_pretrained("model")
+    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained("adapter")
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_pretrained("model")
+model = PeftModel.from_pretrained(model, "adapter", is_trainable=True)
+""",
+)
+_FROZEN = changed(_ADAPTED, ", is_trainable=True", "")
 _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/gradient_accumulation"
 
 
@@ -266,6 +287,26 @@ def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
                 yield hit(prefix.seen, f" with {said.text}", _confidence(prefix))
         for call in unguarded_calls(situation, Action.CHECKPOINT_ACTIVATIONS):
             yield hit(call.seen, f" with {prefix.seen.text}", _confidence(prefix, call))
+
+
+@Rule(
+    id="adapters-loaded-frozen",
+    severity=Severity.ERROR,
+    summary="adapters loaded without is_trainable=True do not train",
+    why="peft loads them for inference, so that no parameter of the model has a gradient",
+    fix="pass is_trainable=True to from_pretrained()",
+    see="https://github.com/huggingface/peft/blob/v0.21.2/src/peft/peft_model.py",
+    bad=at_zero(2, _FROZEN),
+    good=at_zero(2, _ADAPTED),
+    evidence=fails("list index out of range"),
+)
+def _trains_frozen(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or not script.find(Action.TRAIN, Action.BACKWARD):
+        return
+    for call in script.find(Action.MAKE_TRAINER, Action.PREPARE, Action.INITIALIZE):
+        if call.frozen_by is not None and (call.has_optimizer or call.action is Action.MAKE_TRAINER):
+            yield hit(call.frozen_by, " without is_trainable=True")
 
 
 def _confidence(*calls: ScriptCall) -> Confidence:

@@ -90,7 +90,7 @@ def _device_map_of(model: Model) -> list[Keyword]:
     id="device-map-not-on-ranks",
     severity=Severity.ERROR,
     summary="a model spread over devices by device_map can't be prepared on several ranks",
-    why="under DeepSpeed each rank has one device, and accelerate refuses a model on several",
+    why="each rank trains on one device, and accelerate refuses a model on several",
     fix="leave device_map out of from_pretrained()",
     see=f"{ACCELERATE}/accelerator.py",
     bad=at_zero(
@@ -104,8 +104,18 @@ def _device_map_of(model: Model) -> list[Keyword]:
     good=at_zero(2, LOADED),
     evidence=fails("loaded with `device_map='auto'` in any distributed"),
 )
-@at_stages(*EVERY_STAGE)
 def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
+    ranks, is_known = situation.topology, situation.script is not None
+    several = is_known and ranks is not None and ranks.world_size > 1
+    yield from _split_models(situation) if several else _split_under_deepspeed(situation)
+
+
+@at_stages(*EVERY_STAGE)
+def _split_under_deepspeed(situation: Situation) -> Iterator[Hit]:
+    return _split_models(situation)
+
+
+def _split_models(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     if script is None or script.route not in (Route.ACCELERATE, Route.TRAINER):
         return

@@ -6,7 +6,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.accelerate import is_literal
+from zerofit.checking.inputs.accelerate import (
+    is_literal,
+    launch_of_deepspeed,
+    launch_value,
+    named_deepspeed_file,
+)
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
 from zerofit.checking.rules.examples import ACCELERATE, without
 from zerofit.checking.situation import known
@@ -15,6 +20,7 @@ from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
+from zerofit.core.strategy import Engine
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ _EITHER_FIELD: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("fp16", "enabled"): ("fp16", "fp16_full_eval"),
     ("bf16", "enabled"): ("bf16", "bf16_full_eval"),
 }
+_HALVES = ("bf16", "fp16")
 _BETAS = ("adam_beta1", "adam_beta2")
 _OPTIMIZERS_ALIKE = {
     "adamw": ("adamw_torch", "adamw_torch_fused"),
@@ -83,7 +90,7 @@ def _with(arguments: str, deepspeed: Mapping[str, Any] = _AUTO, /, **keys: Any) 
 @Rule(
     id="trainer-values-differ",
     severity=Severity.ERROR,
-    summary="Trainer refuses a DeepSpeed file that contradicts its arguments",
+    summary="Trainer refuses DeepSpeed settings that contradict its arguments",
     why='Trainer compares the values without conversion, 8 and "8" differ, and only fills in "auto"',
     fix='write "auto" in the DeepSpeed file, and the value in TrainingArguments',
     see=_INTEGRATION,
@@ -107,6 +114,44 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
             edits=(SetValue(document=file.name, path=path, value="auto"),) if is_said else (),
             confidence=said.confidence,
         )
+    yield from _launch_differs(situation)
+
+
+def _launch_differs(situation: Situation) -> Iterator[Hit]:
+    """Find settings of `accelerate launch` that its DeepSpeed plugin takes over, if no file replaces it."""
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    trainer = situation.arguments
+    if launch is None or situation.deepspeed is not None or named_deepspeed_file(launch) is not None:
+        return
+    if trainer.find("deepspeed") is not None or "deepspeed" in trainer.unread:
+        return
+    for key, name in ((_STEPS, _STEPS), ("gradient_clipping", "max_grad_norm")):
+        said, field = launch_value(launch, key), trainer.find_or_default(name)
+        number = _number(said.value) if said else None
+        # The plugin leaves a clipping of 0 out.
+        if said and field and number and _number(field.value) not in (None, number):
+            yield _against(said, field, f"give {name} and the launcher the same value")
+    said = launch_value(launch, "mixed_precision")
+    if said is None or said.value not in _HALVES:
+        return
+    # Trainer's own precision replaces the launcher's.
+    fields = [trainer.find_or_default(name) for name in (said.value, *_HALVES, f"{said.value}_full_eval")]
+    if fields[0] is not None and all(one is not None and one.value is False for one in fields):
+        yield _against(said, fields[0], f"set {said.value} to true in TrainingArguments")
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or a flag's text, as a number; None if it is none."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _against(said: Said[Any], field: Said[Any], fix: str) -> Hit:
+    why = "the launcher's value becomes DeepSpeed's, and Trainer compares it with its own"
+    hit = hit_of(field, fix=fix, why=why)
+    return replace(hit, found=f"{said.text} with {field.text}", place=said.place or field.place)
 
 
 def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
@@ -202,6 +247,61 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
             found = f"{said.text} with {say(file, section, 'type')}"
             fix = f"remove {section} from {file.name}, or leave {name} out"
             yield hit_at(file, (section,), found=found, fix=fix, confidence=said.confidence)
+
+
+@Rule(
+    id="best-model-needs-checkpoints",
+    severity=Severity.ERROR,
+    summary="load_best_model_at_end needs whole checkpoints, each with an evaluation",
+    why="only a checkpoint that was evaluated can be the best, so transformers refuses other settings",
+    fix="set save_strategy and eval_strategy to the same value",
+    see=_ARGUMENTS,
+    bad=_with("--load_best_model_at_end --eval_strategy no --save_strategy epoch"),
+    good=_with("--eval_strategy no --save_strategy epoch"),
+    evidence=fails("load_best_model_at_end requires the save and eval strategy to match"),
+)
+def _best_not_saved(situation: Situation) -> Iterator[Hit]:
+    trainer = situation.arguments
+    best = trainer.find("load_best_model_at_end")
+    if best is None or best.value is not True:
+        return
+    alone = trainer.find("save_only_model")
+    engine = situation.settings.engine
+    if alone is not None and alone.value is True and engine and engine.value is Engine.DEEPSPEED:
+        why = "DeepSpeed loads its own checkpoint, which save_only_model leaves out"
+        yield hit_of(best, f" with {alone.text}", why=why, fix="leave save_only_model out")
+    save, evaluation = (trainer.find_or_default(f"{name}_strategy") for name in ("save", "eval"))
+    if save is None or evaluation is None or not _is_word(save.value) or not _is_word(evaluation.value):
+        return
+    if save.value == "best" or _has_former_name(trainer):
+        return
+    if save.value != evaluation.value:
+        yield _best_with(best, evaluation, save)
+        return
+    every, steps = (trainer.find_or_default(name) for name in ("eval_steps", "save_steps"))
+    if every is not None and every.value is None:
+        every = trainer.find_or_default("logging_steps")
+    if save.value != "steps" or every is None or steps is None:
+        return
+    period, between = _number(every.value), _number(steps.value)
+    if period is not None and between is not None and min(period, between) >= 1 and between % period:
+        yield replace(_best_with(best, every, steps), fix="set save_steps to a multiple of eval_steps")
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and is_literal(value)
+
+
+def _has_former_name(trainer: TrainerSettings) -> bool:
+    """Return True if eval_strategy has its name of transformers 4, which has a rule of its own."""
+    former = "evaluation_strategy"
+    return trainer.find(former) is not None or any(said.value == former for said in trainer.surplus)
+
+
+def _best_with(best: Said[Any], *fields: Said[Any]) -> Hit:
+    is_likely = any(field.confidence is not Confidence.CERTAIN for field in fields)
+    hit = hit_of(best, f" with {' and '.join(field.text for field in fields)}")
+    return replace(hit, confidence=Confidence.LIKELY) if is_likely else hit
 
 
 @Rule(
