@@ -6,6 +6,7 @@ MUTATION ?= .mutation
 BUDGET ?= 9m
 SETS ?= oldest transformers-5.17 newest
 OUT ?= benchmarks/measured
+FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_recover_runs.py
 SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
@@ -27,9 +28,8 @@ test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay i
 test-slow: $(VENV)/.installed  ## the tests that are too slow to run at each change
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'slow and not nvme and not evidence and not versions and not faults and not slurm'
 
-faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail
-	@$(BIN)/python -m pytest tests/faults -m ""
-	@$(BIN)/python -m pytest tests/launching/test_checkpoints.py tests/launching/test_recover_runs.py -m faults
+faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail; FAULTS=FILES: some
+	@$(BIN)/python -m pytest $(FAULTS) -m ""
 
 test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2; SLURM=asks: some
 	@$(BIN)/python -m pytest tests/clusters -m slurm -k '$(SLURM)' --timeout 900
