@@ -336,6 +336,23 @@ def test_a_flag_that_the_script_can_not_take_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("captured", "stage", "fix"),
+    [
+        (
+            capture(model_is_quantized=True),
+            ZeroStage.PARAMETERS,
+            "leave out --zero-stage, or give it 0 or 1 or 2",
+        ),
+        (capture(num_models=2), ZeroStage.GRADIENTS, "leave out --zero-stage"),
+    ],
+)
+def test_a_refusal_names_the_values_that_are_open(captured: Capture, stage: ZeroStage, fix: str) -> None:
+    with pytest.raises(UserError) as caught:
+        captured_problem(captured, request=Request(zero_stage=stage))
+    assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize(
     ("captured", "request_", "field", "values"),
     [
         (capture(optimizers=(_SGD,)), Request(optimizer=OptimizerName.ADAMW), "optimizer", {"adamw"}),

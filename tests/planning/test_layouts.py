@@ -109,6 +109,19 @@ def test_what_is_no_better_by_closed_forms_is_not_traced() -> None:
     assert solved_for == []
 
 
+def test_what_is_better_by_closed_forms_is_chosen() -> None:
+    asked = problem(sequence_length=16_384, global_batch_size=8, memory_gib=10, num_gpus=4)
+
+    def quickly(one: Problem) -> EstimatedStrategy | None:
+        return best_of(one, closed_forms)
+
+    alone = quickly(asked)
+    assert alone is not None
+    taken = best_layout(asked, alone, tier_of=tier, solve=quickly, presolve=quickly)
+    assert taken is not None
+    assert taken.topology.sequence_parallel_size == 2
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_size_that_is_given_is_planned_for(size: int) -> None:
     asked = problem(request=Request(sequence_parallel_size=size))

@@ -10,12 +10,19 @@ from rule_examples import situation_of_example
 
 from zerofit.checking.engine import Verdict, check
 from zerofit.checking.rule import Example
-from zerofit.checking.rules.deepspeed import keys, readers, switches, values
+from zerofit.checking.rules.deepspeed import keys, readers, switches, tensor_parallel, values
 from zerofit.checking.rules.launch import files
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
 
-_RULES = (*values.RULES, *readers.RULES, *keys.RULES, *switches.RULES, *files.RULES)
+_RULES = (
+    *values.RULES,
+    *readers.RULES,
+    *keys.RULES,
+    *switches.RULES,
+    *tensor_parallel.RULES,
+    *files.RULES,
+)
 
 
 def verdict(

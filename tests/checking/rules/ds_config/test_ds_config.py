@@ -277,6 +277,16 @@ def test_whole_weights_at_zero3(config: dict[str, Any], route: Route, expected: 
 
 @pytest.mark.parametrize(
     ("stage", "route", "is_found"),
+    [(2, Route.ACCELERATE, True), (2, Route.NATIVE, False), (3, Route.ACCELERATE, False)],
+)
+def test_whole_weights_under_tensor_parallelism(stage: int, route: Route, is_found: bool) -> None:
+    config = {**_zero(stage), "tensor_parallel": {"autotp_size": 2}}
+    found = [finding.rule for finding in verdict(config, route=route).findings]
+    assert ("tensor-parallel-without-gathered-saving" in found) is is_found
+
+
+@pytest.mark.parametrize(
+    ("stage", "route", "is_found"),
     [
         ("3", Route.ACCELERATE, True),
         (" 3", Route.TRAINER, True),
