@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import COLLECTIVES, EXPERT_ROWS, CostKind
@@ -55,6 +56,8 @@ class CostBook:
         counted = self._with_all_heads(args) if is_attention else args
         grouped = _grouped_flops(function, args, out)
         flops = int(formula(*counted, **kwargs, out_val=out)) if formula else grouped
+        if function._overloadpacket.__name__ == "convolution_backward":
+            flops = _convolution_flops(args)
         kind = CostKind.MEMORY
         if flops:
             kind = CostKind.GROUPED if grouped else CostKind.MATMUL
@@ -104,6 +107,17 @@ def _grouped_flops(function: Any, args: tuple[Any, ...], out: Any) -> int:
     num_experts, width, height = (out if sums_rows else args[1]).shape
     rows = int(args[0].shape[-1 if sums_rows else 0]) + EXPERT_ROWS * int(num_experts)
     return 2 * _GROUPED[name] * rows * int(width) * int(height)
+
+
+def _convolution_flops(args: tuple[Any, ...]) -> int:
+    """Count the gradients of a convolution, each of which costs what the convolution does.
+
+    PyTorch's formula takes all channels for the weight's gradient, whatever the groups: a depthwise
+    convolution, as in Mamba, costs as many times too much as it has channels.
+    """
+    gradient, given, weight, transposed, wanted = (args[place] for place in (0, 1, 2, 7, 10))
+    places = math.prod((given if transposed else gradient).shape[2:])
+    return int(2 * gradient.shape[0] * places * weight.numel() * sum(wanted[:2]))
 
 
 def _touched(tensor: Any) -> int:

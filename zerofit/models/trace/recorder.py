@@ -113,8 +113,14 @@ class Recorder:
 
     @property
     def is_in_engine(self) -> bool:
-        """True if autograd's own code runs, excluding recomputation."""
-        return self.is_in_backward and not self._torch.is_grad_enabled()
+        """True if autograd's own code runs, excluding recomputation.
+
+        A torch.autograd.Function is recomputed with gradients off, as under ZeRO-3 each linear layer is. Only
+        torch's non-reentrant checkpoint has hooks on saved tensors in a backward pass.
+        """
+        if not self.is_in_backward or self._torch.is_grad_enabled():
+            return False
+        return self._torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
     def ignore(self, tensor: Any) -> None:
         """Exclude a pre-existing tensor: a parameter or a buffer."""
@@ -179,7 +185,7 @@ class Recorder:
         sort_frees(self.log.codes, self.log.arguments)
 
     def _kind(self) -> TensorKind:
-        if self.is_in_backward and self._torch.is_grad_enabled():
+        if self.is_in_backward and not self.is_in_engine:
             return TensorKind.RECOMPUTED
         return self.phase
 
