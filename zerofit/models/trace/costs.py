@@ -67,10 +67,19 @@ class CostBook:
         is_exchange = function.namespace == COLLECTIVES
         if is_exchange:
             kind = CostKind.EXCHANGE
-        first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
-        precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
+        precision = self._precision(inputs or outputs)
         moved = sum(_touched(tensor) for tensor in (inputs[-1:] if is_exchange else (*inputs, *outputs)))
         return OperatorCall(operator, kind, during, precision, flops, moved)
+
+    def launch(self, operator: int, tensors: list[Any], flops: int, during: Pass) -> OperatorCall[int]:
+        """Return the cost of a kernel with this number of operations and these tensors."""
+        kind = CostKind.MATMUL if flops else CostKind.MEMORY
+        moved = sum(map(_touched, tensors))
+        return OperatorCall(operator, kind, during, self._precision(tensors), flops, moved)
+
+    def _precision(self, tensors: list[Any]) -> Precision:
+        first = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), None)
+        return self._precisions.get(first, Precision.FP32)
 
     def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:
         """Return an attention kernel's arguments for its formula, which in torch 2.8 lacks GQA.
