@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import COLLECTIVES, EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.torch import sparse_parts
+from zerofit.models.trace.attention import seen_share
 from zerofit.models.trace.raw import OperatorCall
 from zerofit.models.trace.sparse import is_sparse
 from zerofit.models.trees import leaves
@@ -62,8 +63,10 @@ class CostBook:
         if flops:
             kind = CostKind.GROUPED if grouped else CostKind.MATMUL
             kind = CostKind.ATTENTION if is_attention else kind
-            if is_attention and self._is_causal(function, args, kwargs):
-                flops //= 2  # the formulas count the full square of scores
+            if is_attention:  # the formulas count the full square of scores
+                query = args["backward" in function._overloadpacket.__name__]
+                seen, of = seen_share(query, is_causal=self._is_causal(function, args, kwargs))
+                flops = flops * seen // of
         is_exchange = function.namespace == COLLECTIVES
         if is_exchange:
             kind = CostKind.EXCHANGE
