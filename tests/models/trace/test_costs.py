@@ -6,10 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tiny_traces import run_once
+from tiny_traces import run_once, tiny
+from torch.utils.flop_counter import FlopCounterMode
 
 from zerofit.core.allocation_log import EXPERT_ROWS, Pass, TraceRequest
 from zerofit.core.strategy import Lora, Precision
+from zerofit.models.trace.batches import make_batch
+from zerofit.models.trace.prepare import prepare_model
 
 _LENGTH, _SAMPLES, _LAYERS = 16, 3, 2
 _EXPERTS, _EXPERTS_PER_TOKEN, _HIDDEN = 4, 2, 32
@@ -25,6 +28,21 @@ def _operations(name: str, request: TraceRequest, *, of: str = "") -> dict[Pass,
         if of in f"{call.kind.value}: {log.operator_names[call.operator]}":
             found[call.during] += call.flops
     return dict(found)
+
+
+_REST = ("bert", "deberta", "gpt2", "gemma3", "t5", "bart", "vit", "whisper")
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.evidence) for name in _REST)]
+)
+def test_other_operations_are_those_that_pytorch_counts_of_a_real_run(name: str) -> None:
+    request = replace(_PLAIN, attention="eager", gradient_checkpointing=name != "deberta")
+    config, build = tiny(name, _LAYERS)
+    model = prepare_model(build, config, request)
+    with FlopCounterMode(display=False) as counter:
+        model(**make_batch(model, _SAMPLES, request)).loss.backward()
+    assert counter.get_total_flops() == sum(_operations(name, request).values()) > 0
 
 
 @pytest.mark.parametrize(("name", "intermediate"), [("mixtral", 48), ("qwen3-moe", 24)])
