@@ -20,6 +20,8 @@ _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "_
 """Operators that access no memory."""
 _GROUPED = {"_grouped_mm": 1, "grouped_mm_fallback": 1, "grouped_mm_fallback_backward": 2}
 """Products of experts in one call, by operator: torch's, and transformers' own where it can't run."""
+_RECURRENT = {"mkldnn_rnn_layer": 1, "mkldnn_rnn_layer_backward": 2}
+"""Products with both weights of an LSTM's layer in one call, by the operator of the CPU."""
 
 
 class CostBook:
@@ -53,18 +55,22 @@ class CostBook:
             return None
         inputs = [leaf for _, leaf in leaves(args) if isinstance(leaf, self._tensor)]
         formula = self._formulas.get(function._overloadpacket)
-        is_attention = "attention" in function._overloadpacket.__name__
+        name = function._overloadpacket.__name__
+        is_attention = "attention" in name
         counted = self._with_all_heads(args) if is_attention else args
         grouped = _grouped_flops(function, args, out)
         flops = int(formula(*counted, **kwargs, out_val=out)) if formula else grouped
-        if function._overloadpacket.__name__ == "convolution_backward":
+        if name == "convolution_backward":
             flops = _convolution_flops(args)
+        elif name in _RECURRENT:
+            steps, samples, _ = map(int, args[0].shape)
+            flops = 2 * _RECURRENT[name] * steps * samples * int(args[1].numel() + args[2].numel())
         kind = CostKind.MEMORY
         if flops:
             kind = CostKind.GROUPED if grouped else CostKind.MATMUL
             kind = CostKind.ATTENTION if is_attention else kind
             if is_attention:  # the formulas count the full square of scores
-                query = args["backward" in function._overloadpacket.__name__]
+                query = args["backward" in name]
                 seen, of = seen_share(query, is_causal=self._is_causal(function, args, kwargs))
                 flops = flops * seen // of
         is_exchange = function.namespace == COLLECTIVES
