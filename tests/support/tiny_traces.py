@@ -56,6 +56,8 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma2ForCausalLM",
         {**_DECODER, "vocab_size": 2048, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 30.0},
     ),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM", {**_DECODER, **_MIXTURE, "head_dim": 8, "sliding_window": 8}),
+    "mamba": ("mamba", "MambaForCausalLM", {"hidden_size": 32, "vocab_size": 64, "state_size": 8}),
     "t5": (
         "t5",
         "T5ForConditionalGeneration",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerofit.core.allocation_log import Event, TraceRequest
+from zerofit.core.allocation_log import CostKind, Event, Pass, TraceRequest
 from zerofit.models.trace.live import trace_live
 
 _LENGTH, _WIDTH, _WORDS = 64, 128, 4096
@@ -79,6 +79,17 @@ def test_a_cut_loss_keeps_a_sum_a_token_and_a_mean_a_word(monkeypatch: pytest.Mo
     _made(_OF_2025_1, monkeypatch)
     assert _kept(_log(filter_eps=None)) == (_LENGTH * (4 + 8), 0)  # its sum, and where its label is
     assert _kept(_log()) == (_LENGTH * (4 + 8), 4 * _WORDS)
+
+
+@pytest.mark.parametrize(("filter_eps", "products"), [("auto", 2), (None, 3)])
+def test_logits_are_multiplied_once_forward_and_again_backward(
+    filter_eps: str | None, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _made(_OF_2025_1, monkeypatch)
+    costs = [cost for cost in _log(filter_eps=filter_eps).costs if cost.kind is CostKind.MATMUL]
+    found = {cost.during: cost.fixed_flops + 3 * cost.flops_per_sample for cost in costs}
+    forward = 3 * 2 * _LENGTH * _WIDTH * _WORDS
+    assert found == {Pass.FORWARD: forward, Pass.BACKWARD: products * forward}
 
 
 def test_the_script_has_its_own_loss_back_after_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:

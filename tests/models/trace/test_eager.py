@@ -29,7 +29,7 @@ _REST = [
     *((name, _PLAIN) for name in ("gpt2", "llama", "mixtral", "t5", "whisper", "roberta", "gemma3", "bart")),
     *((name, _CHECKPOINTED) for name in ("bert", "gpt2", "llama", "t5", "mixtral")),
     ("t5", _SECOND),
-    *((name, _PLAIN) for name in ("qwen3-moe", "deepseek-v2")),
+    *((name, _PLAIN) for name in ("qwen3-moe", "deepseek-v2", "gpt-oss", "mamba")),
     *((name, _LOW) for name in ("bert", "llama")),
     ("llama", _ADAPTED),
     ("llama", replace(_ADAPTED, gradient_checkpointing=True)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiny_traces import run_once
 
-from zerofit.core.allocation_log import Event, TraceRequest
+from zerofit.core.allocation_log import CostKind, Event, Pass, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.models.trace.attention import flash_package
@@ -64,6 +65,20 @@ def test_a_padded_batch_is_gathered_and_makes_no_square_of_its_length() -> None:
     )
     gathers = [index for index in short.operators if short.operator_names[index] == "aten.index.Tensor"]
     assert len(gathers) == 3 + 1  # query, key and value; and the gradient of what is put back
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_sliding_window_costs_only_the_scores_it_sees(is_padded: bool, again: bool) -> None:
+    request = replace(_LOW, is_padded=is_padded, gradient_checkpointing=again)
+    found: Counter[Pass] = Counter()
+    for call in run_once("gemma3", request, num_layers=2, samples=3).calls:
+        if call.kind is CostKind.ATTENTION:
+            found[call.during] += call.flops
+    seen = 8 * 16 - 7 * 8 // 2  # by 16 queries, of 8 keys each but for the first 7
+    forward = 2 * 2 * 2 * 3 * 4 * 8 * seen  # layers, products, multiply and add, samples, heads, channels
+    assert found.pop(Pass.RECOMPUTATION, forward) == forward
+    assert found == {Pass.FORWARD: forward, Pass.BACKWARD: 5 * forward // 2}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _REST = [
     *((name, _PLAIN, 9) for name in ("llama", "bert", "gpt2", "mixtral", "t5", "bart", "vit", "deberta")),
     ("whisper", _PLAIN, 9),
     ("gemma3", _PLAIN, 14),
-    *((name, _PLAIN, 8) for name in ("qwen3-moe", "deepseek-v2")),
+    *((name, _PLAIN, 8) for name in ("qwen3-moe", "deepseek-v2", "gpt-oss", "mamba")),
     *((name, _LEAN, 8) for name in ("qwen3-moe", "deepseek-v2")),
     *((name, _LEAN, 8) for name in ("llama", "bert", "t5", "mixtral")),
     ("gemma3", _LEAN, 14),

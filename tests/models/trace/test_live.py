@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tiny_traces import run_once, tiny
 from torch import nn
 
-from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.allocation_log import AllocationLog, Pass, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
@@ -287,3 +288,35 @@ def test_what_fails_in_a_script_s_model_is_told_as_the_models() -> None:
         trace_live(model, ((torch.zeros(2, 5),), {}), _PLAIN, has_tokens=False)
     assert caught.value.rule == "trace-failed"
     assert caught.value.found.startswith("Linear: RuntimeError")
+
+
+class _Layer(nn.Module):
+    """A layer of PyTorch's own, and the mean of its first output."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.layer(x)
+        return {"loss": (found[0] if isinstance(found, tuple) else found).mean()}
+
+
+def _log_of_layer(layer: nn.Module) -> AllocationLog:
+    given = ((torch.zeros(4, 512, 64),), {})
+    return trace_live(_Layer(layer), given, TraceRequest(sequence_length=1), has_tokens=False).logs[0]
+
+
+def test_pytorchs_own_attention_layer_takes_cudas_kernels() -> None:
+    log = _log_of_layer(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True))
+    assert "aten._scaled_dot_product_efficient_attention.default" in log.operators
+    squares = 4 * 4 * 512 * 512  # the scores of four heads, which the CPU keeps
+    assert max(log.storages.bytes_per_sample) < squares
+
+
+def test_an_lstm_multiplies_by_both_its_weights() -> None:
+    found: Counter[Pass] = Counter()
+    for cost in _log_of_layer(nn.LSTM(64, 64, batch_first=True)).costs:
+        found[cost.during] += cost.count * (cost.fixed_flops + 4 * cost.flops_per_sample)
+    forward = 2 * 4 * 512 * (64 + 64) * 4 * 64  # four gates
+    assert found == {Pass.FORWARD: forward, Pass.BACKWARD: 2 * forward}

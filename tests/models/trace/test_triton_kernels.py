@@ -11,7 +11,7 @@ import torch
 import torch._dynamo  # which asks for Triton when it is imported, and is not to find the one made below
 from torch import nn
 
-from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.allocation_log import CostKind, Pass, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.models.trace.live import trace_live
 
@@ -103,6 +103,14 @@ def test_logits_are_whole_in_the_models_own_loss_and_in_pieces_in_the_fused_one(
         assert max(_trace(_whole).log_for(samples).storages.bytes_per_sample) == logits_bytes
         # Liger's rule: as many pieces as the logits are wider than the hidden states, here 1024 / 32.
         assert max(_trace(fused).log_for(samples).storages.bytes_per_sample) == logits_bytes // 32
+
+
+def test_a_kernel_takes_the_time_of_moving_its_tensors_once(fused: Any) -> None:
+    log = _trace(fused).log_for(4)
+    (kernel,) = [cost for cost in log.costs if cost.operator == "triton.kernel"]
+    assert (kernel.kind, kernel.during) == (CostKind.MEMORY, Pass.FORWARD)
+    moved = kernel.count * (kernel.fixed_bytes + 4 * kernel.bytes_per_sample)
+    assert moved == 4 * _LENGTH * _WORDS * 4  # all logits
 
 
 def test_kernels_run_again_after_a_trace(fused: Any) -> None:

@@ -224,6 +224,21 @@ def test_gradients_return_beside_the_backward_pass_from_pinned_memory_alone() ->
     assert pageable == pytest.approx(gradients / (0.25 * 32e9), rel=0.05)
 
 
+def test_weights_stepped_on_the_gpu_return_to_the_host() -> None:
+    strategy = Strategy(
+        engine=Engine.DEEPSPEED,
+        zero_stage=ZeroStage.PARAMETERS,
+        precision=Precision.BF16,
+        micro_batch_size=64,  # whose passes hide the copies to the GPU
+        optimizer=OptimizerName.ADAMW,
+        param_offload=OffloadDevice.CPU,
+    )
+    terms = {term.name: term.seconds for term in _time(strategy, ("A100-80G", 1, 1)).terms}
+    assert terms["weight transfers"] == pytest.approx(2 * _GPT2_ELEMENTS / (0.8 * 32e9), rel=0.05)
+    away = replace(strategy, optimizer_offload=OffloadDevice.CPU)
+    assert "weight transfers" not in {term.name for term in _time(away, ("A100-80G", 1, 1)).terms}
+
+
 def _setup(log: AllocationLog, strategy: Strategy, *, trains: bool = True) -> Setup:
     versions = Versions(python="3.11", zerofit="0")
     return Setup(log=log, strategy=strategy, topology=Topology(), versions=versions, trains=trains)

@@ -13,6 +13,7 @@ import math
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
@@ -227,6 +228,19 @@ _LEAST_CAPABILITY = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
 """Source: https://github.com/Dao-AILab/flash-attention, README: Ampere for version 2, Hopper for 3."""
 
 
+_WINDOWS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Tokens that a query of a sliding window sees on each side of its own, by the storage of the queries."""
+
+
+def seen_share(query: Any, *, is_causal: bool) -> tuple[int, int]:
+    """Return how many of the scores a flash kernel computes, and of how many, for a query."""
+    tokens, window = int(query.shape[-2]), _WINDOWS.get(query.untyped_storage())
+    if window is None:
+        return 1, 2 if is_causal else 1
+    side = window * tokens - window * (window + 1) // 2
+    return tokens + (side if is_causal else 2 * side), tokens**2
+
+
 @contextmanager
 def flash_package(request: TraceRequest) -> Iterator[None]:
     """Provide flash-attn's functions to transformers if a request needs them; they accept fake tensors.
@@ -282,6 +296,8 @@ def _flash(
 ) -> Any:
     """Attend: (samples, tokens, heads, channels) in and out."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    if 0 <= window_size[0] < q.shape[1] - 1:
+        _WINDOWS[q.untyped_storage()] = window_size[0]
     return flash_kernel(query, key, value, None, dropout_p, causal, softmax_scale).transpose(1, 2)
 
 
@@ -303,4 +319,4 @@ def _flash_varlen(
     """Attend: (tokens of all samples, heads, channels) in and out."""
     samples = cu_seqlens_q.numel() - 1
     query, key, value = (tensor.view(samples, -1, *tensor.shape[1:]) for tensor in (q, k, v))
-    return _flash(query, key, value, dropout_p, softmax_scale, causal).flatten(0, 1)
+    return _flash(query, key, value, dropout_p, softmax_scale, causal, window_size).flatten(0, 1)

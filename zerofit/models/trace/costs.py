@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import COLLECTIVES, EXPERT_ROWS, CostKind
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.torch import sparse_parts
+from zerofit.models.trace.attention import seen_share
 from zerofit.models.trace.raw import OperatorCall
 from zerofit.models.trace.sparse import is_sparse
 from zerofit.models.trees import leaves
@@ -18,6 +20,8 @@ _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "_
 """Operators that access no memory."""
 _GROUPED = {"_grouped_mm": 1, "grouped_mm_fallback": 1, "grouped_mm_fallback_backward": 2}
 """Products of experts in one call, by operator: torch's, and transformers' own where it can't run."""
+_RECURRENT = {"mkldnn_rnn_layer": 1, "mkldnn_rnn_layer_backward": 2}
+"""Products with both weights of an LSTM's layer in one call, by the operator of the CPU."""
 
 
 class CostBook:
@@ -51,23 +55,40 @@ class CostBook:
             return None
         inputs = [leaf for _, leaf in leaves(args) if isinstance(leaf, self._tensor)]
         formula = self._formulas.get(function._overloadpacket)
-        is_attention = "attention" in function._overloadpacket.__name__
+        name = function._overloadpacket.__name__
+        is_attention = "attention" in name
         counted = self._with_all_heads(args) if is_attention else args
         grouped = _grouped_flops(function, args, out)
         flops = int(formula(*counted, **kwargs, out_val=out)) if formula else grouped
+        if name == "convolution_backward":
+            flops = _convolution_flops(args)
+        elif name in _RECURRENT:
+            steps, samples, _ = map(int, args[0].shape)
+            flops = 2 * _RECURRENT[name] * steps * samples * int(args[1].numel() + args[2].numel())
         kind = CostKind.MEMORY
         if flops:
             kind = CostKind.GROUPED if grouped else CostKind.MATMUL
             kind = CostKind.ATTENTION if is_attention else kind
-            if is_attention and self._is_causal(function, args, kwargs):
-                flops //= 2  # the formulas count the full square of scores
+            if is_attention:  # the formulas count the full square of scores
+                query = args["backward" in name]
+                seen, of = seen_share(query, is_causal=self._is_causal(function, args, kwargs))
+                flops = flops * seen // of
         is_exchange = function.namespace == COLLECTIVES
         if is_exchange:
             kind = CostKind.EXCHANGE
-        first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
-        precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
+        precision = self._precision(inputs or outputs)
         moved = sum(_touched(tensor) for tensor in (inputs[-1:] if is_exchange else (*inputs, *outputs)))
         return OperatorCall(operator, kind, during, precision, flops, moved)
+
+    def launch(self, operator: int, tensors: list[Any], flops: int, during: Pass) -> OperatorCall[int]:
+        """Return the cost of a kernel with this number of operations and these tensors."""
+        kind = CostKind.MATMUL if flops else CostKind.MEMORY
+        moved = sum(map(_touched, tensors))
+        return OperatorCall(operator, kind, during, self._precision(tensors), flops, moved)
+
+    def _precision(self, tensors: list[Any]) -> Precision:
+        first = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), None)
+        return self._precisions.get(first, Precision.FP32)
 
     def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:
         """Return an attention kernel's arguments for its formula, which in torch 2.8 lacks GQA.
@@ -104,6 +125,17 @@ def _grouped_flops(function: Any, args: tuple[Any, ...], out: Any) -> int:
     num_experts, width, height = (out if sums_rows else args[1]).shape
     rows = int(args[0].shape[-1 if sums_rows else 0]) + EXPERT_ROWS * int(num_experts)
     return 2 * _GROUPED[name] * rows * int(width) * int(height)
+
+
+def _convolution_flops(args: tuple[Any, ...]) -> int:
+    """Count the gradients of a convolution, each of which costs what the convolution does.
+
+    PyTorch's formula takes all channels for the weight's gradient, whatever the groups: a depthwise
+    convolution, as in Mamba, costs as many times too much as it has channels.
+    """
+    gradient, given, weight, transposed, wanted = (args[place] for place in (0, 1, 2, 7, 10))
+    places = math.prod((given if transposed else gradient).shape[2:])
+    return int(2 * gradient.shape[0] * places * weight.numel() * sum(wanted[:2]))
 
 
 def _touched(tensor: Any) -> int:

@@ -6,8 +6,11 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.models.trace.attention import attend
+from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from zerofit.core.allocation_log import TraceRequest
 
 
@@ -42,10 +45,20 @@ def cuda_like(request: TraceRequest) -> Any:
                     kwargs = {name: as_fp32(value) for name, value in kwargs.items()}
                 elif args and isinstance(args[0], torch.Tensor) and args[0].dtype in low:
                     kwargs = {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+            if func is torch.nn.functional.multi_head_attention_forward:
+                with _not_overridden(), self:  # within this method the mode is off
+                    return func(*args, **kwargs)
             substitute = substitutes.get(func)
             return substitute(*args, **kwargs) if substitute else func(*args, **kwargs)
 
     return CudaLike()
+
+
+def _not_overridden() -> AbstractContextManager[None]:
+    """Let the function of nn.MultiheadAttention, which is Python, call the mode for its parts, not itself."""
+    import torch
+
+    return attribute_replaced(torch.nn.functional, "has_torch_function", lambda _: False)
 
 
 def _substitutes(request: TraceRequest) -> dict[Any, Any]:

@@ -20,20 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LOSS = "cce_linear_cross_entropy"
+_UNFILTERED = 0.5
+"""ASSUMPTION: the filter of negligible gradients leaves half of each gradient's product."""
 _HOLDERS = ("cut_cross_entropy.cce", "cut_cross_entropy.linear_cross_entropy")
 
 
 @contextmanager
-def cut_losses() -> Iterator[None]:
-    """Make cut_cross_entropy's losses traceable inside, if the script has imported them."""
+def cut_losses(launch: Callable[..., None]) -> Iterator[None]:
+    """Make cut_cross_entropy's losses traceable inside, if the script has imported them.
+
+    Args:
+        launch: is called in a kernel's place, with its tensors and its number of operations.
+    """
     found = [sys.modules[name] for name in _HOLDERS if hasattr(sys.modules.get(name), _LOSS)]
     with ExitStack() as stack:
         for module in found:
-            stack.enter_context(attribute_replaced(module, _LOSS, _stand_in(getattr(module, _LOSS))))
+            stack.enter_context(attribute_replaced(module, _LOSS, _stand_in(getattr(module, _LOSS), launch)))
         yield
 
 
-def _stand_in(loss: Callable[..., Any]) -> Callable[..., Any]:
+def _stand_in(loss: Callable[..., Any], launch: Callable[..., None]) -> Callable[..., Any]:
     """Return a function with the loss's own arguments that allocates what it does."""
     signature = inspect.signature(loss)
     is_new = "return_lse" in signature.parameters
@@ -41,13 +47,13 @@ def _stand_in(loss: Callable[..., Any]) -> Callable[..., Any]:
     def cut(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        found, sums = _cut_loss(bound.arguments, casts=is_new)
+        found, sums = _cut_loss(bound.arguments, launch, casts=is_new)
         return (found, sums if bound.arguments["return_lse"] else None) if is_new else found
 
     return cut
 
 
-def _cut_loss(given: dict[str, Any], *, casts: bool) -> tuple[Any, Any]:
+def _cut_loss(given: dict[str, Any], launch: Callable[..., None], *, casts: bool) -> tuple[Any, Any]:
     import torch
 
     hidden, weight, bias = given["e"].contiguous().flatten(0, -2), given["c"], given.get("bias")
@@ -64,6 +70,7 @@ def _cut_loss(given: dict[str, Any], *, casts: bool) -> tuple[Any, Any]:
         given["filter_eps"] is not None,
         bool(given.get("accum_e_fp32")),
         bool(given.get("accum_c_fp32")),
+        launch,
     )
     if given["reduction"] != "none":
         return getattr(losses, given["reduction"])(), sums
@@ -90,7 +97,10 @@ def _function() -> Any:
             filters: bool,
             hidden_in_fp32: bool,
             weight_in_fp32: bool,
+            launch: Callable[..., None],
         ) -> tuple[Any, Any]:
+            ctx.launch, ctx.flops = launch, 2 * num_tokens * weight.numel()
+            launch(hidden, weight, flops=ctx.flops)
             counted = targets.new_empty(num_tokens)
             sums = hidden.new_empty(num_tokens, dtype=torch.float32)
             averages = hidden.new_empty(weight.shape[0], dtype=torch.float32) if filters else None
@@ -106,6 +116,9 @@ def _function() -> Any:
             hidden, weight, bias, *_, averages = ctx.saved_tensors
             order = None if averages is None else averages.argsort().to(torch.int32)
             needed = zip((hidden, weight), ctx.formats, ctx.needs_input_grad, strict=False)
+            share = 1 if averages is None else _UNFILTERED
+            products = 1 + share * sum(ctx.needs_input_grad[:2])
+            ctx.launch(hidden, weight, flops=int(products * ctx.flops))
             made = [torch.zeros_like(one, dtype=kind) if needs else None for one, kind, needs in needed]
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
             del order
@@ -114,6 +127,6 @@ def _function() -> Any:
                 one if one is None else one.to(own.dtype)
                 for one, own in zip((*made, of_bias), given, strict=True)
             ]
-            return (*found, None, None, None, None, None)
+            return (*found, *[None] * 6)
 
     return CutCrossEntropy

@@ -17,6 +17,7 @@ from zerofit.models.trees import leaves
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.models.trace.raw import OperatorCall
 
 _INDEXED_BY_MASKS = ("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default")
 """Operators whose second argument is a list of indices, some of which may be masks."""
@@ -113,8 +114,14 @@ class Recorder:
 
     @property
     def is_in_engine(self) -> bool:
-        """True if autograd's own code runs, excluding recomputation."""
-        return self.is_in_backward and not self._torch.is_grad_enabled()
+        """True if autograd's own code runs, excluding recomputation.
+
+        A torch.autograd.Function is recomputed with gradients off, as under ZeRO-3 each linear layer is. Only
+        torch's non-reentrant checkpoint has hooks on saved tensors in a backward pass.
+        """
+        if not self.is_in_backward or self._torch.is_grad_enabled():
+            return False
+        return self._torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
     def ignore(self, tensor: Any) -> None:
         """Exclude a pre-existing tensor: a parameter or a buffer."""
@@ -179,7 +186,7 @@ class Recorder:
         sort_frees(self.log.codes, self.log.arguments)
 
     def _kind(self) -> TensorKind:
-        if self.is_in_backward and self._torch.is_grad_enabled():
+        if self.is_in_backward and not self.is_in_engine:
             return TensorKind.RECOMPUTED
         return self.phase
 
@@ -238,10 +245,7 @@ class Recorder:
         from_parts = on_parts(function, args, self.call)
         if from_parts is not None:
             return from_parts
-        operator = self._operators.get(function)
-        if operator is None:
-            operator = self._operators[function] = len(self._operators)
-            self.log.operator_names.append(str(function))
+        operator = self._number(function)
         if operator_is_item(function) and self._is_fake(args[0]) and args[0].constant is None:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
@@ -275,6 +279,18 @@ class Recorder:
         if self._as_on_cuda:
             self._take_scratch(function, args, operator, place)
         return out
+
+    def _number(self, function: Any) -> int:
+        """Return the number of an operator, or of another kernel by its name."""
+        number = self._operators.setdefault(function, len(self._operators))
+        if number == len(self.log.operator_names):
+            self.log.operator_names.append(str(function))
+        return number
+
+    def launch(self, *args: Any, flops: int = 0, **kwargs: Any) -> None:
+        """Record a kernel that no operator stands for, as if it read or wrote each of its tensors once."""
+        tensors = [one for _, one in leaves((args, kwargs)) if isinstance(one, self._torch.Tensor)]
+        self._note_call(self._book.launch(self._number("triton.kernel"), tensors, flops, self._pass()))
 
     def _is_newborn(self, tensor: Any) -> bool:
         """Return True if the last event is the allocation of a tensor's storage."""
@@ -323,10 +339,14 @@ class Recorder:
     def _count(
         self, operator: int, function: Any, args: Any, kwargs: Any, out: Any, outputs: list[Any]
     ) -> None:
-        during = Pass.BACKWARD if self.is_in_engine else Pass.FORWARD
-        if self.is_in_backward and not self.is_in_engine:
-            during = Pass.RECOMPUTATION
-        call = self._book.call(operator, function, args, kwargs, out, outputs, during)
+        self._note_call(self._book.call(operator, function, args, kwargs, out, outputs, self._pass()))
+
+    def _pass(self) -> Pass:
+        if not self.is_in_backward:
+            return Pass.FORWARD
+        return Pass.BACKWARD if self.is_in_engine else Pass.RECOMPUTATION
+
+    def _note_call(self, call: OperatorCall[int] | None) -> None:
         if call is not None:
             self.log.note(CALL, len(self.log.calls))
             self.log.calls.append(call)

@@ -309,7 +309,10 @@ def _transfers(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
 
 
 def _weights(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
-    """Return the term of weights copied from the host, or read from the disk, before each all-gather."""
+    """Return the term of weights copied from the host, or read from the disk, before each all-gather.
+
+    Where the GPU steps, it copies the stepped weights back.
+    """
     num_bytes = setup.total_weight_bytes / setup.topology.num_replicas
     seconds = num_bytes / _copy_bytes_per_s(setup, speeds)
     if setup.strategy.param_offload is OffloadDevice.NVME:
@@ -318,11 +321,15 @@ def _weights(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
     waits = max(0.0, seconds - passes.forward_s)
     if _num_gathers(setup) == 2:
         waits += max(0.0, seconds - passes.backward_s)
+    steps_here = setup.strategy.optimizer_offload is OffloadDevice.NONE
+    stepped = _stepped_elements(setup) * _width(setup) if steps_here else 0.0
     return TimeTerm(
         name="weight transfers",
-        seconds=setup.num_micro_batches * waits,
-        formula="micro-batches x max(0, copying a rank's weights - the pass), for each pass",
-        source="deepspeed/runtime/zero/partitioned_param_coordinator.py (0.19.8)",
+        seconds=setup.num_micro_batches * waits + stepped / _copy_bytes_per_s(setup, speeds),
+        formula="micro-batches x max(0, copying a rank's weights - the pass), for each pass"
+        + (" + stepped weights / rate of copies" if steps_here else ""),
+        source="deepspeed/runtime/zero/partitioned_param_coordinator.py, and stage3.py, "
+        "_reassign_or_swap_out_partitioned_parameters (0.19.8)",
     )
 
 
