@@ -175,6 +175,7 @@ class Action(StrEnum):
     COMPILE = "torch.compile()"
     CHECKPOINT_ACTIVATIONS = "gradient_checkpointing_enable()"
     TUNE_PREFIX = "PrefixTuningConfig()"
+    STOP_EARLY = "EarlyStoppingCallback()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     FORWARD = "model()"
     GENERATE = "generate()"

@@ -32,6 +32,7 @@ _RECORDED_ONLY = {
     **dict.fromkeys(names.BARRIERS, Action.WAIT),
     **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
     **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
+    **dict.fromkeys(names.EARLY_STOPPING, Action.STOP_EARLY),
 }
 """Functions and classes whose results are not tracked."""
 _SAME_MODEL = {
