@@ -420,6 +420,21 @@ def _of_evaluations() -> list[_Case]:
     ]
 
 
+def _of_checkpointing() -> list[_Case]:
+    sections = (
+        {"cpu_checkpointing": True, "profile": True},
+        {"partition_activations": False, "profile": True},
+    )
+    return [
+        (
+            "activation-checkpointing-unread",
+            {"route": route, "deepspeed": {"activation_checkpointing": section}},
+        )
+        for route in (Route.TRAINER, Route.ACCELERATE, None)
+        for section in sections
+    ]
+
+
 def _of_trainer() -> list[_Case]:
     differ, overridden = "trainer-values-differ", "trainer-argument-overridden"
     cases: list[tuple[str, str, dict[str, Any]]] = [
@@ -481,7 +496,7 @@ def _said(rule: str, layers: dict[str, Any]) -> str:
     "cases",
     [
         *(_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines),
-        *(_of_trainer, _of_trainer_by_launch, _of_best_model, _of_evaluations),
+        *(_of_trainer, _of_trainer_by_launch, _of_best_model, _of_evaluations, _of_checkpointing),
     ],
 )
 def test_what_a_rule_says(cases: Callable[[], list[_Case]], golden: Callable[[str, str], None]) -> None:

@@ -13,7 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     named_deepspeed_file,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
-from zerofit.checking.rules.examples import ACCELERATE, EVALUATES, at_zero, changed, without
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, EVALUATES, at_zero, changed, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
@@ -64,6 +64,7 @@ _SCHEDULERS_ALIKE = {
 }
 _EVALUATED_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 """Schedules with which transformers sets metric_for_best_model to "loss", as load_best_model_at_end does."""
+_RECOMPUTES = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
 _TRAINER_CALL = re.compile(r"(\w+\.)*(Seq2Seq)?Trainer\(")
 _TRAINS = changed(EVALUATES, "trainer.evaluate()\n", "")
 _EVALUATES_EPOCHS = changed(_TRAINS, "max_steps=4,", 'max_steps=4, eval_strategy="epoch",')
@@ -257,6 +258,24 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
             found = f"{said.text} with {say(file, section, 'type')}"
             fix = f"remove {section} from {file.name}, or leave {name} out"
             yield hit_at(file, (section,), found=found, fix=fix, confidence=said.confidence)
+
+
+@Rule(
+    id="activation-checkpointing-unread",
+    severity=Severity.WARNING,
+    summary="Trainer does not read DeepSpeed's section activation_checkpointing",
+    why="only deepspeed.checkpointing reads it, and the models of transformers call torch's",
+    fix="remove it; gradient_checkpointing in TrainingArguments recomputes activations",
+    see=f"{DEEPSPEED}/runtime/activation_checkpointing/checkpointing.py",
+    bad=_with("", activation_checkpointing={"partition_activations": True}),
+    good=_with("--gradient_checkpointing"),
+    evidence=ignored(not_reproduced="the harness does not observe deepspeed.checkpointing"),
+)
+def _unread_checkpointing(situation: Situation) -> Iterator[Hit]:
+    document, section = situation.file, "activation_checkpointing"
+    asked = [say(document, section, key) for key in _RECOMPUTES if document.value(section, key) is True]
+    if asked and known(situation.route, "the library that reads it") is Route.TRAINER:
+        yield hit_at(document, (section,), found=" with ".join(asked), confidence=Confidence.LIKELY)
 
 
 @Rule(
