@@ -44,6 +44,9 @@ DEFAULTS: Mapping[str, Any] = {
     "save_steps": 500,
     "eval_steps": None,
     "logging_steps": 500,
+    "load_best_model_at_end": False,
+    "metric_for_best_model": None,
+    "lr_scheduler_type": "linear",
 }
 """Defaults of the fields that rules compare (transformers/training_args.py)."""
 

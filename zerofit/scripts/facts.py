@@ -114,6 +114,11 @@ class ScriptCall:
     """PREPARE: number of different models passed."""
     has_optimizer: bool = False
     """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
+    num_loaders: int | None = None
+    """PREPARE: number of DataLoaders passed; None if something unknown is passed, which may be one, or if the
+    script itself sets DeepSpeed's micro batch size."""
+    unsized_loader: Snippet | None = None
+    """PREPARE: a DataLoader passed that has no batch_size, but a batch_sampler or whole batches."""
     is_outside_engine: bool = False
     """FORWARD, GENERATE: True if the model was created by from_pretrained() or from_config() when
     transformers already knew the DeepSpeed configuration, and has not been passed to an engine so far."""
@@ -175,6 +180,7 @@ class Action(StrEnum):
     COMPILE = "torch.compile()"
     CHECKPOINT_ACTIVATIONS = "gradient_checkpointing_enable()"
     TUNE_PREFIX = "PrefixTuningConfig()"
+    STOP_EARLY = "EarlyStoppingCallback()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     FORWARD = "model()"
     GENERATE = "generate()"

@@ -375,6 +375,66 @@ def _of_best_model() -> list[_Case]:
     ]
 
 
+_EVALUATES = """\
+from transformers import EarlyStoppingCallback, IntervalStrategy, Trainer, TrainingArguments
+{}
+"""
+
+
+def _of_evaluations() -> list[_Case]:
+    epochs = 'args = TrainingArguments("out", eval_strategy="epoch")\n'
+    data = [
+        f"{epochs}Trainer(args=args, train_dataset=rows)",
+        f"{epochs}if __name__ == '__main__':\n    Trainer(args=args, train_dataset=rows)",
+        f"{epochs}Trainer(args=args, train_dataset=rows, eval_dataset=others)",
+        f"{epochs}Trainer(args=args, train_dataset=rows, **more)",
+        f"{epochs}Trainer(model, args, collate, rows, others)",
+        f"{epochs}if args.train:\n    Trainer(args=args, train_dataset=rows)",
+        f"{epochs}class Own(Trainer):\n    pass\nOwn(args=args, train_dataset=rows)",
+        f"{epochs}Trainer(args=TrainingArguments('out'), train_dataset=rows)",
+        'Trainer(args=TrainingArguments("out"), train_dataset=rows)',
+        'Trainer(args=TrainingArguments("out", eval_strategy=args.strategy), train_dataset=rows)',
+        'Trainer(args=TrainingArguments("out", eval_strategy=IntervalStrategy.NO), train_dataset=rows)',
+    ]
+    stops, steps = "callbacks=[EarlyStoppingCallback(early_stopping_patience=3)]", "eval_strategy='steps'"
+    stopping = [
+        "",
+        steps,
+        f"{steps}, lr_scheduler_type='cosine'",
+        f"{steps}, metric_for_best_model='loss'",
+        f"{steps}, metric_for_best_model=args.metric",
+        f"{steps}, load_best_model_at_end=True",
+        f"{steps}, lr_scheduler_type='reduce_lr_on_plateau'",
+        f"{steps}, lr_scheduler_type=args.schedule",
+        f"{steps}, **more",
+        "evaluation_strategy='steps'",  # another rule's
+    ]
+    made = f'args = TrainingArguments("out", {{}})\nTrainer(args=args, {stops})'
+    stopped = [
+        *map(made.format, stopping),
+        "args = TrainingArguments('out')\nTrainer(args=args)\nif stops:\n    EarlyStoppingCallback()",
+    ]
+    return [
+        *(("evaluation-needs-dataset", {"script": _EVALUATES.format(lines)}) for lines in data),
+        *(("early-stopping-needs-metric", {"script": _EVALUATES.format(lines)}) for lines in stopped),
+    ]
+
+
+def _of_checkpointing() -> list[_Case]:
+    sections = (
+        {"cpu_checkpointing": True, "profile": True},
+        {"partition_activations": False, "profile": True},
+    )
+    return [
+        (
+            "activation-checkpointing-unread",
+            {"route": route, "deepspeed": {"activation_checkpointing": section}},
+        )
+        for route in (Route.TRAINER, Route.ACCELERATE, None)
+        for section in sections
+    ]
+
+
 def _of_trainer() -> list[_Case]:
     differ, overridden = "trainer-values-differ", "trainer-argument-overridden"
     cases: list[tuple[str, str, dict[str, Any]]] = [
@@ -436,7 +496,7 @@ def _said(rule: str, layers: dict[str, Any]) -> str:
     "cases",
     [
         *(_of_accelerate_file, _of_deepspeed_section, _of_accelerator, _of_flags, _of_machines),
-        *(_of_trainer, _of_trainer_by_launch, _of_best_model),
+        *(_of_trainer, _of_trainer_by_launch, _of_best_model, _of_evaluations, _of_checkpointing),
     ],
 )
 def test_what_a_rule_says(cases: Callable[[], list[_Case]], golden: Callable[[str, str], None]) -> None:

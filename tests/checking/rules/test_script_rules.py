@@ -6,11 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rule_examples import situation_of_script
+from rule_examples import situation_of_example, situation_of_script
 
 from zerofit.checking.engine import check
-from zerofit.checking.rule import Rule
-from zerofit.checking.rules.examples import EVALUATES, LANGUAGE, LOADED, SMALL, changed, ending, zero
+from zerofit.checking.rule import Example, Rule
+from zerofit.checking.rules.examples import (
+    EVALUATES,
+    LANGUAGE,
+    LOADED,
+    SMALL,
+    ZERO2_LAUNCH,
+    changed,
+    ending,
+    zero,
+)
 from zerofit.checking.rules.script import generation as script_generation
 from zerofit.checking.rules.script import inference as script_inference
 from zerofit.checking.rules.script import loop as script_loop
@@ -407,6 +416,58 @@ def test_device_map(device_map: str, ranks: Topology | None, stage: int, expecte
     script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map={device_map})")
     situation = replace(situation_of_script(script, zero(stage)), topology=ranks)
     assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
+
+
+_PREPARES = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+
+
+def _prepares(*lines: str, loader: str = "batch_size=2") -> str:
+    script = changed(SMALL, _PREPARES, "\n".join(lines) or _PREPARES)
+    return changed(script, "DataLoader(torch.randn(32, 8), batch_size=2)", f"DataLoader(data, {loader})")
+
+
+_APART = ("model, optimizer = accelerator.prepare(model, optimizer)", "loader = accelerator.prepare(loader)")
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (_prepares(), []),
+        (_prepares(*_APART), ["accelerator.prepare(model, optimizer) without a DataLoader"]),
+        (_prepares(*_APART[::-1]), ["accelerator.prepare(model, optimizer) without a DataLoader"]),
+        (_prepares(_PREPARES, "other = accelerator.prepare(torch.optim.SGD(model.parameters()))"), []),
+        (_prepares("model, loader = accelerator.prepare(*both)", *_APART), []),
+        (_prepares("model, optimizer, loader = accelerator.prepare(model, optimizer, load())"), []),
+        (_prepares("if apart:", f"    {_APART[0]}"), []),
+        (_prepares('config["train_micro_batch_size_per_gpu"] = 2', *_APART), []),
+        (_prepares(*_APART).replace("Accelerator()", "Accelerator(deepspeed_plugin=make())"), []),
+        *(
+            (_prepares(loader=loader), [f"DataLoader(data, {loader}) without a batch_size, in prepare()"])
+            for loader in ("batch_sampler=sampler", "batch_size=None")
+        ),
+        *(
+            (_prepares(loader=loader), [])
+            for loader in ("2, batch_sampler=sampler", "batch_sampler=sampler, batch_size=4", "**more")
+        ),
+        (_prepares(loader="batch_sampler=None"), []),
+    ],
+)
+def test_what_prepare_takes_the_micro_batch_size_from(script: str, expected: list[str]) -> None:
+    auto = zero(2, train_micro_batch_size_per_gpu="auto")
+    assert _found(script, auto) == [("prepare-needs-batch-size", text) for text in expected]
+    assert _found(script, zero(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "is_found"),
+    [({}, True), ({"deepspeed_config": {"deepspeed_config_file": "missing.json"}}, False)],
+)
+def test_without_a_deepspeed_file_the_micro_batch_size_is_the_loaders(
+    more: dict[str, Any], is_found: bool
+) -> None:
+    example = Example(accelerate={**ZERO2_LAUNCH, **more}, script=_prepares(*_APART))
+    found = [finding.rule for finding in check(situation_of_example(example), rules=_RULES).findings]
+    assert found == ["prepare-needs-batch-size"] * is_found
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,15 @@ if __name__ == "__main__":
     assert found.models[0].later_setup is None
 
 
+@pytest.mark.parametrize(
+    ("test", "is_conditional"),
+    [('__name__ == "__main__"', False), ("'__main__' == __name__", False), ("__name__ != '__main__'", True)],
+)
+def test_the_guard_of_a_script_is_no_condition(test: str, is_conditional: bool) -> None:
+    (call,) = _facts(f"{_IMPORTS}if {test}:\n    Accelerator()\n").find(Action.MAKE_ACCELERATOR)
+    assert call.is_conditional is is_conditional
+
+
 def test_functions_that_nothing_calls_are_read_too() -> None:
     found = _facts(
         f"{_IMPORTS}def train():\n    accelerator = Accelerator()\n    accelerator.save_state('x')\n"

@@ -32,6 +32,7 @@ _RECORDED_ONLY = {
     **dict.fromkeys(names.BARRIERS, Action.WAIT),
     **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
     **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
+    **dict.fromkeys(names.EARLY_STOPPING, Action.STOP_EARLY),
 }
 """Functions and classes whose results are not tracked."""
 _SAME_MODEL = {
@@ -67,6 +68,7 @@ _ACCELERATOR_ACTIONS = {
 }
 _GATHERS = {"gather", "gather_for_metrics"}
 _PREPARE = {"prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
+_PREPARED = (ObjectKind.MODEL, ObjectKind.OPTIMIZER, ObjectKind.LOADER)
 _ADAPTS = {"peft.get_peft_model", "peft.mapping.get_peft_model"}
 _SAME_WEIGHTS = {
     "torch.compile",
@@ -139,11 +141,18 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     elif name in _CLIP:
         _record_clip(reading, call)
     elif name == "torch.utils.data.DataLoader":
-        return TrackedObject(kind=ObjectKind.LOADER, node=node)
+        return TrackedObject(kind=ObjectKind.LOADER, node=node, has_batch_size=_has_batch_size(call))
     else:
         mark_escaped(call.values)
         return _make_optimizer(reading, name, call)
     return None
+
+
+def _has_batch_size(call: CallSite) -> bool:
+    """Return False if a DataLoader gets a batch_sampler, or whole batches by batch_size=None."""
+    is_given = len(call.arguments) > 1 or bool(given_to(call) & {"batch_size", "**"})
+    has_sampler = call.keywords.get("batch_sampler", Constant(None)) != Constant(None)
+    return call.value("batch_size", 1) != Constant(None) and (is_given or not has_sampler)
 
 
 def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
@@ -316,7 +325,7 @@ def _call_accelerator(reading: Reading, name: str, call: CallSite) -> Value:
     first = call.value("model", 0)
     model = first if isinstance(first, TrackedObject) and first.kind is ObjectKind.MODEL else None
     if name in _PREPARE:
-        return _prepare(reading, call)
+        return _prepare(reading, call, is_whole=name == "prepare")
     if name == "unwrap_model":
         return wrapped(model, call.node, ModelState.IN_ENGINE) if model and model.root.is_trained else model
     if name == "backward":
@@ -330,11 +339,17 @@ def _call_accelerator(reading: Reading, name: str, call: CallSite) -> Value:
     return None
 
 
-def _prepare(reading: Reading, call: CallSite) -> Value:
+def _prepare(reading: Reading, call: CallSite, *, is_whole: bool) -> Value:
     objects = [value for value in call.arguments if isinstance(value, TrackedObject)]
     models = [tracked for tracked in objects if tracked.kind is ObjectKind.MODEL]
     is_open = any(value is None or isinstance(value, Several) for value in call.arguments)
+    loaders = [tracked for tracked in objects if tracked.kind is ObjectKind.LOADER]
+    unsized = next((loader.node for loader in loaders if not loader.has_batch_size), None)
+    is_known = all(isinstance(value, TrackedObject) and value.kind in _PREPARED for value in call.arguments)
+    is_counted = is_whole and is_known and not reading.text.has("train_micro_batch_size_per_gpu")
     more = {
+        "num_loaders": len(loaders) if is_counted else None,
+        "unsized_loader": reading.text.snippet(unsized) if unsized and is_counted else None,
         "is_compiled": any(model.is_compiled for model in models),
         "num_models": len({id(model.root) for model in models}),
         "has_optimizer": is_open or any(tracked.kind is ObjectKind.OPTIMIZER for tracked in objects),

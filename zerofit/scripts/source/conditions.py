@@ -20,6 +20,7 @@ _MAIN = {
     "is_main_process", "is_local_main_process", "is_world_process_zero", "is_local_process_zero",
     "is_rank_0", "is_rank_zero", "is_rank0", "is_global_zero", "is_master", "is_main",
 }  # fmt: skip
+_MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 _LAST = {"is_last_process"}
 _RANKS = {"rank", "local_rank", "global_rank", "process_index", "local_process_index", "RANK", "LOCAL_RANK"}
 _SURE_RANKS = {"global_rank", "process_index", "local_process_index"}
@@ -70,6 +71,11 @@ def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
     if name in _MAIN:
         return RankTest(is_main=True)
     return RankTest(is_main=False) if name in _LAST else None
+
+
+def is_main_guard(test: ast.expr) -> bool:
+    """Return True for `__name__ == "__main__"`, which holds in each run of a script."""
+    return ast.unparse(test) in _MAIN_GUARDS
 
 
 def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:

@@ -120,7 +120,8 @@ def _read_if(reading: Reading, node: ast.If) -> bool:
     evaluate(reading, node.test)
     before = dict(reading.scope.names)
     num = len(reading.conditions)
-    reading.conditions.append(_condition(reading, node.test, is_else=False))
+    if not conditions.is_main_guard(node.test):
+        reading.conditions.append(_condition(reading, node.test, is_else=False))
     ends = read_block(reading, node.body)
     of_body = reading.conditions[num:]
     del reading.conditions[num:]

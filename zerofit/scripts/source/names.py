@@ -41,6 +41,7 @@ DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
 ZERO_INIT = "deepspeed.zero.Init"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
 PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
+EARLY_STOPPING = {f"transformers.{module}EarlyStoppingCallback" for module in ("", "trainer_callback.")}
 
 _TRANSFORMERS_MODEL = re.compile(
     r"transformers\.(?:.*\.)?(?!TF|Flax|DataCollator)[A-Z]\w*?(?:Model|For[A-Z]\w+|LMHeadModel)"

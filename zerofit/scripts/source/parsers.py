@@ -50,8 +50,7 @@ def call_parser(reading: Reading, parser: TrackedObject, name: str, call: CallSi
 
 def _record_strict(reading: Reading, parser: TrackedObject, call: CallSite) -> None:
     """Record that a parser refuses unknown options, if the script certainly gets here."""
-    tests = (ast.unparse(condition.test) for condition in reading.conditions)
-    if reading.root == 0 and all("__name__" in test for test in tests):
+    if reading.root == 0 and not reading.conditions:
         reading.record(Action.PARSE_STRICTLY, call.node, more={"options": frozenset(parser.options)})
 
 

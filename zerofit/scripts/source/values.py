@@ -53,6 +53,8 @@ class TrackedObject:
     order: int = 0
     """Number of calls recorded before its creation."""
     is_trained: bool = False
+    has_batch_size: bool = True
+    """For a DataLoader: False if it certainly has none."""
     is_in_zero_init: bool = False
     is_under_zero_context: bool = False
     """For a model: True if it is created inside a `with` that affects ZeRO by code that is not analysed."""

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import COSTS, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, LOADED, SMALL, at_zero, changed
+from zerofit.checking.inputs.accelerate import launch_of_deepspeed, named_deepspeed_file
+from zerofit.checking.rule import COSTS, Example, Hit, Rule, Severity, declared, fails
+from zerofit.checking.rules.examples import (
+    ACCELERATE,
+    DEEPSPEED,
+    LANGUAGE,
+    LOADED,
+    SMALL,
+    at_zero,
+    changed,
+    zero,
+)
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
@@ -39,6 +49,12 @@ _RESIZE = "model.resize_token_embeddings(72)\n"
 _PREPARES = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
 _STUDENT = changed(SMALL, _PREPARES, f"teacher = torch.nn.Linear(8, 1)\n{_PREPARES}")
 _TWO = changed(_STUDENT, _PREPARES, _PREPARES.replace("model, ", "model, teacher, "))
+_BATCH = "train_micro_batch_size_per_gpu"
+_AUTO = zero(2, train_micro_batch_size_per_gpu="auto")
+_LOADER_APART = (
+    "model, optimizer = accelerator.prepare(model, optimizer)\nloader = accelerator.prepare(loader)"
+)
+_OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
 _EVALUATION = """\
 import torch
 from accelerate import Accelerator
@@ -225,6 +241,43 @@ def _several_models(situation: Situation) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")
+
+
+@Rule(
+    id="prepare-needs-batch-size",
+    severity=Severity.ERROR,
+    summary="under DeepSpeed prepare() needs a DataLoader with a batch_size, beside the model",
+    why='accelerate takes a micro batch size of "auto", the default without a DeepSpeed file, from it',
+    fix=f"prepare model, optimizer and DataLoader in one call, or set {_BATCH} in a DeepSpeed file",
+    see=f"{ACCELERATE}/accelerator.py",
+    bad=Example(deepspeed=_AUTO, script=changed(SMALL, _PREPARES, _LOADER_APART)),
+    good=Example(deepspeed=_AUTO, script=SMALL),
+    evidence=fails("requires you to pass at least one of training or evaluation dataloaders"),
+)
+@at_stages(*EVERY_STAGE)
+def _prepared_without_size(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.MAKE_PLUGIN):
+        return
+    has_plugin = any(call.given & _OWN_PLUGIN for call in script.find(Action.MAKE_ACCELERATOR))
+    for call in script.find(Action.PREPARE) if not has_plugin and _takes_loaders_size(situation) else ():
+        if call.num_loaders is None or call.is_conditional:
+            return
+        if call.unsized_loader is not None:
+            yield hit(call.unsized_loader, " without a batch_size, in prepare()")
+        elif call.num_loaders == 0:
+            yield hit(call.seen, " without a DataLoader")
+        elif call.num_models == 0:
+            continue  # without a model accelerate does not keep the size
+        return
+
+
+def _takes_loaders_size(situation: Situation) -> bool:
+    """Return True if the micro batch size is "auto", as it is without a DeepSpeed file."""
+    if situation.deepspeed is not None:
+        return bool(situation.deepspeed.value(_BATCH) == "auto")
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    return launch is not None and named_deepspeed_file(launch) is None
 
 
 @Rule(

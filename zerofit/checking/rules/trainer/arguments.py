@@ -13,7 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     named_deepspeed_file,
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
-from zerofit.checking.rules.examples import ACCELERATE, without
+from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, EVALUATES, at_zero, changed, without
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from zerofit.checking.situation import Situation, TrainerSettings
+    from zerofit.scripts.facts import ScriptCall
 
 
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
@@ -61,6 +62,16 @@ _SCHEDULERS_ALIKE = {
     "warmupdecaylr": ("linear",),
     "warmupcosinelr": ("cosine",),
 }
+_EVALUATED_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+"""Schedules with which transformers sets metric_for_best_model to "loss", as load_best_model_at_end does."""
+_RECOMPUTES = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
+_TRAINER_CALL = re.compile(r"(\w+\.)*(Seq2Seq)?Trainer\(")
+_TRAINS = changed(EVALUATES, "trainer.evaluate()\n", "")
+_EVALUATES_EPOCHS = changed(_TRAINS, "max_steps=4,", 'max_steps=4, eval_strategy="epoch",')
+_STOPS_EARLY = changed(_EVALUATES_EPOCHS, "transformers import", "transformers import EarlyStoppingCallback,")
+_STOPS_EARLY = changed(
+    _STOPS_EARLY, "eval_dataset=rows)", "eval_dataset=rows, callbacks=[EarlyStoppingCallback()])"
+)
 
 
 def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iterator[Hit]]:
@@ -250,6 +261,24 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
 
 
 @Rule(
+    id="activation-checkpointing-unread",
+    severity=Severity.WARNING,
+    summary="Trainer does not read DeepSpeed's section activation_checkpointing",
+    why="only deepspeed.checkpointing reads it, and the models of transformers call torch's",
+    fix="remove it; gradient_checkpointing in TrainingArguments recomputes activations",
+    see=f"{DEEPSPEED}/runtime/activation_checkpointing/checkpointing.py",
+    bad=_with("", activation_checkpointing={"partition_activations": True}),
+    good=_with("--gradient_checkpointing"),
+    evidence=ignored(not_reproduced="the harness does not observe deepspeed.checkpointing"),
+)
+def _unread_checkpointing(situation: Situation) -> Iterator[Hit]:
+    document, section = situation.file, "activation_checkpointing"
+    asked = [say(document, section, key) for key in _RECOMPUTES if document.value(section, key) is True]
+    if asked and known(situation.route, "the library that reads it") is Route.TRAINER:
+        yield hit_at(document, (section,), found=" with ".join(asked), confidence=Confidence.LIKELY)
+
+
+@Rule(
     id="best-model-needs-checkpoints",
     severity=Severity.ERROR,
     summary="load_best_model_at_end needs whole checkpoints, each with an evaluation",
@@ -305,6 +334,67 @@ def _best_with(best: Said[Any], *fields: Said[Any]) -> Hit:
 
 
 @Rule(
+    id="evaluation-needs-dataset",
+    severity=Severity.ERROR,
+    summary="a Trainer that evaluates during training needs an eval_dataset",
+    why="eval_strategy asks for evaluations, and transformers refuses a Trainer without data for them",
+    fix="pass eval_dataset to Trainer, or leave eval_strategy out",
+    see=f"{_SOURCE}/trainer.py",
+    bad=at_zero(2, changed(_EVALUATES_EPOCHS, ", eval_dataset=rows", "")),
+    good=at_zero(2, _EVALUATES_EPOCHS),
+    evidence=fails("but you didn't pass an `eval_dataset` to `Trainer`"),
+)
+def _nothing_to_evaluate_on(situation: Situation) -> Iterator[Hit]:
+    script, evaluation = situation.script, situation.arguments.find("eval_strategy")
+    if script is None or evaluation is None or evaluation.value not in ("steps", "epoch"):
+        return
+    if len(script.find(Action.MAKE_ARGUMENTS)) > 1:
+        return  # each may be another Trainer's
+    for call in script.find(Action.MAKE_TRAINER):
+        # Of a class of the script no keywords are known, and not what it adds to them.
+        is_open = "train_dataset" not in call.given or call.given & {"eval_dataset", "**"}
+        if not is_open and not call.is_conditional and _TRAINER_CALL.match(call.seen.text):
+            yield _in_source(call, f" without eval_dataset, with {evaluation.text}")
+
+
+def _in_source(call: ScriptCall, behind: str) -> Hit:
+    found = f"{call.seen.text}{behind}"
+    return Hit(found=found, place=call.seen.place, confidence=Confidence.LIKELY)
+
+
+@Rule(
+    id="early-stopping-needs-metric",
+    severity=Severity.ERROR,
+    summary="EarlyStoppingCallback needs evaluations, and a metric to compare",
+    why="it compares metric_for_best_model after each evaluation, and asserts that there will be both",
+    fix="set eval_strategy, and metric_for_best_model or load_best_model_at_end",
+    see=f"{_SOURCE}/trainer_callback.py",
+    bad=at_zero(2, _STOPS_EARLY),
+    good=at_zero(2, changed(_STOPS_EARLY, "max_steps=4,", 'max_steps=4, metric_for_best_model="loss",')),
+    evidence=fails("EarlyStoppingCallback requires metric_for_best_model to be defined"),
+)
+def _stops_by_no_metric(situation: Situation) -> Iterator[Hit]:
+    lacking = _lacks_for_stopping(situation.arguments)
+    for call in situation.script.find(Action.STOP_EARLY) if situation.script and lacking else ():
+        if not call.is_conditional:
+            yield _in_source(call, f" with {lacking}")
+
+
+def _lacks_for_stopping(trainer: TrainerSettings) -> str | None:
+    """Return what early stopping lacks, as a finding says it; None if nothing certainly."""
+    names = ("eval_strategy", "metric_for_best_model", "load_best_model_at_end", "lr_scheduler_type")
+    evaluation, metric, best, schedule = map(trainer.find_or_default, names)
+    if _has_former_name(trainer):
+        return None
+    if evaluation is not None and evaluation.value == "no":
+        return evaluation.text
+    if metric is None or metric.value is not None or best is None or best.value is not False:
+        return None
+    sets_metric = schedule is None or not _is_word(schedule.value) or schedule.value in _EVALUATED_SCHEDULES
+    return None if sets_metric else f"{metric.text} and {best.text}"
+
+
+@Rule(
     id="trainer-takes-one-half-precision",
     severity=Severity.ERROR,
     summary="TrainingArguments accept only one of bf16 and fp16",
@@ -350,7 +440,7 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         if name in gone:  # on a command line, another class of the script may use it
             yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=Confidence.LIKELY)
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
-        if "tokenizer" in call.given and re.match(r"(\w+\.)*(Seq2Seq)?Trainer\(", call.seen.text):
+        if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
             found = f"tokenizer=... in {call.seen.text}"
             said = Said(value="tokenizer", text=found, place=call.seen.place, confidence=Confidence.LIKELY)
             yield hit_of(said, fix="write processing_class")
