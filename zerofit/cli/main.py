@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -39,8 +39,6 @@ _VERBS = {
 
 _BROKEN_PIPE = 141
 """Exit code where the reader of the output has exited: 128 + SIGPIPE, as for other tools."""
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""A full disk, a quota, a limit on files, a closed terminal or a broken disk."""
 
 
 class _BrokenPipeError(Exception):
@@ -115,7 +113,7 @@ def main() -> NoReturn:
     except (BrokenPipeError, _BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
     except OSError as error:
-        if error.filename is not None or error.errno not in _UNWRITABLE:
+        if not _is_of_output(error):
             raise
         with contextlib.suppress(OSError):
             click.echo(for_terminal(str(_unwritable(error))), err=True)
@@ -127,6 +125,12 @@ def main() -> NoReturn:
                 stream.flush()
             except OSError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Return True for an error of printing, as on a full disk: it is raised within click.echo()."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is click.echo.__code__
 
 
 def _unwritable(error: OSError) -> UserError:
