@@ -47,6 +47,15 @@ def test_what_the_user_says_of_the_run_counts(tmp_path: Path) -> None:
         check(path, route="somebody")
 
 
+@pytest.mark.parametrize(("passes", "is_ignored"), [(["autosp"], False), ("no_autosp", True), (3, True)])
+def test_only_a_list_of_passes_creates_sequence_groups(
+    passes: object, is_ignored: bool, tmp_path: Path
+) -> None:
+    path = _file(tmp_path, sequence_parallel_size=2, compile={"passes": passes})
+    found = [one.rule for one in check(path).findings]
+    assert ("deepspeed-sequence-parallel-size-ignored" in found) is is_ignored
+
+
 def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _file(tmp_path)
