@@ -94,7 +94,7 @@ class ScriptCall:
     """FORWARD, GENERATE, EVALUATE: True if the script has trained before it, or may have, including a Trainer
     that trains in the other branch of a condition."""
     trains_after: bool = False
-    """FORWARD, GENERATE, EVALUATE: True if the script trains after it."""
+    """FORWARD, GENERATE, EVALUATE: True if the script trains after it; MAKE_TRAINER: with this Trainer."""
     is_in_each_training: bool = False
     """EVALUATE: True if every training run of the script also makes it, whatever its conditions."""
     is_conditional: bool = False
