@@ -82,6 +82,24 @@ def test_trainer_reads_a_file_named_by_deepspeed(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("source", "severities"),
+    [
+        ("from package import train\ntrain()\n", ["warning"]),
+        ("import argparse\nargs = argparse.ArgumentParser().parse_args()\n", []),
+        ("def parse():\n    import argparse\n    return argparse.ArgumentParser()\n", []),
+    ],
+)
+def test_a_parser_of_the_script_may_take_the_file(
+    source: str, severities: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _file(tmp_path)
+    Path("train.py").write_text(source)
+    report = check(*"torchrun train.py --deepspeed ds.json --bf16 --fp16".split())
+    assert [one.severity.value for one in report.findings] == severities
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"),

@@ -168,6 +168,7 @@ class Action(StrEnum):
     MAKE_ARGUMENTS = "TrainingArguments()"
     PARSE_ARGUMENTS = "HfArgumentParser.parse_args_into_dataclasses()"
     """Creates TrainingArguments from the command line."""
+    MAKE_PARSER = "ArgumentParser()"
     PARSE_STRICTLY = "ArgumentParser.parse_args()"
     """Exits at unknown arguments."""
     MAKE_HF_CONFIG = "HfDeepSpeedConfig()"

@@ -114,6 +114,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.training_arguments += reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
         return TrackedObject(kind=ObjectKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
+        reading.record(Action.MAKE_PARSER, node)
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
         return call.arguments[0] if call.arguments else None
