@@ -135,6 +135,10 @@ def test_deepspeed_prefers_the_optimizer_that_it_is_given(tmp_path: Path) -> Non
     for arguments, found in (
         ("model_parameters=model.parameters()", ["adam-section-decays-as-adamw"]),
         ("optimizer=torch.optim.Adam(model.parameters())", []),
+        ("torch.optim.Adam(model.parameters())", []),
+        ("make_optimizer(model)", []),
+        ("optimizer=None", ["adam-section-decays-as-adamw"]),
+        ("None, model.parameters()", ["adam-section-decays-as-adamw"]),
     ):
         source = f"import deepspeed, torch\ndeepspeed.initialize(args, model, {arguments})\n"
         script.write_text(source)

@@ -114,6 +114,8 @@ class ScriptCall:
     """PREPARE: number of different models passed."""
     has_optimizer: bool = False
     """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
+    has_own_optimizer: bool = False
+    """INITIALIZE: True if its argument `optimizer` is given and not None, so DeepSpeed ignores the file's."""
     num_loaders: int | None = None
     """PREPARE: number of DataLoaders passed; None if something unknown is passed, which may be one, or if the
     script itself sets DeepSpeed's micro batch size."""

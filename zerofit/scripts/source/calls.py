@@ -210,7 +210,10 @@ def _initialize(reading: Reading, call: CallSite) -> Value:
     model = call.value("model", 1)
     made = model if isinstance(model, TrackedObject) else None
     has_optimizer = len(call.arguments) > 2 or bool(given_to(call) & _GIVES_OPTIMIZER)
-    reading.record_with_keywords(Action.INITIALIZE, call, made, more={"has_optimizer": has_optimizer})
+    is_given = len(call.arguments) > 2 or "optimizer" in given_to(call)
+    has_own = is_given and call.value("optimizer", 2) != Constant(None)
+    more = {"has_optimizer": has_optimizer, "has_own_optimizer": has_own}
+    reading.record_with_keywords(Action.INITIALIZE, call, made, more=more)
     if made is None or made.kind is not ObjectKind.MODEL:
         made = TrackedObject(kind=ObjectKind.MODEL, node=call.node)
     made.root.is_trained = True
