@@ -10,6 +10,7 @@ import pytest
 from zerofit.checking.check_run import check
 from zerofit.core.facts import GpuSpec, Machine
 
+_NAMING = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
 _ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
 
 
@@ -102,7 +103,7 @@ def test_a_parser_of_the_script_may_take_the_file(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"),
+        ("a.yaml", _NAMING),
         ("a.py", "from transformers import TrainingArguments\nTrainingArguments(deepspeed='ds.json')\n"),
     ],
 )
@@ -112,6 +113,38 @@ def test_a_folder_above_a_file_may_have_the_file_it_names(name: str, text: str, 
     file = folder / name
     file.write_text(text)
     assert [one.name for one in check(file).targets.files] == [str(file), str(tmp_path / "ds.json")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "boundary", "is_found"),
+    [
+        ("a/b/c", None, True),
+        ("a/b/c/d", None, False),
+        ("a/b", ".git", True),
+        ("a/b", "a/.git", False),
+        ("a/b", "a/b/ds.json", True),  # a folder of that name
+    ],
+)
+def test_how_far_above_a_file_the_one_that_it_names_is_looked_up(
+    folder: str, boundary: str | None, is_found: bool, tmp_path: Path
+) -> None:
+    named = _file(tmp_path)
+    (tmp_path / folder).mkdir(parents=True)
+    if boundary is not None:
+        (tmp_path / boundary).mkdir()
+    (file := tmp_path / folder / "a.yaml").write_text(_NAMING)
+    assert (str(named) in [one.name for one in check(file).targets.files]) is is_found
+
+
+def test_what_lies_in_the_home_folder_is_not_a_projects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = _file(tmp_path)
+    (tmp_path / "project").mkdir()
+    for folder, is_found in ((tmp_path / "project", False), (tmp_path, True)):
+        (file := folder / "a.yaml").write_text(_NAMING)
+        assert (str(named) in [one.name for one in check(file).targets.files]) is is_found
 
 
 @pytest.mark.parametrize(
