@@ -96,7 +96,7 @@ def test_a_parser_of_the_script_may_take_the_file(
     monkeypatch.chdir(tmp_path)
     _file(tmp_path)
     Path("train.py").write_text(source)
-    report = check(*"torchrun train.py --deepspeed ds.json --bf16 --fp16".split())
+    report = check(*["torchrun", "train.py", "--deepspeed", "ds.json", "--bf16", "--fp16"])
     assert [one.severity.value for one in report.findings] == severities
 
 
@@ -158,7 +158,7 @@ def test_what_lies_in_the_home_folder_is_not_a_projects(
 def test_a_trainer_takes_no_tokenizer(source: str, is_found: bool, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(source)
     assert [(one.rule, one.fix) for one in check(script).findings] == [
-        ("training-argument-unknown", "write processing_class")
+        ("training-argument-unknown", "write processing_class=tokenizer")
     ] * is_found
 
 
