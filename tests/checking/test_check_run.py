@@ -10,6 +10,7 @@ import pytest
 from zerofit.checking.check_run import check
 from zerofit.core.facts import GpuSpec, Machine
 
+_NAMING = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
 _ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
 
 
@@ -47,6 +48,15 @@ def test_what_the_user_says_of_the_run_counts(tmp_path: Path) -> None:
         check(path, route="somebody")
 
 
+@pytest.mark.parametrize(("passes", "is_ignored"), [(["autosp"], False), ("no_autosp", True), (3, True)])
+def test_only_a_list_of_passes_creates_sequence_groups(
+    passes: object, is_ignored: bool, tmp_path: Path
+) -> None:
+    path = _file(tmp_path, sequence_parallel_size=2, compile={"passes": passes})
+    found = [one.rule for one in check(path).findings]
+    assert ("deepspeed-sequence-parallel-size-ignored" in found) is is_ignored
+
+
 def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _file(tmp_path)
@@ -73,9 +83,27 @@ def test_trainer_reads_a_file_named_by_deepspeed(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("source", "severities"),
+    [
+        ("from package import train\ntrain()\n", ["warning"]),
+        ("import argparse\nargs = argparse.ArgumentParser().parse_args()\n", []),
+        ("def parse():\n    import argparse\n    return argparse.ArgumentParser()\n", []),
+    ],
+)
+def test_a_parser_of_the_script_may_take_the_file(
+    source: str, severities: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _file(tmp_path)
+    Path("train.py").write_text(source)
+    report = check(*["torchrun", "train.py", "--deepspeed", "ds.json", "--bf16", "--fp16"])
+    assert [one.severity.value for one in report.findings] == severities
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"),
+        ("a.yaml", _NAMING),
         ("a.py", "from transformers import TrainingArguments\nTrainingArguments(deepspeed='ds.json')\n"),
     ],
 )
@@ -85,6 +113,38 @@ def test_a_folder_above_a_file_may_have_the_file_it_names(name: str, text: str, 
     file = folder / name
     file.write_text(text)
     assert [one.name for one in check(file).targets.files] == [str(file), str(tmp_path / "ds.json")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "boundary", "is_found"),
+    [
+        ("a/b/c", None, True),
+        ("a/b/c/d", None, False),
+        ("a/b", ".git", True),
+        ("a/b", "a/.git", False),
+        ("a/b", "a/b/ds.json", True),  # a folder of that name
+    ],
+)
+def test_how_far_above_a_file_the_one_that_it_names_is_looked_up(
+    folder: str, boundary: str | None, is_found: bool, tmp_path: Path
+) -> None:
+    named = _file(tmp_path)
+    (tmp_path / folder).mkdir(parents=True)
+    if boundary is not None:
+        (tmp_path / boundary).mkdir()
+    (file := tmp_path / folder / "a.yaml").write_text(_NAMING)
+    assert (str(named) in [one.name for one in check(file).targets.files]) is is_found
+
+
+def test_what_lies_in_the_home_folder_is_not_a_projects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = _file(tmp_path)
+    (tmp_path / "project").mkdir()
+    for folder, is_found in ((tmp_path / "project", False), (tmp_path, True)):
+        (file := folder / "a.yaml").write_text(_NAMING)
+        assert (str(named) in [one.name for one in check(file).targets.files]) is is_found
 
 
 @pytest.mark.parametrize(
@@ -98,7 +158,7 @@ def test_a_folder_above_a_file_may_have_the_file_it_names(name: str, text: str, 
 def test_a_trainer_takes_no_tokenizer(source: str, is_found: bool, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(source)
     assert [(one.rule, one.fix) for one in check(script).findings] == [
-        ("training-argument-unknown", "write processing_class")
+        ("training-argument-unknown", "write processing_class=tokenizer")
     ] * is_found
 
 
@@ -108,6 +168,10 @@ def test_deepspeed_prefers_the_optimizer_that_it_is_given(tmp_path: Path) -> Non
     for arguments, found in (
         ("model_parameters=model.parameters()", ["adam-section-decays-as-adamw"]),
         ("optimizer=torch.optim.Adam(model.parameters())", []),
+        ("torch.optim.Adam(model.parameters())", []),
+        ("make_optimizer(model)", []),
+        ("optimizer=None", ["adam-section-decays-as-adamw"]),
+        ("None, model.parameters()", ["adam-section-decays-as-adamw"]),
     ):
         source = f"import deepspeed, torch\ndeepspeed.initialize(args, model, {arguments})\n"
         script.write_text(source)

@@ -24,7 +24,7 @@ from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 """ASSUMPTION: no training script is longer; a hundred times the longest of transformers' examples."""
+_MAX_FOLDERS = 4
+"""ASSUMPTION: examples are at most this deep in a repository; without .git the folders above are others'."""
 
 
 def read_bytes(name: str) -> bytes:
@@ -255,8 +257,18 @@ def _beside(said: Said[str], file: str) -> Said[str]:
 
     The libraries look in the folder in which the command runs; without a command, one of these is as likely.
     """
-    paths = [said.value, *(str(folder / said.value) for folder in PurePath(file).parents)]
-    return replace(said, value=next(filter(os.path.exists, paths), said.value))
+    paths = [said.value, *(str(folder / said.value) for folder in _folders_above(file))]
+    return replace(said, value=next(filter(os.path.isfile, paths), said.value))
+
+
+def _folders_above(file: str) -> Iterator[PurePath]:
+    """Yield a file's folder and those above, up to its repository's; neither the home folder nor the root."""
+    for level, folder in enumerate(PurePath(file).parents[:_MAX_FOLDERS]):
+        if level and os.path.realpath(folder) in (os.path.realpath(os.path.expanduser("~")), os.path.sep):
+            return
+        yield folder
+        if os.path.exists(folder / ".git"):
+            return
 
 
 def _configuration(name: str, content: bytes | str, kind: FileKind | None = None) -> TargetFile:

@@ -94,7 +94,7 @@ class ScriptCall:
     """FORWARD, GENERATE, EVALUATE: True if the script has trained before it, or may have, including a Trainer
     that trains in the other branch of a condition."""
     trains_after: bool = False
-    """FORWARD, GENERATE, EVALUATE: True if the script trains after it."""
+    """FORWARD, GENERATE, EVALUATE: True if the script trains after it; MAKE_TRAINER: with this Trainer."""
     is_in_each_training: bool = False
     """EVALUATE: True if every training run of the script also makes it, whatever its conditions."""
     is_conditional: bool = False
@@ -114,6 +114,8 @@ class ScriptCall:
     """PREPARE: number of different models passed."""
     has_optimizer: bool = False
     """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
+    has_own_optimizer: bool = False
+    """INITIALIZE: True if its argument `optimizer` is given and not None, so DeepSpeed ignores the file's."""
     num_loaders: int | None = None
     """PREPARE: number of DataLoaders passed; None if something unknown is passed, which may be one, or if the
     script itself sets DeepSpeed's micro batch size."""
@@ -168,6 +170,7 @@ class Action(StrEnum):
     MAKE_ARGUMENTS = "TrainingArguments()"
     PARSE_ARGUMENTS = "HfArgumentParser.parse_args_into_dataclasses()"
     """Creates TrainingArguments from the command line."""
+    MAKE_PARSER = "ArgumentParser()"
     PARSE_STRICTLY = "ArgumentParser.parse_args()"
     """Exits at unknown arguments."""
     MAKE_HF_CONFIG = "HfDeepSpeedConfig()"

@@ -259,6 +259,43 @@ def test_adapters_that_were_loaded_frozen(parts: dict[str, str], is_found: bool)
     assert bool(check(situation_of_script(script, None), rules=(rule,)).findings) is is_found
 
 
+_EVALUATES_FROZEN = """\
+from peft import PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("gpt2"), config)
+Trainer(model=model, args=args).train()
+best = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "out")
+trainer = Trainer(model=best, args=args)
+trainer.evaluate()
+"""
+_PREPARES_FROZEN = """\
+import torch
+from accelerate import Accelerator
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+accelerator = Accelerator()
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "out")
+head = torch.nn.Linear(8, 2)
+optimizer = torch.optim.AdamW(head.parameters())
+model, head, optimizer = accelerator.prepare(model, head, optimizer)
+accelerator.backward(head(model(batch)).loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "is_found"),
+    [
+        (_EVALUATES_FROZEN, False),
+        (changed(_EVALUATES_FROZEN, "trainer.evaluate()", "trainer.train()"), True),
+        (_PREPARES_FROZEN, False),
+        (changed(_PREPARES_FROZEN, "(model, head, optimizer)", "(model, optimizer)"), True),
+    ],
+)
+def test_frozen_adapters_beside_what_trains(script: str, is_found: bool) -> None:
+    (rule,) = [rule for rule in script_loop.RULES if rule.id == "adapters-loaded-frozen"]
+    assert bool(check(situation_of_script(script, None), rules=(rule,)).findings) is is_found
+
+
 _ADAPTED = """\
 from accelerate import Accelerator
 from peft import get_peft_model

@@ -100,7 +100,7 @@ def optimizer_of(
 ) -> Said[str | None] | None:
     """Return the id of the run's optimizer in the optimizer table; None if unknown."""
     # deepspeed.initialize() prefers the optimizer that it is given to the file's.
-    given = script is not None and any("optimizer" in call.given for call in script.find(Action.INITIALIZE))
+    given = script is not None and any(call.has_own_optimizer for call in script.find(Action.INITIALIZE))
     if not given and deepspeed is not None and (said := deepspeed.said("optimizer", "type")) is not None:
         return (
             replace(said, value=optimizer_of_deepspeed(said.value)) if isinstance(said.value, str) else None

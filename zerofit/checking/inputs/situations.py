@@ -13,8 +13,9 @@ from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import Unreadable
 from zerofit.core.plan import Topology
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,15 +145,16 @@ def _situation(
 ) -> Situation:
     command = targets.command
     route = (script.route if script else None) or targets.route
-    # In DeepSpeed's own parser --deepspeed is a switch, so one with a file is of TrainingArguments.
-    names = (file.named_by.text for file in targets.files if file.named_by)
-    if route is None and any(map(_NAMES_FILE.match, names)):
-        route = Route.TRAINER
+    is_inferred = route is None and _is_named_for_trainer(targets, script)
+    route = Route.TRAINER if is_inferred else route
     trainer = None
     if route is Route.TRAINER:
         from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed
 
         trainer = trainer_of(script, route, targets)
+        if trainer is not None and is_inferred:
+            said = {name: replace(one, confidence=Confidence.LIKELY) for name, one in trainer.said.items()}
+            trainer = replace(trainer, said=said)
     launch = settings_of_accelerate(accelerate, command)
     settings = launch or RunSettings()
     if deepspeed is not None:
@@ -178,6 +180,17 @@ def _situation(
         machine=targets.machine,
         versions=targets.versions,
     )
+
+
+def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
+    """Return True if a file is named by `--deepspeed FILE`, and the script makes no parser of its own.
+
+    TrainingArguments have this argument. In DeepSpeed's parser --deepspeed is a switch, but a script's own
+    parser may take a file, so this is a guess.
+    """
+    if script is not None and script.find(Action.MAKE_PARSER):
+        return False
+    return any(file.named_by and _NAMES_FILE.match(file.named_by.text) for file in targets.files)
 
 
 def settings_of_deepspeed(document: Document) -> RunSettings:

@@ -114,6 +114,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.training_arguments += reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
         return TrackedObject(kind=ObjectKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
+        reading.record(Action.MAKE_PARSER, node)
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
         return call.arguments[0] if call.arguments else None
@@ -209,7 +210,10 @@ def _initialize(reading: Reading, call: CallSite) -> Value:
     model = call.value("model", 1)
     made = model if isinstance(model, TrackedObject) else None
     has_optimizer = len(call.arguments) > 2 or bool(given_to(call) & _GIVES_OPTIMIZER)
-    reading.record_with_keywords(Action.INITIALIZE, call, made, more={"has_optimizer": has_optimizer})
+    is_given = len(call.arguments) > 2 or "optimizer" in given_to(call)
+    has_own = is_given and call.value("optimizer", 2) != Constant(None)
+    more = {"has_optimizer": has_optimizer, "has_own_optimizer": has_own}
+    reading.record_with_keywords(Action.INITIALIZE, call, made, more=more)
     if made is None or made.kind is not ObjectKind.MODEL:
         made = TrackedObject(kind=ObjectKind.MODEL, node=call.node)
     made.root.is_trained = True

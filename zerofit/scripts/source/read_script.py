@@ -220,6 +220,9 @@ def _is_counterpart(other: RecordedCall, seen: RecordedCall, condition: Conditio
 
 def _trains(reading: Reading, seen: RecordedCall, *, afterwards: bool) -> bool:
     """Return True if the script trains before or after a call: by its Trainer, or any custom loop."""
+    if seen.action is Action.MAKE_TRAINER:
+        trainers = [other.tracked for other in reading.calls if other.action is Action.TRAIN]
+        return afterwards and any(trainer is not None and trainer.node is seen.node for trainer in trainers)
     if seen.action not in _USES_MODEL:
         return False
     place = reading.calls.index(seen)

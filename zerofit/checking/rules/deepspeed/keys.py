@@ -123,7 +123,7 @@ def suggest_keys(found: FoundKey, schema: Schema) -> KeySuggestion:
 
 
 def _may_be_for(key: Key, value: Any) -> bool:
-    """Return True if a value may have been written for a key: sections hold keys, and other keys do not."""
+    """Return True if the value's kind, section or scalar, is the key's."""
     return isinstance(value, dict) is (key.section is not None) or is_right_type(key, value)
 
 

@@ -289,7 +289,8 @@ def _size_ignored(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if group is None or document is None or document.at(_KEYS[1]) is not None:
         return
-    is_compiled = "autosp" in (document.value("compile", "passes") or ())  # a pass that creates the groups
+    passes = document.value("compile", "passes")
+    is_compiled = isinstance(passes, list) and "autosp" in passes  # a pass that creates the groups
     if _group(situation) is None and not is_compiled:
         yield Hit(found=group.text, place=group.place)
 

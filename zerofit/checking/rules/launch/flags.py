@@ -132,9 +132,15 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=" with ".join(flag.text for flag in chosen))
     command = situation.command
     if command is not None and command.launcher is Launcher.DEEPSPEED:
-        names, counts = command.find("include", "exclude"), command.find("num_gpus", "num_nodes")
-        if names is not None and counts is not None:
-            yield Hit(found=f"{names.text} with {counts.text}", fix="keep one: --include names the GPUs")
+        names, counts = command.find("include", "exclude"), map(command.find, ("num_gpus", "num_nodes"))
+        # A negative number is DeepSpeed's default, as if the flag were not there.
+        count = next((one for one in counts if one and not (one.value or "").startswith("-")), None)
+        if names is not None and count is not None:
+            yield Hit(
+                found=f"{names.text} with {count.text}",
+                why="DeepSpeed's launcher takes either the names or the number of GPUs",
+                fix=f"keep one: leave out --{count.name}, or --{names.name}",
+            )
 
 
 @Rule(

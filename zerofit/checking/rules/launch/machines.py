@@ -110,11 +110,13 @@ def _ignored_devices(situation: Situation) -> Iterator[Hit]:
     chosen = command.find("include", "exclude", "num_gpus")
     if chosen is None or not _GPU_IDS.fullmatch(ids):
         return
-    number = whole_number(chosen.value)
-    taken = str(chosen.value).rpartition(":")[2]
+    named, taken = ids.split(","), str(chosen.value).rpartition(":")[2].split(",")
     if chosen.name == "num_gpus":
-        taken = ",".join(map(str, range(number))) if number else ids
-    if sorted(ids.split(",")) != sorted(taken.split(",")):
+        number = whole_number(chosen.value)
+        if number is None or number < 1:
+            return  # unknown, or as without the flag
+        named, taken = named[:number], [str(gpu) for gpu in range(min(number, len(named) + 1))]
+    if chosen.name == "exclude" or sorted(named) != sorted(taken):
         yield Hit(found=f"CUDA_VISIBLE_DEVICES={ids} with {chosen.text}")
 
 

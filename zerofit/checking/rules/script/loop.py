@@ -305,7 +305,9 @@ def _trains_frozen(situation: Situation) -> Iterator[Hit]:
     if script is None or not script.find(Action.TRAIN, Action.BACKWARD):
         return
     for call in script.find(Action.MAKE_TRAINER, Action.PREPARE, Action.INITIALIZE):
-        if call.frozen_by is not None and (call.has_optimizer or call.action is Action.MAKE_TRAINER):
+        trains = call.trains_after if call.action is Action.MAKE_TRAINER else call.has_optimizer
+        is_alone = call.num_models == 1 or call.action is not Action.PREPARE
+        if call.frozen_by is not None and trains and is_alone:
             yield hit(call.frozen_by, " without is_trainable=True")
 
 

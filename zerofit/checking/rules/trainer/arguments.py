@@ -141,14 +141,14 @@ def _launch_differs(situation: Situation) -> Iterator[Hit]:
         number = _number(said.value) if said else None
         # The plugin leaves a clipping of 0 out.
         if said and field and number and _number(field.value) not in (None, number):
-            yield _against(said, field, f"give {name} and the launcher the same value")
+            yield _hit_against(said, field, f"give {name} and the launcher the same value")
     said = launch_value(launch, "mixed_precision")
     if said is None or said.value not in _HALVES:
         return
     # Trainer's own precision replaces the launcher's.
     fields = [trainer.find_or_default(name) for name in (said.value, *_HALVES, f"{said.value}_full_eval")]
     if fields[0] is not None and all(one is not None and one.value is False for one in fields):
-        yield _against(said, fields[0], f"set {said.value} to true in TrainingArguments")
+        yield _hit_against(said, fields[0], f"set {said.value} to true in TrainingArguments")
 
 
 def _number(value: Any) -> float | None:
@@ -159,7 +159,8 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _against(said: Said[Any], field: Said[Any], fix: str) -> Hit:
+def _hit_against(said: Said[Any], field: Said[Any], fix: str) -> Hit:
+    """Return the hit for a launcher's setting that contradicts a field of Trainer's."""
     why = "the launcher's value becomes DeepSpeed's, and Trainer compares it with its own"
     hit = hit_of(field, fix=fix, why=why)
     return replace(hit, found=f"{said.text} with {field.text}", place=said.place or field.place)
@@ -318,6 +319,7 @@ def _best_not_saved(situation: Situation) -> Iterator[Hit]:
 
 
 def _is_word(value: Any) -> bool:
+    """Return True if a value is a literal text."""
     return isinstance(value, str) and is_literal(value)
 
 
@@ -328,6 +330,7 @@ def _has_former_name(trainer: TrainerSettings) -> bool:
 
 
 def _best_with(best: Said[Any], *fields: Said[Any]) -> Hit:
+    """Return the hit for load_best_model_at_end with these fields, at most as certain as each of them."""
     is_likely = any(field.confidence is not Confidence.CERTAIN for field in fields)
     hit = hit_of(best, f" with {' and '.join(field.text for field in fields)}")
     return replace(hit, confidence=Confidence.LIKELY) if is_likely else hit
@@ -358,6 +361,7 @@ def _nothing_to_evaluate_on(situation: Situation) -> Iterator[Hit]:
 
 
 def _in_source(call: ScriptCall, behind: str) -> Hit:
+    """Return the hit for a call in a script: its text, followed by `behind`."""
     found = f"{call.seen.text}{behind}"
     return Hit(found=found, place=call.seen.place, confidence=Confidence.LIKELY)
 
@@ -443,10 +447,11 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
             found = f"tokenizer=... in {call.seen.text}"
             said = Said(value="tokenizer", text=found, place=call.seen.place, confidence=Confidence.LIKELY)
-            yield hit_of(said, fix="write processing_class")
+            yield hit_of(said, fix="write processing_class=tokenizer")
 
 
 def _as_fix(instead: str | None) -> str | None:
+    """Return the fix for what a release has instead: a name to write, or a whole sentence."""
     return instead if instead is None or " " in instead else f"write {instead}"
 
 
