@@ -103,3 +103,10 @@ def test_every_form_of_a_grouped_product_counts_its_own_rows(
             torch._grouped_mm(left, right.mT.contiguous().mT, ends)
     grouped = [call.flops for call in recorder.log.calls if call.kind is CostKind.GROUPED]
     assert grouped == [2 * products]
+
+
+def test_a_backward_pass_within_a_scripts_hooks_on_saved_tensors_is_no_recomputation() -> None:
+    again = replace(_PLAIN, gradient_checkpointing=True, saves_linear_inputs=True)
+    plain = _operations("llama", again)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one):
+        assert _operations("llama", again) == plain

@@ -61,6 +61,13 @@ class Recorder:
         self._sum: tuple[int, int, int, bool] | None = None
         self._views: Any = WeakIdKeyDictionary()
         self._ignores = False
+        self._outer_hooks: Any = None
+
+    def begin_backward(self) -> None:
+        """Record that the forward pass has ended and the backward pass begins."""
+        self.log.note(Event.FORWARD_ENDS, 0)
+        self.phase = TensorKind.ACTIVATION_GRADIENT
+        self._outer_hooks = self._saved_tensors_hooks()
 
     def enter(self, module: int) -> None:
         """Record that a module's forward begins."""
@@ -117,11 +124,16 @@ class Recorder:
         """True if autograd's own code runs, excluding recomputation.
 
         A torch.autograd.Function is recomputed with gradients off, as under ZeRO-3 each linear layer is. Only
-        torch's non-reentrant checkpoint has hooks on saved tensors in a backward pass.
+        torch's non-reentrant checkpoint adds hooks on saved tensors in a backward pass; a script's own, such
+        as save_on_cpu's, are there before.
         """
         if not self.is_in_backward or self._torch.is_grad_enabled():
             return False
-        return self._torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        return bool(self._saved_tensors_hooks() == self._outer_hooks)
+
+    def _saved_tensors_hooks(self) -> Any:
+        """Return the innermost hooks on saved tensors, or None."""
+        return self._torch._C._autograd._top_saved_tensors_default_hooks(True)
 
     def ignore(self, tensor: Any) -> None:
         """Exclude a pre-existing tensor: a parameter or a buffer."""

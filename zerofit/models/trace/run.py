@@ -104,8 +104,7 @@ def forward_and_backward(
         _tag_outputs(outputs, recorder)
         if not request.keeps_outputs:
             outputs = None
-    recorder.log.note(Event.FORWARD_ENDS, 0)
-    recorder.phase = TensorKind.ACTIVATION_GRADIENT
+    recorder.begin_backward()
     _backward(value, recorder.ignoring() if in_stages else nullcontext())
     if request.keeps_outputs:
         recorder.retag_what_outlives_the_backward_pass()
