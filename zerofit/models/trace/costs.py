@@ -80,7 +80,7 @@ class CostBook:
         moved = sum(_touched(tensor) for tensor in (inputs[-1:] if is_exchange else (*inputs, *outputs)))
         return OperatorCall(operator, kind, during, precision, flops, moved)
 
-    def launch(self, operator: int, tensors: list[Any], flops: int, during: Pass) -> OperatorCall[int]:
+    def kernel(self, operator: int, tensors: list[Any], flops: int, during: Pass) -> OperatorCall[int]:
         """Return the cost of a kernel with this number of operations and these tensors."""
         kind = CostKind.MATMUL if flops else CostKind.MEMORY
         moved = sum(map(_touched, tensors))

@@ -257,7 +257,7 @@ class Recorder:
         from_parts = on_parts(function, args, self.call)
         if from_parts is not None:
             return from_parts
-        operator = self._number(function)
+        operator = self._operator_number(function)
         if operator_is_item(function) and self._is_fake(args[0]) and args[0].constant is None:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
@@ -292,17 +292,19 @@ class Recorder:
             self._take_scratch(function, args, operator, place)
         return out
 
-    def _number(self, function: Any) -> int:
+    def _operator_number(self, function: Any) -> int:
         """Return the number of an operator, or of another kernel by its name."""
         number = self._operators.setdefault(function, len(self._operators))
         if number == len(self.log.operator_names):
             self.log.operator_names.append(str(function))
         return number
 
-    def launch(self, *args: Any, flops: int = 0, **kwargs: Any) -> None:
+    def note_kernel(self, *args: Any, flops: int = 0, **kwargs: Any) -> None:
         """Record a kernel that no operator stands for, as if it read or wrote each of its tensors once."""
         tensors = [one for _, one in leaves((args, kwargs)) if isinstance(one, self._torch.Tensor)]
-        self._note_call(self._book.launch(self._number("triton.kernel"), tensors, flops, self._pass()))
+        self._note_call(
+            self._book.kernel(self._operator_number("triton.kernel"), tensors, flops, self._pass())
+        )
 
     def _is_newborn(self, tensor: Any) -> bool:
         """Return True if the last event is the allocation of a tensor's storage."""
