@@ -21,7 +21,7 @@ from zerofit.core.upstream.transformers import flash_attention_from
 from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.core.allocation_log import TraceRequest
 
@@ -237,7 +237,11 @@ def plain_kernel(
     return out
 
 
-_FUSED = {Kernel.CUDNN: _cudnn, Kernel.FLASH: flash_kernel, Kernel.EFFICIENT: _efficient}
+_FUSED: dict[Kernel, Callable[..., Any]] = {
+    Kernel.CUDNN: _cudnn,
+    Kernel.FLASH: flash_kernel,
+    Kernel.EFFICIENT: _efficient,
+}
 
 
 _PREFIX = "flash_attention_"
