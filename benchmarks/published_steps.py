@@ -192,6 +192,25 @@ def _fms(micro: int, train_runtime: float) -> PublishedStep:
     )
 
 
+def _mixtral(micro: int, train_runtime: float) -> PublishedStep:
+    # 100 steps of Mixtral-8x7B on two A100, transformers 4.48.1; the same table.
+    strategy = _strategy(micro, 1, _BF16, gradient_checkpointing=True, **_STAGE_3)
+    unknown = "FSDP in the place of ZeRO-3, and experts in the loop of transformers 4"
+    return PublishedStep(
+        f"mixtral-8x7b lora batch {micro}",
+        _FMS,
+        train_runtime / 100,
+        "mixtral-8x7b",
+        "A100-80G",
+        4096,
+        strategy,
+        2,
+        rank=16,
+        targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        not_known=unknown,
+    )
+
+
 _HF, _DEEPSPEED = "Hugging Face, performance page (2022)", "DeepSpeed, BERT fine-tuning tutorial"
 _TITAN, _QWEN = "torchtitan, Llama 3 on H100", "Qwen, README: profiling of memory and speed"
 _AUTOMODEL = "NVIDIA, NeMo AutoModel beside transformers 5 (2026)"
@@ -247,6 +266,8 @@ CASES = (
     _qwen(36.0, "14b", 8192, rank=64),
     _fms(4, 492.8771),
     _fms(8, 977.0384),
+    _mixtral(2, 521.3771),
+    _mixtral(4, 893.1647),
     PublishedStep(
         "granite-7b",
         _BACK,

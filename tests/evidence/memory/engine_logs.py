@@ -12,8 +12,6 @@ from pydantic import TypeAdapter
 
 from zerofit.core.allocation_log import (
     AllocationLog,
-    Event,
-    TensorKind,
     TraceRequest,
 )
 
@@ -87,8 +85,7 @@ def record_log(case: Case, stage: int = 0) -> AllocationLog:
             with recorder.ignoring():
                 inputs["received"] = received_by_stage(inputs["input_ids"], model, request)
         loss = model(**inputs)["loss"]
-        recorder.log.note(Event.FORWARD_ENDS, 0)
-        recorder.phase = TensorKind.ACTIVATION_GRADIENT
+        recorder.begin_backward()
         _backward(loss, recorder.ignoring() if case.pipeline > 1 else nullcontext())
         del loss, inputs
         recorder.close()

@@ -6,13 +6,16 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_traces import run_once, tiny
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from zerofit.core.allocation_log import EXPERT_ROWS, Pass, TraceRequest
+from zerofit.core.allocation_log import EXPERT_ROWS, CostKind, Pass, TraceRequest
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.prepare import prepare_model
+from zerofit.models.trace.recorder import Recorder, watching
 
 _LENGTH, _SAMPLES, _LAYERS = 16, 3, 2
 _EXPERTS, _EXPERTS_PER_TOKEN, _HIDDEN = 4, 2, 32
@@ -77,3 +80,33 @@ def test_what_a_checkpointed_function_of_autograd_does_again_is_recomputation(na
     found = _operations(name, again)
     assert found.pop(Pass.RECOMPUTATION) > plain[Pass.FORWARD] / 2
     assert found == plain
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "num_experts", "products"),
+    [
+        ((48, 16), (4, 16, 32), 4, (48 + 4 * EXPERT_ROWS) * 16 * 32),
+        ((16, 48), (48, 32), 4, 16 * (48 + 4 * EXPERT_ROWS) * 32),
+        ((4, 16, 32), (32, 48), 4, 16 * 32 * (48 + 4 * EXPERT_ROWS)),
+        ((4, 48, 16), (4, 16, 32), None, 4 * 48 * 16 * 32),
+    ],
+    ids=["rows", "gradient of weights", "columns", "a product each"],
+)
+def test_every_form_of_a_grouped_product_counts_its_own_rows(
+    first: tuple[int, ...], second: tuple[int, ...], num_experts: int | None, products: int
+) -> None:
+    recorder = Recorder(is_padded=False, as_on_cuda=True)
+    with FakeTensorMode():
+        left, right = (torch.empty(shape, dtype=torch.bfloat16) for shape in (first, second))
+        ends = None if num_experts is None else torch.empty(num_experts, dtype=torch.int32)
+        with watching(recorder):
+            torch._grouped_mm(left, right.mT.contiguous().mT, ends)
+    grouped = [call.flops for call in recorder.log.calls if call.kind is CostKind.GROUPED]
+    assert grouped == [2 * products]
+
+
+def test_a_backward_pass_within_a_scripts_hooks_on_saved_tensors_is_no_recomputation() -> None:
+    again = replace(_PLAIN, gradient_checkpointing=True, saves_linear_inputs=True)
+    plain = _operations("llama", again)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one):
+        assert _operations("llama", again) == plain

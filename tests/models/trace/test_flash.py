@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from tiny_traces import run_once
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerofit.core.allocation_log import CostKind, Event, Pass, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.models.trace.attention import flash_package
+from zerofit.models.trace.recorder import Recorder, watching
 
 if TYPE_CHECKING:
     from zerofit.models.trace.raw import RawLog
@@ -79,6 +82,23 @@ def test_a_sliding_window_costs_only_the_scores_it_sees(is_padded: bool, again: 
     forward = 2 * 2 * 2 * 3 * 4 * 8 * seen  # layers, products, multiply and add, samples, heads, channels
     assert found.pop(Pass.RECOMPUTATION, forward) == forward
     assert found == {Pass.FORWARD: forward, Pass.BACKWARD: 5 * forward // 2}
+
+
+@pytest.mark.parametrize("head_dim", [60, 64])
+def test_a_window_counts_for_its_own_call_whatever_the_head_size(head_dim: int) -> None:
+    from transformers import modeling_flash_attention_utils as package
+
+    recorder = Recorder(is_padded=False, as_on_cuda=True)
+    with flash_package(_LOW), FakeTensorMode():
+        package.lazy_import_flash_attention("flash_attention_2")
+        query = torch.empty(1, 16, 2, head_dim, dtype=torch.bfloat16, requires_grad=True)
+        with watching(recorder):
+            for window in (3, -1):
+                package._flash_fn(query, query, query, window_size=(window, window)).sum().backward()
+    found = [call.flops for call in recorder.log.calls if call.kind is CostKind.ATTENTION]
+    per_score = 2 * 2 * 2 * 64  # products, multiply and add, heads, channels with their padding
+    seen = 7 * 16 - 2 * (1 + 2 + 3)  # of 16 queries, 7 keys each but at both ends
+    assert found == [per_score * seen, per_score * seen * 5 // 2, per_score * 256, per_score * 256 * 5 // 2]
 
 
 @pytest.mark.parametrize(

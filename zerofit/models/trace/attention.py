@@ -21,7 +21,7 @@ from zerofit.core.upstream.transformers import flash_attention_from
 from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.core.allocation_log import TraceRequest
 
@@ -148,8 +148,22 @@ def _cudnn(q: Any, k: Any, v: Any, bias: Any, dropout: float, is_causal: bool, s
     return kernel(q, k, v, bias, True, dropout, is_causal, False, scale=scale)[0]
 
 
-def flash_kernel(q: Any, k: Any, v: Any, _: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
-    """Pad the heads to a multiple of 8, as pad_last_dim does."""
+def flash_kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    _: Any,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    *,
+    window: int | None = None,
+) -> Any:
+    """Pad the heads to a multiple of 8, as pad_last_dim does.
+
+    Args:
+        window: tokens that a query sees on each side of its own; None for all.
+    """
     import torch
 
     head_dim = q.shape[-1]
@@ -157,6 +171,9 @@ def flash_kernel(q: Any, k: Any, v: Any, _: Any, dropout: float, is_causal: bool
     if padding:
         scale = 1 / math.sqrt(head_dim) if scale is None else scale
         q, k, v = (torch.nn.functional.pad(tensor, (0, padding)) for tensor in (q, k, v))
+    _WINDOWS.pop(q.untyped_storage(), None)  # of an earlier call
+    if window is not None:
+        _WINDOWS[q.untyped_storage()] = window
     kernel = torch.ops.aten._scaled_dot_product_flash_attention
     out = kernel(q, k, v, dropout, is_causal, False, scale=scale)[0]
     return out[..., :head_dim] if padding else out
@@ -220,7 +237,11 @@ def plain_kernel(
     return out
 
 
-_FUSED = {Kernel.CUDNN: _cudnn, Kernel.FLASH: flash_kernel, Kernel.EFFICIENT: _efficient}
+_FUSED: dict[Kernel, Callable[..., Any]] = {
+    Kernel.CUDNN: _cudnn,
+    Kernel.FLASH: flash_kernel,
+    Kernel.EFFICIENT: _efficient,
+}
 
 
 _PREFIX = "flash_attention_"
@@ -296,9 +317,9 @@ def _flash(
 ) -> Any:
     """Attend: (samples, tokens, heads, channels) in and out."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    if 0 <= window_size[0] < q.shape[1] - 1:
-        _WINDOWS[q.untyped_storage()] = window_size[0]
-    return flash_kernel(query, key, value, None, dropout_p, causal, softmax_scale).transpose(1, 2)
+    window = window_size[0] if 0 <= window_size[0] < q.shape[1] - 1 else None
+    out = flash_kernel(query, key, value, None, dropout_p, causal, softmax_scale, window=window)
+    return out.transpose(1, 2)
 
 
 def _flash_varlen(

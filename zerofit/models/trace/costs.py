@@ -58,7 +58,7 @@ class CostBook:
         name = function._overloadpacket.__name__
         is_attention = "attention" in name
         counted = self._with_all_heads(args) if is_attention else args
-        grouped = _grouped_flops(function, args, out)
+        grouped = _grouped_flops(function, args)
         flops = int(formula(*counted, **kwargs, out_val=out)) if formula else grouped
         if name == "convolution_backward":
             flops = _convolution_flops(args)
@@ -80,7 +80,7 @@ class CostBook:
         moved = sum(_touched(tensor) for tensor in (inputs[-1:] if is_exchange else (*inputs, *outputs)))
         return OperatorCall(operator, kind, during, precision, flops, moved)
 
-    def launch(self, operator: int, tensors: list[Any], flops: int, during: Pass) -> OperatorCall[int]:
+    def kernel(self, operator: int, tensors: list[Any], flops: int, during: Pass) -> OperatorCall[int]:
         """Return the cost of a kernel with this number of operations and these tensors."""
         kind = CostKind.MATMUL if flops else CostKind.MEMORY
         moved = sum(map(_touched, tensors))
@@ -112,19 +112,23 @@ def _is_of_heads(shape: Any) -> bool:
     return isinstance(shape, tuple) and len(shape) == 4
 
 
-def _grouped_flops(function: Any, args: tuple[Any, ...], out: Any) -> int:
-    """Count a grouped product, for which PyTorch has no formula: one matrix per row.
+def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
+    """Count a grouped product, for which PyTorch has no formula.
 
-    torch's gradient of the weights is a product too, over rows that both operands share; its output has a
-    matrix for each expert.
+    The dimension that is split among experts is the rows, in the gradient of the weights the summed one, and
+    with a matrix of each expert by a common one the columns. Of two stacks of matrices each is a product.
     """
     name = function._overloadpacket.__name__
     if name not in _GROUPED:
         return 0
-    sums_rows = args[1].dim() == 2
-    num_experts, width, height = (out if sums_rows else args[1]).shape
-    rows = int(args[0].shape[-1 if sums_rows else 0]) + EXPERT_ROWS * int(num_experts)
-    return 2 * _GROUPED[name] * rows * int(width) * int(height)
+    first, second = args[:2]
+    sizes = [int(one) for one in (*first.shape[-2:], second.shape[-1])]
+    split = {(2, 3): 0, (2, 2): 1, (3, 2): 2}.get((first.dim(), second.dim()))
+    if split is None:
+        sizes.append(int(first.shape[0]))
+    else:
+        sizes[split] += EXPERT_ROWS * int(args[2].numel())
+    return 2 * _GROUPED[name] * math.prod(sizes)
 
 
 def _convolution_flops(args: tuple[Any, ...]) -> int:

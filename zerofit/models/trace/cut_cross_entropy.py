@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LOSS = "cce_linear_cross_entropy"
-_UNFILTERED = 0.5
+_UNFILTERED_SHARE = 0.5
 """ASSUMPTION: the filter of negligible gradients leaves half of each gradient's product."""
 _HOLDERS = ("cut_cross_entropy.cce", "cut_cross_entropy.linear_cross_entropy")
 
 
 @contextmanager
-def cut_losses(launch: Callable[..., None]) -> Iterator[None]:
+def cut_losses(note_kernel: Callable[..., None]) -> Iterator[None]:
     """Make cut_cross_entropy's losses traceable inside, if the script has imported them.
 
     Args:
-        launch: is called in a kernel's place, with its tensors and its number of operations.
+        note_kernel: is called in a kernel's place, with its tensors and its number of operations.
     """
     found = [sys.modules[name] for name in _HOLDERS if hasattr(sys.modules.get(name), _LOSS)]
     with ExitStack() as stack:
         for module in found:
-            stack.enter_context(attribute_replaced(module, _LOSS, _stand_in(getattr(module, _LOSS), launch)))
+            stack.enter_context(
+                attribute_replaced(module, _LOSS, _stand_in(getattr(module, _LOSS), note_kernel))
+            )
         yield
 
 
-def _stand_in(loss: Callable[..., Any], launch: Callable[..., None]) -> Callable[..., Any]:
+def _stand_in(loss: Callable[..., Any], note_kernel: Callable[..., None]) -> Callable[..., Any]:
     """Return a function with the loss's own arguments that allocates what it does."""
     signature = inspect.signature(loss)
     is_new = "return_lse" in signature.parameters
@@ -47,13 +49,13 @@ def _stand_in(loss: Callable[..., Any], launch: Callable[..., None]) -> Callable
     def cut(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        found, sums = _cut_loss(bound.arguments, launch, casts=is_new)
+        found, sums = _cut_loss(bound.arguments, note_kernel, casts=is_new)
         return (found, sums if bound.arguments["return_lse"] else None) if is_new else found
 
     return cut
 
 
-def _cut_loss(given: dict[str, Any], launch: Callable[..., None], *, casts: bool) -> tuple[Any, Any]:
+def _cut_loss(given: dict[str, Any], note_kernel: Callable[..., None], *, casts: bool) -> tuple[Any, Any]:
     import torch
 
     hidden, weight, bias = given["e"].contiguous().flatten(0, -2), given["c"], given.get("bias")
@@ -70,7 +72,7 @@ def _cut_loss(given: dict[str, Any], launch: Callable[..., None], *, casts: bool
         given["filter_eps"] is not None,
         bool(given.get("accum_e_fp32")),
         bool(given.get("accum_c_fp32")),
-        launch,
+        note_kernel,
     )
     if given["reduction"] != "none":
         return getattr(losses, given["reduction"])(), sums
@@ -97,10 +99,10 @@ def _function() -> Any:
             filters: bool,
             hidden_in_fp32: bool,
             weight_in_fp32: bool,
-            launch: Callable[..., None],
+            note_kernel: Callable[..., None],
         ) -> tuple[Any, Any]:
-            ctx.launch, ctx.flops = launch, 2 * num_tokens * weight.numel()
-            launch(hidden, weight, flops=ctx.flops)
+            ctx.note_kernel, ctx.flops = note_kernel, 2 * num_tokens * weight.numel()
+            note_kernel(hidden, weight, flops=ctx.flops)
             counted = targets.new_empty(num_tokens)
             sums = hidden.new_empty(num_tokens, dtype=torch.float32)
             averages = hidden.new_empty(weight.shape[0], dtype=torch.float32) if filters else None
@@ -116,9 +118,9 @@ def _function() -> Any:
             hidden, weight, bias, *_, averages = ctx.saved_tensors
             order = None if averages is None else averages.argsort().to(torch.int32)
             needed = zip((hidden, weight), ctx.formats, ctx.needs_input_grad, strict=False)
-            share = 1 if averages is None else _UNFILTERED
+            share = 1 if averages is None else _UNFILTERED_SHARE
             products = 1 + share * sum(ctx.needs_input_grad[:2])
-            ctx.launch(hidden, weight, flops=int(products * ctx.flops))
+            ctx.note_kernel(hidden, weight, flops=int(products * ctx.flops))
             made = [torch.zeros_like(one, dtype=kind) if needs else None for one, kind, needs in needed]
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
             del order

@@ -61,6 +61,13 @@ class Recorder:
         self._sum: tuple[int, int, int, bool] | None = None
         self._views: Any = WeakIdKeyDictionary()
         self._ignores = False
+        self._outer_hooks: Any = None
+
+    def begin_backward(self) -> None:
+        """Record that the forward pass has ended and the backward pass begins."""
+        self.log.note(Event.FORWARD_ENDS, 0)
+        self.phase = TensorKind.ACTIVATION_GRADIENT
+        self._outer_hooks = self._saved_tensors_hooks()
 
     def enter(self, module: int) -> None:
         """Record that a module's forward begins."""
@@ -117,11 +124,16 @@ class Recorder:
         """True if autograd's own code runs, excluding recomputation.
 
         A torch.autograd.Function is recomputed with gradients off, as under ZeRO-3 each linear layer is. Only
-        torch's non-reentrant checkpoint has hooks on saved tensors in a backward pass.
+        torch's non-reentrant checkpoint adds hooks on saved tensors in a backward pass; a script's own, such
+        as save_on_cpu's, are there before.
         """
         if not self.is_in_backward or self._torch.is_grad_enabled():
             return False
-        return self._torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        return bool(self._saved_tensors_hooks() == self._outer_hooks)
+
+    def _saved_tensors_hooks(self) -> Any:
+        """Return the innermost hooks on saved tensors, or None."""
+        return self._torch._C._autograd._top_saved_tensors_default_hooks(True)
 
     def ignore(self, tensor: Any) -> None:
         """Exclude a pre-existing tensor: a parameter or a buffer."""
@@ -245,7 +257,7 @@ class Recorder:
         from_parts = on_parts(function, args, self.call)
         if from_parts is not None:
             return from_parts
-        operator = self._number(function)
+        operator = self._operator_number(function)
         if operator_is_item(function) and self._is_fake(args[0]) and args[0].constant is None:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
@@ -280,17 +292,19 @@ class Recorder:
             self._take_scratch(function, args, operator, place)
         return out
 
-    def _number(self, function: Any) -> int:
+    def _operator_number(self, function: Any) -> int:
         """Return the number of an operator, or of another kernel by its name."""
         number = self._operators.setdefault(function, len(self._operators))
         if number == len(self.log.operator_names):
             self.log.operator_names.append(str(function))
         return number
 
-    def launch(self, *args: Any, flops: int = 0, **kwargs: Any) -> None:
+    def note_kernel(self, *args: Any, flops: int = 0, **kwargs: Any) -> None:
         """Record a kernel that no operator stands for, as if it read or wrote each of its tensors once."""
         tensors = [one for _, one in leaves((args, kwargs)) if isinstance(one, self._torch.Tensor)]
-        self._note_call(self._book.launch(self._number("triton.kernel"), tensors, flops, self._pass()))
+        self._note_call(
+            self._book.kernel(self._operator_number("triton.kernel"), tensors, flops, self._pass())
+        )
 
     def _is_newborn(self, tensor: Any) -> bool:
         """Return True if the last event is the allocation of a tensor's storage."""

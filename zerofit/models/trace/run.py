@@ -65,8 +65,8 @@ def run_micro_batch(
         stack.enter_context(as_if_eager(request.compute_capability))
         stack.enter_context(watching(recorder))
         if as_on_cuda:
-            stack.enter_context(kernels_skipped(recorder.launch))
-            stack.enter_context(cut_losses(recorder.launch))
+            stack.enter_context(kernels_skipped(recorder.note_kernel))
+            stack.enter_context(cut_losses(recorder.note_kernel))
             stack.enter_context(cuda_like(request))
         forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
         recorder.close()
@@ -104,8 +104,7 @@ def forward_and_backward(
         _tag_outputs(outputs, recorder)
         if not request.keeps_outputs:
             outputs = None
-    recorder.log.note(Event.FORWARD_ENDS, 0)
-    recorder.phase = TensorKind.ACTIVATION_GRADIENT
+    recorder.begin_backward()
     _backward(value, recorder.ignoring() if in_stages else nullcontext())
     if request.keeps_outputs:
         recorder.retag_what_outlives_the_backward_pass()

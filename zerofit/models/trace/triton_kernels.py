@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def kernels_skipped(launch: Callable[..., None]) -> Iterator[None]:
+def kernels_skipped(note_kernel: Callable[..., None]) -> Iterator[None]:
     """Skip Triton kernels inside, such as Liger's, which can't run without a GPU.
 
     Python code allocates a kernel's outputs, so the log matches the GPU's. Does nothing if the script has not
     imported Triton.
 
     Args:
-        launch: is called with the kernel's arguments in its place.
+        note_kernel: is called with the kernel's arguments in its place.
     """
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
@@ -30,7 +30,7 @@ def kernels_skipped(launch: Callable[..., None]) -> Iterator[None]:
 
     triton = sys.modules["triton"]
     with (
-        attribute_replaced(jit.KernelInterface, "__getitem__", lambda *_: launch),
+        attribute_replaced(jit.KernelInterface, "__getitem__", lambda *_: note_kernel),
         attribute_replaced(triton, "next_power_of_2", _evenly(triton.next_power_of_2)),
         attribute_replaced(torch, "equal", _as_if_equal(torch.equal)),
     ):

@@ -374,8 +374,8 @@ _PIPELINED = (0.5, "ASSUMPTION: no step of torch's pipeline stages on GPUs was c
 _LOOPED_EXPERTS = (
     1.0,
     "ASSUMPTION: before Hopper torch runs the products of experts one by one, slower than grouped products "
-    "by an unknown factor; two published LoRA steps of Mixtral, in the loop of transformers 4, took 13 and "
-    "24 % less than estimated",
+    "by an unknown factor; two published LoRA steps of Mixtral, in the loop of transformers 4, took 2 % more "
+    "and 11 % less than estimated",
 )
 """Uncertainties of the step time, and their sources."""
 _SHORT_S = 0.1
