@@ -121,6 +121,23 @@ OTHER_RANK = (
             "different-devices",
         ),
         (
+            "RuntimeError: Input type (torch.cuda.HalfTensor) and weight type (torch.HalfTensor) x\n",
+            "different-devices",
+        ),
+        (
+            "RuntimeError: Input type (torch.FloatTensor) and weight type (torch.cuda.HalfTensor) x\n",
+            "different-devices",
+        ),
+        (
+            "RuntimeError: Input type (torch.FloatTensor) and weight type (torch.BFloat16Tensor) x\n",
+            "different-dtypes",
+        ),
+        (
+            "RuntimeError: Input type (torch.BFloat16Tensor) and weight type (torch.FloatTensor) x\n",
+            "different-dtypes",
+        ),
+        ("srun: fatal: --mem and --mem-per-cpu are mutually exclusive\n", "scheduler-refused"),
+        (
             '{"message":"RuntimeError: CUDA error: out of memory","level":"error","log":{"level":"info"}}\n',
             "gpu-out-of-memory",
         ),
@@ -242,6 +259,8 @@ def test_frame_is_the_scripts_or_else_the_librarys(log: str, frame: str | None) 
         "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",
         "[2024-05-01 12:00:00,000] [INFO] nvme_path=None stage3_gather_16bit_weights_on_model_save\n",
         "[2024-05-01 12:00:00,000] [INFO] [launch.py:1] Process 7 exits successfully.\n",
+        "Exit Code: 0   Duration: 137 s\n",
+        "srun: fatal: Can't find plugin for switch/hpe_slingshot\n",
         bytes(range(256)) * 64,
     ],
 )
