@@ -120,6 +120,27 @@ OTHER_RANK = (
             "RuntimeError: Input type (CUDAHalfType) and weight type (torch.FloatTensor) x\n",
             "different-devices",
         ),
+        (
+            "RuntimeError: Input type (torch.cuda.HalfTensor) and weight type (torch.HalfTensor) x\n",
+            "different-devices",
+        ),
+        (
+            "RuntimeError: Input type (torch.FloatTensor) and weight type (torch.cuda.HalfTensor) x\n",
+            "different-devices",
+        ),
+        (
+            "RuntimeError: Input type (torch.FloatTensor) and weight type (torch.BFloat16Tensor) x\n",
+            "different-dtypes",
+        ),
+        (
+            "RuntimeError: Input type (torch.BFloat16Tensor) and weight type (torch.FloatTensor) x\n",
+            "different-dtypes",
+        ),
+        ("srun: fatal: --mem and --mem-per-cpu are mutually exclusive\n", "scheduler-refused"),
+        (
+            '{"message":"RuntimeError: CUDA error: out of memory","level":"error","log":{"level":"info"}}\n',
+            "gpu-out-of-memory",
+        ),
         ("RuntimeError: Input type (CUDAHalfType) and weight type (CUDAFloatType) x\n", "different-dtypes"),
         ("terminate called after\nWatchdog caught collective operation timeout: x\n", "nccl-timeout"),
         ("RendezvousClosedError\nReceived 15 death signal, shutting down workers\n", "cancelled"),
@@ -131,6 +152,32 @@ OTHER_RANK = (
     ],
 )
 def test_what_says_more_is_the_cause(log: str, cause: str) -> None:
+    assert _cause(log) == cause
+
+
+IGNORED = "Exception ignored in: <f>\n"
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
+FULL = (
+    "Traceback (most recent call last):\n  File 'a.py', line 1\ntorch.OutOfMemoryError: CUDA out of memory\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (IGNORED + "Traceback (most recent call last):\nKeyError: 'x'\n" + DURING + FULL, None),
+        (IGNORED + "Traceback (most recent call last):\nKeyError: 'x'\n" + DIRECT + FULL, None),
+        (IGNORED + "KeyError: 'x'\n" + DURING + FULL + DIRECT + FULL, None),
+        (IGNORED + "KeyError: 'x'\n" + DURING + FULL + FULL, "gpu-out-of-memory"),
+        (IGNORED + "StopIteration\nepoch 1\n" + FULL, "gpu-out-of-memory"),
+        (IGNORED + "epoch 1\n" + FULL, "gpu-out-of-memory"),
+        (IGNORED + "Traceback (most recent call last):\n  File 'b.py', line 1\n" + FULL, "gpu-out-of-memory"),
+        ("Task exception was never retrieved\n" + FULL, "gpu-out-of-memory"),
+        ("Future exception was never retrieved\n" + FULL, "gpu-out-of-memory"),
+    ],
+)
+def test_an_ignored_exception_ends_where_another_begins(log: str, cause: str | None) -> None:
     assert _cause(log) == cause
 
 
@@ -180,9 +227,11 @@ def test_unknown_exception_is_the_scripts() -> None:
             'Traceback (most recent call last):\n  File "/v/site-packages/x.py", line 5, in g\nmy.Odd: no\n',
             "/v/site-packages/x.py:5",
         ),
+        ('[rank0]:   File "a.py", line 1, in f\n[rank1]: MyError: no\n', None),
+        ('[rank1]:   File "a.py", line 1, in f\n[rank0]: x\n[rank1]: MyError: no\n', "a.py:1"),
     ],
 )
-def test_frame_is_the_scripts_or_else_the_librarys(log: str, frame: str) -> None:
+def test_frame_is_the_scripts_or_else_the_librarys(log: str, frame: str | None) -> None:
     found = _explained(log).cause
     assert found is not None
     assert found.frame == frame
@@ -210,6 +259,8 @@ def test_frame_is_the_scripts_or_else_the_librarys(log: str, frame: str) -> None
         "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",
         "[2024-05-01 12:00:00,000] [INFO] nvme_path=None stage3_gather_16bit_weights_on_model_save\n",
         "[2024-05-01 12:00:00,000] [INFO] [launch.py:1] Process 7 exits successfully.\n",
+        "Exit Code: 0   Duration: 137 s\n",
+        "srun: fatal: Can't find plugin for switch/hpe_slingshot\n",
         bytes(range(256)) * 64,
     ],
 )
@@ -253,6 +304,9 @@ def test_line_numbers_count_what_an_editor_counts() -> None:
         ("node7: x", None, "x"),
         ("192.168.205.202: [rank3]: x", 3, "x"),
         ("0: [rank3]: x", 3, "x"),
+        ("[rank3]: 404: not found", 3, "404: not found"),
+        ('[rank0]:       7: "x",', 0, '      7: "x",'),
+        ("node7: 3: 404: x", 3, "404: x"),
         ("2025-10-31 03:11:02,478 - SimpleTuner - INFO - [rank3]: x", 3, "x"),
         ("[2024-09-15 20:18:04] [INFO] [rank3]: x", 3, "x"),
         ("> > [rank3]: x", 3, "x"),
@@ -320,3 +374,10 @@ def test_one_endless_line_is_read_too() -> None:
     begun = time.monotonic()
     assert _cause(b"x" * (8 << 20)) is None
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("line", ["Error " + "a1" * 30_000, "a1" * 30_000 + " Error", "Error" + "." * 60_000])
+def test_a_long_line_is_read_fast(line: str) -> None:
+    begun = time.monotonic()
+    _explained(line)
+    assert time.monotonic() - begun < 2

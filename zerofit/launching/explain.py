@@ -10,6 +10,7 @@ import stat
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -38,9 +39,9 @@ _FRAME_AWAY = 6
 _NO_ERROR = re.compile(
     r"(?!.*(?:death signal|received SIG|KeyboardInterrupt|CUDA initialization|Name or service|errno: 98"
     r"|_dynamo\.exc))(?:"
-    r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b"
+    r"\W*+(?:[\w.]*\w\W++)?(?:DEBUG|INFO|WARNING)\b"
     r"|\W*[IW](?:\d{3,4} \d| [\w./]+:\d+\])"
-    r'|\{.*?"level": ?"(?i:debug|info|warn)'
+    r'|\{(?:(?!"level":).)*"level": ?"(?i:debug|info|warn)'
     r"|\S+:\d+: \w*Warning: "
     r"|.*?NCCL INFO (?!.*retrying)|.*thrown while requesting)"
 )
@@ -50,8 +51,6 @@ _NEVER_RAISED = (
     "Exception ignored in",
     "--- Logging error ---",
     "Error in atexit._run_exitfuncs",
-    "Task exception was never retrieved",
-    "Future exception was never retrieved",
 )
 """Python prints these exceptions and goes on."""
 _TIMED_OUT = re.compile(
@@ -129,6 +128,9 @@ class _Traceback:
 
     has_begun: bool = False
     is_ignored: bool = False
+    """Python prints the next exception and goes on."""
+    was_ignored: bool = False
+    """The exception before, which a chained one replaces, was ignored."""
     frame: str | None = None
     chained: str | None = None
     last: LoggedFailure | None = None
@@ -163,14 +165,15 @@ class LogReader:
         self.ranks |= set() if rank is None else {rank}
 
         def is_quiet(text: str) -> bool:
-            return not any(one.has_begun for one in tracebacks.values()) and shows_nothing(text)
+            open_ones = (one for one in tracebacks.values() if one.has_begun or one.is_ignored)
+            return next(open_ones, None) is None and shows_nothing(text)
 
         line = None
         for line in read_lines(file, is_quiet=is_quiet):
             before.append(line)
             if is_quiet(line.text):
                 continue
-            of_line, said = line.parts
+            of_line, said = line.rank_and_text
             own = of_line if of_line is not None else rank
             if waited := _TIMED_OUT.search(said):
                 self.waiting.setdefault(int(waited[2]), (waited[1], int(waited[3]), waited[4]))
@@ -182,11 +185,11 @@ class LogReader:
                 traceback.has_begun and bool(_AFTER_FRAMES.match(said))
             )
             if not is_exception:
-                traceback.has_begun = False
+                traceback.has_begun = traceback.is_ignored = False
                 if _NO_ERROR.match(said):
                     continue
             elif traceback.is_ignored:
-                traceback.has_begun = traceback.is_ignored = False
+                traceback.has_begun, traceback.is_ignored, traceback.was_ignored = False, False, True
                 continue
             failure = failure_of(said, ends_traceback=is_exception)
             if failure is None and is_exception and not said.startswith("SystemExit"):
@@ -207,15 +210,18 @@ class LogReader:
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
         """Follow a traceback; return True for its lines other than the exception."""
         if said.startswith("Traceback (most recent call last)"):
+            traceback.is_ignored &= not traceback.has_begun  # the ignored one's traceback was cut
+            traceback.was_ignored &= traceback.is_ignored
             traceback.has_begun, traceback.frame = True, None
             return True
         if said.startswith((_DURING_HANDLING, _DIRECT_CAUSE)):
-            traceback.chained = said
+            traceback.is_ignored = traceback.was_ignored
+            traceback.chained = None if traceback.was_ignored else said
             return True
         if said.startswith(_NEVER_RAISED):
-            traceback.is_ignored = True
+            traceback.has_begun, traceback.is_ignored = False, True
             return True
-        if not traceback.has_begun:
+        if not (traceback.has_begun or traceback.is_ignored):
             return False
         if (frame := _FRAME.match(said)) and not _LIBRARY.search(frame[1]):
             traceback.frame = f"{frame[1]}:{frame[2]}"
@@ -225,7 +231,8 @@ class LogReader:
         if is_exception:
             # In a chain, the exception raised while another was handled is the one that propagated.
             last, chained = traceback.last, traceback.chained
-            traceback.has_begun, traceback.chained, traceback.last = False, None, one
+            traceback.has_begun, traceback.was_ignored = False, False
+            traceback.chained, traceback.last = None, one
             if last is not None and chained and last.failure.role is Role.ROOT and last.failure.is_vague:
                 is_direct = chained.startswith(_DIRECT_CAUSE)
                 says_less = one.failure.id == _UNKNOWN or one.failure.role is Role.CASCADE
@@ -279,9 +286,11 @@ class LogReader:
 
 
 def _last_frame(before: deque[LogLine]) -> str | None:
-    """Return the frame just before an exception, as file:line."""
-    last = [one.said for one in before][-_FRAME_AWAY:]
-    return next((f"{frame[1]}:{frame[2]}" for one in reversed(last) if (frame := _FRAME.match(one))), None)
+    """Return the frame just before the last line's exception, of the same rank, as file:line."""
+    read = (one.rank_and_text for one in reversed(before))
+    rank, _ = next(read)
+    last = islice((said for of_line, said in read if of_line == rank), _FRAME_AWAY - 1)
+    return next((f"{frame[1]}:{frame[2]}" for said in last if (frame := _FRAME.match(said))), None)
 
 
 def _unknown(said: str) -> KnownFailure:

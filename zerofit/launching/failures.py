@@ -63,11 +63,11 @@ class KnownFailure:
     ends_traceback: bool = False
     """True if the signs only count in the exception at the end of a traceback."""
     vague: bool = False
-    """True if it is so unspecific that any other of its role takes precedence."""
+    """True if it is so unspecific that any other failure of its role takes precedence."""
 
     @property
     def is_vague(self) -> bool:
-        """True if any other of its role takes precedence."""
+        """True if any other failure of its role takes precedence."""
         return self.vague or self.ends_traceback
 
 

@@ -20,12 +20,12 @@ _QUOTED = re.compile(">")
 _RANK = re.compile(
     r"\s*(?:(?:[-|\s]{0,3}(?:[\w.]{1,60}[-|\s]{1,3})?\[?(?:INFO|ERROR)\]?[-:|\s]{1,8}(?=\[rank))?"
     r"\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
-    r"|(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|[a-z][a-z0-9.-]*\d[a-z0-9.-]*): "
+    r"|(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|[a-z][a-z.-]{0,252}\d[a-z0-9.-]{0,252}): "
     r"|\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\) ?)"
 )
 """`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label;
 pdsh names a node and Ray an actor, which are no ranks. A program that logs its children's output
-writes a level in front of it."""
+writes a level in front of it. A host name has at most 253 characters."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"(\d{1,2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
 _TIME = re.compile(
@@ -54,20 +54,23 @@ class LogLine:
     @property
     def rank(self) -> int | None:
         """The rank in its prefixes; None without one."""
-        return self.parts[0]
+        return self.rank_and_text[0]
 
     @property
     def said(self) -> str:
         """The text without leading rank, time and quotation marks."""
-        return self.parts[1]
+        return self.rank_and_text[1]
 
     @property
-    def parts(self) -> tuple[int | None, str]:
+    def rank_and_text(self) -> tuple[int | None, str]:
         """The rank and the text, for callers that need both: the prefixes are read once."""
-        # The last number is the rank: srun and pdsh put a task or a node in front of torchrun's ranks.
+        # The last is the rank: srun and pdsh put a task or a node in front of torchrun's. After one a bare
+        # number is text: "404: not found".
         rank, text = None, self.text
         while (found := _QUOTED.match(text) or _RANK.match(text) or _FRONT.match(text)) and found.end():
             if found.re is _RANK:
+                if found[3] and rank is not None:
+                    break
                 rank = next((int(one) for one in found.groups() if one), rank)
             text = text[found.end() :].removeprefix(" ")
         return rank, text.rstrip()
