@@ -209,8 +209,9 @@ def _make_pipeline(call: CallSite) -> Value:
 def _initialize(reading: Reading, call: CallSite) -> Value:
     model = call.value("model", 1)
     made = model if isinstance(model, TrackedObject) else None
-    has_optimizer = len(call.arguments) > 2 or bool(given_to(call) & _GIVES_OPTIMIZER)
-    is_given = len(call.arguments) > 2 or "optimizer" in given_to(call)
+    is_positional, given = len(call.arguments) > 2, given_to(call)
+    has_optimizer = is_positional or bool(given & _GIVES_OPTIMIZER)
+    is_given = is_positional or "optimizer" in given
     has_own = is_given and call.value("optimizer", 2) != Constant(None)
     more = {"has_optimizer": has_optimizer, "has_own_optimizer": has_own}
     reading.record_with_keywords(Action.INITIALIZE, call, made, more=more)

@@ -121,14 +121,10 @@ def _device_map_of(model: Model) -> list[Keyword]:
     evidence=fails("loaded with `device_map='auto'` in any distributed"),
 )
 def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
-    ranks, is_known = situation.topology, situation.script is not None
-    several = is_known and ranks is not None and ranks.world_size > 1
-    yield from _split_models(situation) if several else _split_under_deepspeed(situation)
-
-
-@at_stages(*EVERY_STAGE)
-def _split_under_deepspeed(situation: Situation) -> Iterator[Hit]:
-    return _split_models(situation)
+    ranks = situation.topology
+    several = situation.script is not None and ranks is not None and ranks.world_size > 1
+    find = _split_models if several else at_stages(*EVERY_STAGE)(_split_models)
+    yield from find(situation)
 
 
 def _split_models(situation: Situation) -> Iterator[Hit]:

@@ -14,6 +14,7 @@ from zerofit.checking.inputs.accelerate import (
 )
 from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
 from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, EVALUATES, at_zero, changed, without
+from zerofit.checking.rules.script.hits import hit
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from zerofit.checking.situation import Situation, TrainerSettings
-    from zerofit.scripts.facts import ScriptCall
 
 
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
@@ -162,8 +162,8 @@ def _number(value: Any) -> float | None:
 def _hit_against(said: Said[Any], field: Said[Any], fix: str) -> Hit:
     """Return the hit for a launcher's setting that contradicts a field of Trainer's."""
     why = "the launcher's value becomes DeepSpeed's, and Trainer compares it with its own"
-    hit = hit_of(field, fix=fix, why=why)
-    return replace(hit, found=f"{said.text} with {field.text}", place=said.place or field.place)
+    found = f"{said.text} with {field.text}"
+    return replace(hit_of(field, fix=fix, why=why), found=found, place=said.place or field.place)
 
 
 def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
@@ -332,8 +332,8 @@ def _has_former_name(trainer: TrainerSettings) -> bool:
 def _best_with(best: Said[Any], *fields: Said[Any]) -> Hit:
     """Return the hit for load_best_model_at_end with these fields, at most as certain as each of them."""
     is_likely = any(field.confidence is not Confidence.CERTAIN for field in fields)
-    hit = hit_of(best, f" with {' and '.join(field.text for field in fields)}")
-    return replace(hit, confidence=Confidence.LIKELY) if is_likely else hit
+    found = hit_of(best, f" with {' and '.join(field.text for field in fields)}")
+    return replace(found, confidence=Confidence.LIKELY) if is_likely else found
 
 
 @Rule(
@@ -357,13 +357,7 @@ def _nothing_to_evaluate_on(situation: Situation) -> Iterator[Hit]:
         # Of a class of the script no keywords are known, and not what it adds to them.
         is_open = "train_dataset" not in call.given or call.given & {"eval_dataset", "**"}
         if not is_open and not call.is_conditional and _TRAINER_CALL.match(call.seen.text):
-            yield _in_source(call, f" without eval_dataset, with {evaluation.text}")
-
-
-def _in_source(call: ScriptCall, behind: str) -> Hit:
-    """Return the hit for a call in a script: its text, followed by `behind`."""
-    found = f"{call.seen.text}{behind}"
-    return Hit(found=found, place=call.seen.place, confidence=Confidence.LIKELY)
+            yield hit(call.seen, f" without eval_dataset, with {evaluation.text}")
 
 
 @Rule(
@@ -381,7 +375,7 @@ def _stops_by_no_metric(situation: Situation) -> Iterator[Hit]:
     lacking = _lacks_for_stopping(situation.arguments)
     for call in situation.script.find(Action.STOP_EARLY) if situation.script and lacking else ():
         if not call.is_conditional:
-            yield _in_source(call, f" with {lacking}")
+            yield hit(call.seen, f" with {lacking}")
 
 
 def _lacks_for_stopping(trainer: TrainerSettings) -> str | None:
@@ -446,8 +440,7 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
         if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
             found = f"tokenizer=... in {call.seen.text}"
-            said = Said(value="tokenizer", text=found, place=call.seen.place, confidence=Confidence.LIKELY)
-            yield hit_of(said, fix="write processing_class=tokenizer")
+            yield replace(hit(call.seen), found=found, fix="write processing_class=tokenizer")
 
 
 def _as_fix(instead: str | None) -> str | None:
