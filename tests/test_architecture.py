@@ -1,4 +1,4 @@
-"""The wings of the house: which one may import which, no circles, pure code does not touch the world."""
+"""The packages of zerofit: which may import which, no circles, and pure code does not touch the world."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "zerofit"
 _MAX_LINES = 600
 
-_WINGS: dict[str, frozenset[str]] = {
+_MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "machine": frozenset({"core"}),
     "configs": frozenset({"core"}),
@@ -48,12 +48,13 @@ _WINGS: dict[str, frozenset[str]] = {
         }
     ),
 }
-"""Each wing, from the ground up, and the wings below that it may import."""
+"""Each package, lowest first, and those below it that it may import."""
 _LOOSE = {
     "__init__": frozenset({"core", "checking", "generation", "planning", "launching", "training"}),
     "__main__": frozenset({"cli"}),
 }
-"""Modules at the top of zerofit/, and the wings that they may import."""
+"""Modules at the top of zerofit/, and the packages that they may import."""
+_IN_NO_PACKAGE = "it lies in no package; the packages are in tests/test_architecture.py"
 _PURE = (
     "core",
     "configs/text",
@@ -127,37 +128,55 @@ _WITH_TORCH = (
 """Files that only ever run where torch is there already: they import it at once, and are imported lazily."""
 
 
+class _Statement(NamedTuple):
+    """An import or a call."""
+
+    line: int
+    imported: tuple[tuple[str, str | None], ...]
+    """(module, name taken from it) of each import."""
+    called: str | None
+    """The function, if it is called by its bare name."""
+    lazy: bool
+    """True inside a function."""
+    typing_only: bool
+
+
 def _is_typing_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def _statements(
-    node: ast.AST, *, lazy: bool = False, typing_only: bool = False
-) -> Iterator[tuple[ast.AST, bool, bool]]:
-    """Yield each import and call, whether it stands in a function, and whether it is for type checkers."""
+def _statements_in(node: ast.AST, *, lazy: bool = False, typing_only: bool = False) -> Iterator[_Statement]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom, ast.Call)):
-            yield child, lazy, typing_only
+            called = (
+                child.func.id if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) else None
+            )
+            yield _Statement(child.lineno, _imported(child), called, lazy, typing_only)
         is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         typing_below = typing_only or _is_typing_only(child)
-        yield from _statements(child, lazy=lazy or is_function, typing_only=typing_below)
+        yield from _statements_in(child, lazy=lazy or is_function, typing_only=typing_below)
 
 
-def _imported(node: ast.AST) -> list[tuple[str, str | None]]:
-    """Return (module, name taken from it) of each import in a statement."""
+@cache
+def _statements(path: Path) -> tuple[_Statement, ...]:
+    """Return the imports and calls of a file."""
+    return tuple(_statements_in(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _imported(node: ast.AST) -> tuple[tuple[str, str | None], ...]:
     if isinstance(node, ast.Import):
-        return [(alias.name, None) for alias in node.names]
+        return tuple((alias.name, None) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        return [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
-    return []
+        return tuple(("." * node.level + (node.module or ""), alias.name) for alias in node.names)
+    return ()
 
 
-def _wing_of(module: str, name: str | None) -> str:
-    """Return the wing that an import leads to; "" for zerofit itself."""
+def _package_of(module: str, name: str | None) -> str:
+    """Return the package that an import leads to; "" for zerofit itself."""
     parts = module.split(".")
     if len(parts) > 1:
         return parts[1]
-    return name if name in _WINGS else ""
+    return name if name in _MAY_IMPORT else ""
 
 
 def _is_pure(place: str) -> bool:
@@ -171,26 +190,22 @@ def _runs_inside(module: str) -> bool:
     return f"{module.removeprefix('zerofit.').replace('.', '/')}.py" in _WITH_TORCH
 
 
-def _complaints(place: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _complaints(place: Path, statements: tuple[_Statement, ...]) -> Iterator[tuple[int, str]]:
     """Yield (line, what is wrong) for each import and call that a file must not have."""
-    wing = place.parts[0].removesuffix(".py")
-    below = {**_WINGS, **_LOOSE}[wing]
+    package = place.parts[0].removesuffix(".py")
+    below = {**_MAY_IMPORT, **_LOOSE}[package]
     is_pure, is_inside = _is_pure(place.as_posix()), place.as_posix() in _WITH_TORCH
-    for node, lazy, typing_only in _statements(tree):
-        line = getattr(node, "lineno", 0)
-        if isinstance(node, ast.Call):
-            called = node.func.id if isinstance(node.func, ast.Name) else None
-            if is_pure and called in _IO_CALLS:
-                yield line, f"pure code must not call {called}()"
-            continue
-        for module, name in _imported(node):
+    for line, imported, called, lazy, typing_only in statements:
+        if is_pure and called in _IO_CALLS:
+            yield line, f"pure code must not call {called}()"
+        for module, name in imported:
             root = module.partition(".")[0]
             if root == "":
                 yield line, "write the whole name in place of a relative import"
             elif root == "zerofit":
-                other = _wing_of(module, name)
-                if other != wing and other not in below:
-                    yield line, f"{wing} must not import {other or 'zerofit itself'}"
+                other = _package_of(module, name)
+                if other != package and other not in below:
+                    yield line, f"{package} must not import {other or 'zerofit itself'}"
                 elif _runs_inside(module) and not (lazy or typing_only or is_inside):
                     yield line, f"import {module} inside the function that needs it: it imports torch"
             elif typing_only:
@@ -205,15 +220,14 @@ def _complaints(place: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def violations(package: Path) -> list[str]:
-    """Return one line for each thing in a package folder that breaks the rules of the house."""
+    """Return one line for each import and call in a package folder that is not allowed there."""
     found = []
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package)
-        if place.parts[0].removesuffix(".py") not in (_WINGS if len(place.parts) > 1 else _LOOSE):
-            found.append(f"{place}: it stands in no wing; the wings are in tests/test_architecture.py")
+        if place.parts[0].removesuffix(".py") not in (_MAY_IMPORT if len(place.parts) > 1 else _LOOSE):
+            found.append(f"{place}: {_IN_NO_PACKAGE}")
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found += [f"{place}:{line}: {text}" for line, text in _complaints(place, tree)]
+        found += [f"{place}:{line}: {text}" for line, text in _complaints(place, _statements(path))]
     return found
 
 
@@ -232,13 +246,13 @@ def circles(package: Path) -> list[list[str]]:
         for module in modules
         if module in reached[module]
     }
-    return sorted(sorted(one) for one in found)
+    return sorted(sorted(circle) for circle in found)
 
 
 def _modules_imported(path: Path, modules: dict[str, Path]) -> set[str]:
     found = set()
-    for node, _, _ in _statements(ast.parse(path.read_text(encoding="utf-8"))):
-        for module, name in _imported(node):
+    for statement in _statements(path):
+        for module, name in statement.imported:
             whole = f"{module}.{name}"
             found |= {whole} if whole in modules else {module} & modules.keys()
     return found
@@ -255,107 +269,60 @@ def _reachable(start: str, imports: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def test_a_wing_imports_from_the_wings_below_it_only() -> None:
+def test_a_package_imports_from_those_below_it_only() -> None:
     assert violations(_PACKAGE) == []
 
 
-def test_the_table_of_wings_goes_one_way_down() -> None:
-    wings = list(_WINGS)
-    assert {wing: sorted(below - set(wings[: wings.index(wing)])) for wing, below in _WINGS.items()} == {
-        wing: [] for wing in wings
-    }
+def test_the_table_of_packages_goes_one_way_down() -> None:
+    names = list(_MAY_IMPORT)
+    wrong = {name: below - set(names[: names.index(name)]) for name, below in _MAY_IMPORT.items()}
+    assert {name: above for name, above in wrong.items() if above} == {}
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     assert circles(_PACKAGE) == []
 
 
-_PLANTED = [
-    ("core/facts.py", "import os\n", ["core/facts.py:1: pure code must not import os"]),
-    (
-        "core/facts.py",
-        "import pydantic\n",
-        ["core/facts.py:1: pure code may import pydantic inside a function only"],
+_PLANTED = {
+    "checking/rules/offload.py": "from pathlib import PurePath\nimport collections.abc\ntext = open('f')\n",
+    "cli/plan.py": "import torch.cuda\n\n\ndef f():\n    import torch.cuda\n",
+    "configs/write/json.py": "from . import yaml\n\n\ndef f():\n    from zerofit.cli.main import main\n",
+    "core/facts.py": (
+        "import pydantic\nfrom typing import TYPE_CHECKING\nfrom zerofit.core import units\n"
+        "if TYPE_CHECKING:\n    from zerofit.planning.solve import solve\n\n\n"
+        "def f():\n    import pydantic\n    import zerofit\n"
     ),
-    ("core/facts.py", "def f():\n    import pydantic\n", []),
-    ("core/facts.py", "from zerofit.core import units\n", []),
-    ("core/facts.py", "import zerofit\n", ["core/facts.py:1: core must not import zerofit itself"]),
-    (
-        "core/facts.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from zerofit.planning.solve import solve\n",
-        ["core/facts.py:3: core must not import planning"],
-    ),
-    (
-        "planning/estimate/host.py",
-        "def f():\n    import torch\n",
-        ["planning/estimate/host.py:2: pure code must not import torch"],
-    ),
-    (
-        "checking/rules/offload.py",
-        "from datetime import datetime\n",
-        ["checking/rules/offload.py:1: pure code must not import datetime"],
-    ),
-    ("checking/rules/offload.py", "from pathlib import PurePath\nimport collections.abc\n", []),
-    (
-        "checking/rules/offload.py",
-        "text = open('f').read()\n",
-        ["checking/rules/offload.py:1: pure code must not call open()"],
-    ),
-    (
-        "checking/engine.py",
-        "from zerofit import planning\n",
-        ["checking/engine.py:1: checking must not import planning"],
-    ),
-    (
-        "configs/write/json.py",
-        "def f():\n    from zerofit.cli.main import main\n",
-        ["configs/write/json.py:2: configs must not import cli"],
-    ),
-    (
-        "configs/write/json.py",
-        "from . import yaml\n",
-        ["configs/write/json.py:1: write the whole name in place of a relative import"],
-    ),
-    (
-        "training/tee.py",
-        "import zerofit.launching.watch\n",
-        ["training/tee.py:1: training must not import launching"],
-    ),
-    (
-        "launching/watch.py",
-        "from zerofit.training import record\n",
-        ["launching/watch.py:1: launching must not import training"],
-    ),
-    ("launching/watch.py", "import os\nfrom zerofit.machine.this_node import probe_machine\n", []),
-    (
-        "cli/plan.py",
-        "import torch.cuda\n",
-        ["cli/plan.py:1: import torch inside the function that needs it: it takes seconds"],
-    ),
-    ("cli/plan.py", "def f():\n    import torch.cuda\n", []),
-    ("models/changes/stages.py", "import torch\n", []),
-    (
-        "training/hooks.py",
-        "from zerofit.models.changes.stages import cut\n",
-        [
-            "training/hooks.py:1: import zerofit.models.changes.stages inside the function that needs it: "
-            "it imports torch"
-        ],
-    ),
-    ("utils.py", "", ["utils.py: it stands in no wing; the wings are in tests/test_architecture.py"]),
-    (
-        "tuning/run.py",
-        "",
-        ["tuning/run.py: it stands in no wing; the wings are in tests/test_architecture.py"],
-    ),
-]
+    "launching/watch.py": "import os\nfrom zerofit import training\nfrom zerofit.machine import this_node\n",
+    "models/changes/stages.py": "import torch\n",
+    "planning/estimate/host.py": "def f():\n    import torch\n    from datetime import datetime\n",
+    "training/hooks.py": "import zerofit.launching.watch\nfrom zerofit.models.changes.stages import cut\n",
+    "tuning/run.py": "",
+    "utils.py": "",
+}
+"""Files and their text: each rule is broken once in each way that it can be, and kept beside it."""
 
 
-@pytest.mark.parametrize(("name", "text", "expected"), _PLANTED)
-def test_a_planted_import_is_caught(tmp_path: Path, name: str, text: str, expected: list[str]) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(text)
-    assert violations(tmp_path) == expected
+def test_planted_breaches_are_caught(tmp_path: Path) -> None:
+    for name, text in _PLANTED.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert violations(tmp_path) == [
+        "checking/rules/offload.py:3: pure code must not call open()",
+        "cli/plan.py:1: import torch inside the function that needs it: it takes seconds",
+        "configs/write/json.py:1: write the whole name in place of a relative import",
+        "configs/write/json.py:5: configs must not import cli",
+        "core/facts.py:1: pure code may import pydantic inside a function only",
+        "core/facts.py:5: core must not import planning",
+        "core/facts.py:10: core must not import zerofit itself",
+        "launching/watch.py:2: launching must not import training",
+        "planning/estimate/host.py:2: pure code must not import torch",
+        "planning/estimate/host.py:3: pure code must not import datetime",
+        "training/hooks.py:1: training must not import launching",
+        "training/hooks.py:2: import zerofit.models.changes.stages inside the function that needs it: "
+        "it imports torch",
+        f"tuning/run.py: {_IN_NO_PACKAGE}",
+        f"utils.py: {_IN_NO_PACKAGE}",
+    ]
 
 
 def test_a_planted_circle_is_caught(tmp_path: Path) -> None:

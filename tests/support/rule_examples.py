@@ -1,8 +1,9 @@
-"""A rule's Example to the Situations that the same files, flags and script make."""
+"""A rule's Example to the Situations that the same files, flags and script make; loops over rules."""
 
 from __future__ import annotations
 
 import shlex
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,25 @@ from zerofit.core.errors import Unreadable
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from zerofit.checking.rule import Rule
     from zerofit.checking.situation import Situation
     from zerofit.core.facts import Versions
 
 
 _SCHEMAS, _VERSIONS = load_schemas(), probe_versions()
+
+
+def wrong_in(rules: Iterable[Rule], complaints: Callable[[Rule], Iterable[str]]) -> list[str]:
+    """Return "rule: what is wrong with it" of every rule; an error in one hides no other."""
+    wrong = []
+    for rule in rules:
+        try:
+            wrong += [f"{rule.id}: {complaint}" for complaint in complaints(rule)]
+        except Exception:
+            wrong.append(f"{rule.id}: {traceback.format_exc()}")
+    return wrong
 
 
 def situations_of_example(example: Example) -> tuple[Situation, ...]:

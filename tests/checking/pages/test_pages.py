@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import pytest
 import yaml
+from rule_examples import wrong_in
 
 from tools.measured_pages import versions_page
 from tools.rules_reference import rules_reference
@@ -17,7 +17,6 @@ from zerofit.checking.rule import Effect, Example, Reproduction
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
-_EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
 _PARAM_OFFLOAD = next(rule for rule in ALL_RULES if rule.id == "param-offload-needs-zero3")
 
 
@@ -52,26 +51,36 @@ def test_page_of_every_layer(golden: Callable[[str, str], None]) -> None:
     golden(rule_page(rule, level=2), "findings/every-layer.md")
 
 
-@_EVERY_RULE
-def test_every_page_is_whole(rule: Rule) -> None:
+def _wrong_in_page(rule: Rule) -> Iterator[str]:
     page = rule_page(rule)
-    assert page.startswith(f"# {rule.id}\n\n**{rule.severity}**: {rule.summary}.\n")
-    assert page.endswith("\n")
-    assert not page.endswith("\n\n")
-    assert re.search(r"\{\w+\}", page.partition("Violates the rule:")[0]) is None
-    assert page.count("```") % 2 == 0
-    assert ("Violates the rule:\n\n" in page, "Keeps it:\n\n" in page) == (True, True)
+    if not page.startswith(f"# {rule.id}\n\n**{rule.severity}**: {rule.summary}.\n"):
+        yield f"its page begins with {page[:100]!r}"
+    if not page.endswith("\n") or page.endswith("\n\n"):
+        yield f"its page ends with {page[-20:]!r}"
+    if fields := re.findall(r"\{\w+\}", page.partition("Violates the rule:")[0]):
+        yield f"its page keeps {fields}"
+    if page.count("```") % 2:
+        yield "its page leaves a block of code open"
+    if missing := [heading for heading in ("Violates the rule", "Keeps it") if f"{heading}:\n\n" not in page]:
+        yield f"its page lacks {missing}"
 
 
-@_EVERY_RULE
-def test_examples_that_are_mappings_can_be_read_back(rule: Rule) -> None:
+def _wrong_in_page_examples(rule: Rule) -> Iterator[str]:
     for example in (rule.bad, rule.good):
         page = rule_page(replace(rule, bad=example, good=Example()))
         blocks = dict(re.findall(r"```(json|yaml)\n(.*?)\n```", page, flags=re.DOTALL))
-        if isinstance(example.deepspeed, dict):
-            assert json.loads(blocks["json"]) == example.deepspeed
-        if isinstance(example.accelerate, dict):
-            assert yaml.safe_load(blocks["yaml"]) == example.accelerate
+        if isinstance(example.deepspeed, dict) and json.loads(blocks["json"]) != example.deepspeed:
+            yield f"its page shows another DeepSpeed file: {blocks['json']}"
+        if isinstance(example.accelerate, dict) and yaml.safe_load(blocks["yaml"]) != example.accelerate:
+            yield f"its page shows another accelerate file: {blocks['yaml']}"
+
+
+def test_every_page_is_whole() -> None:
+    assert wrong_in(ALL_RULES, _wrong_in_page) == []
+
+
+def test_examples_that_are_mappings_can_be_read_back() -> None:
+    assert wrong_in(ALL_RULES, _wrong_in_page_examples) == []
 
 
 def test_the_reference_has_a_row_and_a_page_for_each_rule() -> None:

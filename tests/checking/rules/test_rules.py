@@ -4,58 +4,94 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pkgutil import walk_packages
 
 import pytest
-from rule_examples import situations_of_example
+from rule_examples import situations_of_example, wrong_in
 
 from zerofit.checking import rules as compat
 from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.rule import Effect, Severity
+from zerofit.checking.rule import Effect, Example, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.core.units import GIB
 
-_EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
 
-
-def _broken(rule: Rule, which: str) -> list[str]:
-    example = getattr(rule, which)
-    situations = situations_of_example(example)
+def _broken(example: Example) -> list[str]:
     return [
-        finding.rule for situation in situations for finding in check(situation, rules=ALL_RULES).findings
+        finding.rule
+        for situation in situations_of_example(example)
+        for finding in check(situation, rules=ALL_RULES).findings
     ]
 
 
-@_EVERY_RULE
-def test_bad_example_breaks_this_rule_alone(rule: Rule) -> None:
-    assert set(_broken(rule, "bad")) == {rule.id}
+def _wrong_in_bad_example(rule: Rule) -> Iterator[str]:
+    if (broken := set(_broken(rule.bad))) != {rule.id}:
+        yield f"its bad example breaks {sorted(broken)}"
 
 
-@_EVERY_RULE
-def test_good_example_breaks_no_rule(rule: Rule) -> None:
-    assert _broken(rule, "good") == []
+def _wrong_in_good_example(rule: Rule) -> Iterator[str]:
+    if broken := _broken(rule.good):
+        yield f"its good example breaks {broken}"
 
 
-@_EVERY_RULE
-def test_rule_is_declared_whole(rule: Rule) -> None:
-    assert rule.bad != rule.good
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
+def _wrong_in_declaration(rule: Rule) -> Iterator[str]:
+    if rule.bad == rule.good:
+        yield "both examples are the same"
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id):
+        yield "its id is not in kebab case"
     for text in (rule.summary, rule.why, rule.fix):
-        assert text
-        assert text == text.strip().rstrip(".")
-        assert "\n" not in text
-        assert not re.search(r"{{|}}", text)  # of an f-string that is none
-    assert re.fullmatch(r"https://\S+", rule.see)
-    assert set(re.findall(r"{(\w+)}", rule.fix)) <= set(DEEPSPEED_NAMES)
-    assert not re.search(r"{\w+}", spell(rule.fix, {}))
+        if not text or text != text.strip().rstrip(".") or "\n" in text:
+            yield f"not one sentence without its full stop: {text!r}"
+        if re.search(r"{{|}}", text):
+            yield f"braces of an f-string that is none: {text!r}"
+    if not re.fullmatch(r"https://\S+", rule.see):
+        yield f"no link: {rule.see!r}"
+    if unknown := set(re.findall(r"{(\w+)}", rule.fix)) - set(DEEPSPEED_NAMES):
+        yield f"its fix has fields that have no name in DeepSpeed's file: {sorted(unknown)}"
+    if re.search(r"{\w+}", spell(rule.fix, {})):
+        yield f"its fix keeps fields: {rule.fix!r}"
     evidence = rule.evidence
     shown = {Effect.FAILS: bool(evidence.says), Effect.IGNORED: bool(evidence.observed)}
-    assert evidence.not_reproduced or shown.get(evidence.outcome, True)
-    assert rule.severity is not Severity.ADVICE or evidence.outcome in (Effect.COSTS, Effect.IGNORED)
+    if not (evidence.not_reproduced or shown.get(evidence.outcome, True)):
+        yield f"nothing shows that it {evidence.outcome}"
+    if rule.severity is Severity.ADVICE and evidence.outcome not in (Effect.COSTS, Effect.IGNORED):
+        yield f"advice, and its bad example {evidence.outcome}"
+
+
+def test_bad_example_breaks_this_rule_alone() -> None:
+    assert wrong_in(ALL_RULES, _wrong_in_bad_example) == []
+
+
+def test_good_example_breaks_no_rule() -> None:
+    assert wrong_in(ALL_RULES, _wrong_in_good_example) == []
+
+
+def test_rule_is_declared_whole() -> None:
+    assert wrong_in(ALL_RULES, _wrong_in_declaration) == []
+
+
+def test_each_broken_rule_is_named() -> None:
+    without_end, same_examples, without_evidence, whole = ALL_RULES[:4]
+    planted = (
+        replace(without_end, fix="leave it out."),
+        replace(same_examples, good=same_examples.bad),
+        replace(without_evidence, evidence=None),  # type: ignore[arg-type]
+        whole,
+    )
+    wrong = wrong_in(planted, _wrong_in_declaration)
+    assert wrong[:2] == [
+        f"{without_end.id}: not one sentence without its full stop: 'leave it out.'",
+        f"{same_examples.id}: both examples are the same",
+    ]
+    (error,) = wrong[2:]
+    assert error.startswith(f"{without_evidence.id}: Traceback")
+    assert "AttributeError: 'NoneType' object has no attribute 'says'" in error
 
 
 def test_every_file_of_rules_is_in_the_list() -> None:
