@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_programs import ForkedProgram
 from typed_flags import check_flags_were_typed
 
 from zerofit.core.rank_observation import read_observation
@@ -19,7 +20,6 @@ from zerofit.launching.hang import dump_stacks
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
-_FORKED_RANKS = ROOT / "tests" / "support" / "forked_ranks.py"
 RUN_TIMEOUT_S = 285
 """The first use of DeepSpeed's CPU Adam compiles it, which takes minutes on two cores."""
 
@@ -67,21 +67,35 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
-    """Run a command in a folder to its end; messages of zerofit must name no flag that is not in it."""
+    """Run a Python program in a folder to its end, as a fork of the fork server.
+
+    Messages of zerofit must name no flag that is not in the command.
+    """
+    program = ForkedProgram(command, cwd=folder, env=environment(**more))
+    return _finished(program, command, folder)
+
+
+def run_process(command: Sequence[str], folder: Path, **more: str) -> Run:
+    """Do the same with real processes, where how they start, end or look is what is tested."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, cwd=folder, env=environment(**more), stdout=pipe, stderr=pipe, text=True
-    ) as run:
-        try:
-            stdout, stderr = run.communicate(timeout=RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            stacks = _stacks(run.pid, folder)
-            run.terminate()  # zerofit ends its ranks
-            stdout, stderr = run.communicate()
-            pytest.fail(f"no end after {RUN_TIMEOUT_S} s\n{stdout}\n{stderr}\n{stacks}")
+    ) as process:
+        return _finished(process, command, folder)
+
+
+def _finished(program: subprocess.Popen[str] | ForkedProgram, command: Sequence[str], folder: Path) -> Run:
+    try:
+        stdout, stderr = program.communicate(timeout=RUN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        stacks = _stacks(program.pid, folder)
+        program.terminate()  # zerofit ends its ranks
+        stdout, stderr = program.communicate()
+        pytest.fail(f"no end after {RUN_TIMEOUT_S} s\n{stdout}\n{stderr}\n{stacks}")
+    assert program.returncode is not None
     if tuple(command[1:3]) == ("-m", "zerofit"):
         check_flags_were_typed(command, stderr)
-    return Run(exit_code=run.returncode, stdout=stdout, stderr=stderr, folder=folder)
+    return Run(exit_code=program.returncode, stdout=stdout, stderr=stderr, folder=folder)
 
 
 def _stacks(pid: int, folder: Path) -> str:
@@ -99,7 +113,7 @@ def _stacks(pid: int, folder: Path) -> str:
 
 def run_on_ranks(script: Path, folder: Path, *arguments: str, num_ranks: int = 2) -> Run:
     """Run a script in a folder on CPU ranks to its end, which must be a good one."""
-    ranks = (sys.executable, str(_FORKED_RANKS), str(num_ranks))
-    support = os.pathsep.join((str(_FORKED_RANKS.parent), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}")
+    support = os.pathsep.join((str(ROOT / "tests" / "support"), str(ROOT), os.environ.get("PYTHONPATH", "")))
     on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return run_command((*ranks, str(script), *arguments), folder, **on_cpu, PYTHONPATH=support).check()

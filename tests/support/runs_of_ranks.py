@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forked_programs import ForkedProgram
 from heart import LIMIT_S, LIMIT_VARIABLE, START_S
 from references import prepare
 
@@ -55,12 +56,12 @@ def run_ranks(
     ]
     log = folder / "ranks.log"
     with log.open("w") as said:
-        ranks = subprocess.Popen(
+        ranks = ForkedProgram(
             command,
+            cwd=Path.cwd(),
             env={**os.environ, **_environment(), LIMIT_VARIABLE: str(limit_s)},
-            stdin=subprocess.DEVNULL,
             stdout=said,
-            stderr=subprocess.STDOUT,
+            stderr=said,
             start_new_session=True,
         )
         is_ended_here = _wait(ranks, folder, limit_s)
@@ -88,7 +89,7 @@ def _said(log: Path) -> str:
     return log.read_text().partition('Traceback (most recent call last):\n  File "<frozen runpy>')[0][-8000:]
 
 
-def _wait(ranks: subprocess.Popen[bytes], folder: Path, limit_s: float) -> bool:
+def _wait(ranks: ForkedProgram, folder: Path, limit_s: float) -> bool:
     """Wait for the ranks' end; return whether they had to be ended because nothing of them moved."""
     begun = time.time()
     while ranks.poll() is None:

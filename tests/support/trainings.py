@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from records import Tolerance, Training, differences, read_training
-from runs import RUN_TIMEOUT_S, environment
+from runs import run_command
 
 HERE = Path(__file__).parents[1] / "semantics"
 _TRAINER = [
@@ -86,22 +85,15 @@ def _run(
 ) -> Ended:
     folder.mkdir(parents=True, exist_ok=True)
     output = "--output_dir" if script.startswith("trainer") else "--output-dir"
-    done = subprocess.run(
+    done = run_command(
         (*launcher, str(HERE / "scripts" / f"{script}.py"), output, "out", *ARGUMENTS[script], *arguments),
-        cwd=folder,
-        env=environment(
-            OMP_NUM_THREADS="1",
-            OMP_WAIT_POLICY="PASSIVE",
-            PYTHONPATH=str(HERE / "recorder"),
-            RECORD_TRAINING=str(folder / "record"),
-            **more,
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT_S,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        folder,
+        OMP_NUM_THREADS="1",
+        OMP_WAIT_POLICY="PASSIVE",
+        PYTHONPATH=str(HERE / "recorder"),
+        RECORD_TRAINING=str(folder / "record"),
+        **more,
+    ).check()
     result = json.loads((folder / "out" / "result.json").read_text())
     return Ended(training=read_training(folder / "record"), result=result, stderr=done.stderr)
 
