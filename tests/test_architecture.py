@@ -141,26 +141,33 @@ class _Statement(NamedTuple):
     typing_only: bool
 
 
-def _is_typing_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+class _Source(NamedTuple):
+    """What a file imports, calls and says."""
 
-
-def _statements_in(node: ast.AST, *, lazy: bool = False, typing_only: bool = False) -> Iterator[_Statement]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.Import, ast.ImportFrom, ast.Call)):
-            called = (
-                child.func.id if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) else None
-            )
-            yield _Statement(child.lineno, _imported(child), called, lazy, typing_only)
-        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        typing_below = typing_only or _is_typing_only(child)
-        yield from _statements_in(child, lazy=lazy or is_function, typing_only=typing_below)
+    statements: tuple[_Statement, ...]
+    named: frozenset[str]
+    """Dotted names of zerofit's in its strings."""
 
 
 @cache
-def _statements(path: Path) -> tuple[_Statement, ...]:
-    """Return the imports and calls of a file."""
-    return tuple(_statements_in(ast.parse(path.read_text(encoding="utf-8"))))
+def _source(path: Path) -> _Source:
+    statements: list[_Statement] = []
+    named: set[str] = set()
+    waiting: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False, False)]
+    while waiting:
+        node, lazy, typing_only = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Call)):
+            function = node.func if isinstance(node, ast.Call) else None
+            called = function.id if isinstance(function, ast.Name) else None
+            statements.append(_Statement(node.lineno, _imported(node), called, lazy, typing_only))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named.update(re.findall(r"\bzerofit(?:\.[a-z_]\w*)+\b", node.value))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            lazy = True
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+            typing_only = typing_only or node.test.id == "TYPE_CHECKING"
+        waiting += [(child, lazy, typing_only) for child in ast.iter_child_nodes(node)]
+    return _Source(tuple(sorted(statements, key=lambda found: found.line)), frozenset(named))
 
 
 def _imported(node: ast.AST) -> tuple[tuple[str, str | None], ...]:
@@ -227,7 +234,7 @@ def violations(package: Path) -> list[str]:
         if place.parts[0].removesuffix(".py") not in (_MAY_IMPORT if len(place.parts) > 1 else _LOOSE):
             found.append(f"{place}: {_IN_NO_PACKAGE}")
             continue
-        found += [f"{place}:{line}: {text}" for line, text in _complaints(place, _statements(path))]
+        found += [f"{place}:{line}: {text}" for line, text in _complaints(place, _source(path).statements)]
     return found
 
 
@@ -251,7 +258,7 @@ def circles(package: Path) -> list[list[str]]:
 
 def _modules_imported(path: Path, modules: dict[str, Path]) -> set[str]:
     found = set()
-    for statement in _statements(path):
+    for statement in _source(path).statements:
         for module, name in statement.imported:
             whole = f"{module}.{name}"
             found |= {whole} if whole in modules else {module} & modules.keys()
@@ -345,9 +352,7 @@ def test_modules_that_are_named_in_strings_are_there() -> None:
         name
         for folder in ("zerofit", "tools", "benchmarks", "examples")
         for path in (_ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for name in re.findall(r"\bzerofit(?:\.[a-z_]\w*)+\b", node.value)
+        for name in _source(path).named
     }
     assert named
     assert {name for name in named if not _is_there(name)} == set()

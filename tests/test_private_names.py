@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _PACKAGE = Path(__file__).parents[1] / "zerofit"
 
@@ -26,44 +27,57 @@ _ENDINGS = {"_data_files", "_full_eval", "_in_forward"}  # of longer names
 _KNOWN = _PYTHON | _TORCH | _OPERATORS | _OTHERS | _IN_FILES | _ENDINGS
 
 
-def _written(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a file defines or sets."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                for part in ast.walk(target):
-                    if isinstance(part, ast.Name):
-                        yield part.id
-                    elif isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self":
-                        yield part.attr
+class _Names(NamedTuple):
+    """The names in a file."""
+
+    written: frozenset[str]
+    """Those that it defines or sets."""
+    read: tuple[tuple[str, int], ...]
+    """Private ones that it reads off something or says as a string, and their lines."""
 
 
-def _read(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the private names that a file reads off something or says as a string, and their lines."""
-    pieces = {
-        id(piece) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values
-    }
-    for node in ast.walk(tree):
+@cache
+def _names(file: Path) -> _Names:
+    written: set[str] = set()
+    read: list[tuple[str, int]] = []
+    pieces: set[int] = set()  # of f-strings, each of which comes after its f-string
+    for node in ast.walk(ast.parse(file.read_text())):
         name = ""
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            written.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            written |= _set_by(node)
+        elif isinstance(node, ast.JoinedStr):
+            pieces |= {id(piece) for piece in node.values}
+        elif isinstance(node, ast.Attribute):
             name = node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in pieces:
             name = node.value if node.value.isidentifier() else ""
         if len(name) > 1 and name.startswith("_") and not name.startswith("__"):
-            yield name, node.lineno
+            read.append((name, node.lineno))
+    return _Names(frozenset(written), tuple(read))
+
+
+def _set_by(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = [part for target in targets for part in ast.walk(target)]
+    variables = {part.id for part in parts if isinstance(part, ast.Name)}
+    return variables | {
+        part.attr
+        for part in parts
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self"
+    }
 
 
 def _breaches(package: Path) -> list[str]:
-    trees = {file: ast.parse(file.read_text()) for file in sorted(package.rglob("*.py"))}
-    own = {name for tree in trees.values() for name in _written(tree)}
+    names = {file: _names(file) for file in sorted(package.rglob("*.py"))}
+    allowed = _KNOWN.union(*(found.written for found in names.values()))
     return [
         f"{file.relative_to(package)}:{line}: {name}"
-        for file, tree in trees.items()
+        for file, found in names.items()
         if file.parent.name != "upstream"
-        for name, line in _read(tree)
-        if name not in own | _KNOWN and not name.startswith(("_zerofit_", _SAVED_BY_AUTOGRAD))
+        for name, line in found.read
+        if name not in allowed and not name.startswith(("_zerofit_", _SAVED_BY_AUTOGRAD))
     ]
 
 
@@ -81,6 +95,6 @@ def test_a_planted_private_name_is_caught(tmp_path: Path) -> None:
 
 
 def test_no_name_is_allowed_that_nothing_reads() -> None:
-    read = {name for file in _PACKAGE.rglob("*.py") for name, _ in _read(ast.parse(file.read_text()))}
+    read = {name for file in _PACKAGE.rglob("*.py") for name, _ in _names(file).read}
 
     assert _KNOWN - read == set()
