@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from typed_flags import check_flags_were_typed
+from zerofit_in_process import run_in_process
 
 from zerofit.machine.extensions import extensions_folders, find_build_locks
 
@@ -127,9 +128,32 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs `zerofit ARGS` in a folder as `python -m zerofit` does, in this process.
+
+    Its errors and warnings must name no flag that is not among ARGS. Commands that start ranks, or are sent
+    signals, are run by `zerofit_process`.
+    """
+
+    def run(
+        *arguments: str,
+        cwd: Path,
+        environment: Mapping[str, str] | None = None,
+        stdin: str = "",
+        stdout: int | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        done = run_in_process(arguments, cwd=cwd, environment=environment, stdin=stdin, stdout=stdout)
+        check_flags_were_typed(arguments, done.stderr)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def zerofit_process() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs `python -m zerofit ARGS` in a folder, and waits for its end.
 
-    Its errors and warnings must name no flag that is not among ARGS.
+    It takes a second, and more where libraries are imported: most tests need `run_zerofit`. Its errors and
+    warnings must name no flag that is not among ARGS.
     """
 
     def run(

@@ -198,9 +198,9 @@ def test_the_table_is_printed_even_if_the_plot_fails(
 
 @pytest.mark.evidence
 @pytest.mark.timeout(3600)
-def test_every_rung_of_the_default_ladder_does_its_work(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+def test_every_rung_of_the_default_ladder_does_its_work(zerofit_process: RunZerofit, tmp_path: Path) -> None:
     line = "bench ladder --cpu --json --attention eager"
-    finished = run_zerofit(*line.split(), cwd=tmp_path, timeout_s=3500)
+    finished = zerofit_process(*line.split(), cwd=tmp_path, timeout_s=3500)
     whole = _read(finished.stdout)
     assert [rung.name for rung in whole.rungs] == DEFAULT_RUNGS.split(",")
     base, accumulated, checkpointed, adafactor, frozen, short = _measured(whole)

@@ -59,11 +59,9 @@ def _make_files(folder: Path, line: str) -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def _launch(
-    run_zerofit: RunZerofit, folder: Path, line: str, *flags: str
-) -> subprocess.CompletedProcess[str]:
+def _launch(run: RunZerofit, folder: Path, line: str, *flags: str) -> subprocess.CompletedProcess[str]:
     words = ("--cpu", "--num-processes", "2", *flags, *shlex.split(line))
-    return run_zerofit("launch", *words, cwd=folder, environment={"HF_HOME": str(folder)})
+    return run("launch", *words, cwd=folder, environment={"HF_HOME": str(folder)})
 
 
 @pytest.mark.parametrize("line", _LINES)
@@ -81,8 +79,8 @@ def test_line_is_taken_or_refused_as_the_table_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line, result in _LINES.items() if result == "trains"])
-def test_line_trains(run_zerofit: RunZerofit, tmp_path: Path, line: str) -> None:
+def test_line_trains(zerofit_process: RunZerofit, tmp_path: Path, line: str) -> None:
     arguments = _make_files(tmp_path, line)
-    run = _launch(run_zerofit, tmp_path, line, "--engine", "native")
+    run = _launch(zerofit_process, tmp_path, line, "--engine", "native")
     assert run.returncode == 0, run.stderr
     assert f"trained on 2 {list(arguments)}" in run.stdout

@@ -313,11 +313,11 @@ def test_the_fingerprint_is_of_the_models_files(generate_folder: Path, generate_
 
 
 def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_over(
-    generate_folder: Path, run_zerofit: RunZerofit
+    generate_folder: Path, zerofit_process: RunZerofit
 ) -> None:
     job = _job(_LINE)
     _unfinished(job)
-    finished = run_zerofit("generate", *_LINE.split(), cwd=generate_folder)
+    finished = zerofit_process("generate", *_LINE.split(), cwd=generate_folder)
     assert (finished.returncode, finished.stdout) == (0, "")
     assert "zerofit: 1 of 2 prompts are already done" in finished.stderr
     assert re.search(
@@ -339,12 +339,12 @@ def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_ov
 
 
 def test_two_ranks_under_zero3_read_stdin_and_write_stdout(
-    generate_folder: Path, run_zerofit: RunZerofit, built_ops: None
+    generate_folder: Path, zerofit_process: RunZerofit, built_ops: None
 ) -> None:
     line = "--model t5 --prompts - --out - --max-new-tokens 6 --batch-size 1"
     line += " --cpu --num-processes 2 --zero-stage 3"
     prompts = ["hello", "good day", "a third one"]
-    finished = run_zerofit(
+    finished = zerofit_process(
         "generate", *line.split(), cwd=generate_folder, stdin="".join(f'"{prompt}"\n' for prompt in prompts)
     )
     assert finished.returncode == 0, finished.stderr

@@ -35,9 +35,9 @@ def folder(same_folder: Path) -> Path:
     return same_folder
 
 
-def test_line_of_accelerate_trains(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_line_of_accelerate_trains(zerofit_process: RunZerofit, folder: Path) -> None:
     line = "--cpu --engine native accelerate launch --multi_gpu --num_processes 2 train.py --lr 1"
-    run = run_zerofit("launch", *line.split(), cwd=folder)
+    run = zerofit_process("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "trained on 2 MULTI_CPU ['--lr', '1']" in run.stdout
     assert run.stderr.splitlines()[:2] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,9 +282,10 @@ def test_layouts_are_listed_and_plotted_beside_each_other(run_zerofit: RunZerofi
     assert [drawn.count(f"<!-- {word} -->") for word in ("chosen", "too large")] == [1, 5]
 
 
-def test_without_matplotlib_a_plot_is_refused(run_zerofit: RunZerofit, folder: Path) -> None:
-    (folder / "matplotlib").mkdir()
-    (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")
+def test_without_matplotlib_a_plot_is_refused(
+    run_zerofit: RunZerofit, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)  # its import fails
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
     assert finished.stderr == (
         "error[plots-missing]: plots need matplotlib\n"
