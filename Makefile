@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MUTATION ?= .mutation
+MINUTES ?= 55
 BUDGET ?= 9m
 SETS ?= oldest transformers-5.17 newest
 OUT ?= benchmarks/measured
@@ -49,10 +50,9 @@ evidence: $(VENV)/.installed  ## run what rules and estimates say against the re
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-mutation: $(VENV)/.installed  ## the share of 200 small changes to the code that a test fails by; AFTER=FILE: those of an earlier run
+mutation: $(VENV)/.installed  ## the share of 301 small changes to the code that a test fails by, in parts of MINUTES=55; AFTER=DIR MAP=DIR: those of an earlier run, its map
 	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[mutation]'
-	@test -e $(MUTATION)/map/seconds.json || HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --map $(MUTATION)/map -- -n auto --dist loadfile
-	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --known $(MUTATION)/map --out $(MUTATION)/score.json $(if $(AFTER),--after $(AFTER))
+	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py $(MUTATION) --minutes $(MINUTES) $(if $(AFTER),--after $(AFTER)) $(if $(MAP),--map $(MAP))
 
 presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/presets.py, and the recipes of launch/
 	@$(BIN)/python -m tools.write_presets

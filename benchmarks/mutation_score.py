@@ -1,147 +1,222 @@
 #!/usr/bin/env python3
 """The mutation score: of small changes to the code, drawn by a seed, the share that a test fails by.
 
-Mutants are those of cosmic-ray's operators in zerofit's estimates, planning, rules and runtime. Each is put
-into a copy of the tree, and the tests that execute its line run, cheapest first, until one fails; launches
-come last. Which tests these are is read off a map that --map makes by one run of the suite under coverage.
+Mutants are those of cosmic-ray's operators in zerofit's estimates, planning, rules and runtime: 201 that are
+counted together, and 100 more of the runtime alone. Each is put into a copy of the tree, and the tests that
+execute its line run, cheapest first, until one fails; launches come last. Which tests these are is read off a
+map that the first start makes, by one run of the suite under coverage.
 
-    mutation_score.py --map FOLDER                          run the suite once under coverage
-    mutation_score.py --known FOLDER --out BEFORE.json      draw mutants and try them
-    mutation_score.py --known FOLDER --after BEFORE.json --out AFTER.json
-                                                            the same mutants against the tests of today
+FOLDER has the map, the mutants and each verdict as it comes: the same command goes on with a run that was
+broken off, on the commit that it began with.
+
+    mutation_score.py .mutation --minutes 55    begin, or go on for 55 minutes
+    mutation_score.py NEW --map .mutation/map --after .mutation
+                                                the same mutants against the tests of today, with an older map
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections import Counter
-from dataclasses import asdict, replace
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mutation_run.coverage_map import Choice, CoverageMap, make_map
-from mutation_run.mutants import Mutant, draw_mutants, find_again
-from mutation_run.trials import Trial, Verdict, copy_tree, list_tests, run_trials
+from mutation_run.coverage_map import CoverageMap
+from mutation_run.forked_tests import list_tests
+from mutation_run.map_run import is_made, make_map
+from mutation_run.mutants import draw_mutants, find_again
+from mutation_run.results import (
+    Run,
+    Trial,
+    Verdict,
+    append_trial,
+    read_run,
+    read_trials,
+    summary,
+    survivors,
+    write_run,
+    write_whole,
+)
+from mutation_run.trials import copy_tree, run_trials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-PARTS = ("zerofit/planning", "zerofit/checking/rules", "zerofit/training")
-SEED = 16
+    from mutation_run.mutants import Mutant
+
 _TREE = Path(__file__).parents[1]
-
-Results = list[tuple[Mutant, Trial]]
-
-
-def summary(results: Iterable[tuple[Mutant, Trial]]) -> str:
-    """Return the verdicts a part as lines of a table."""
-    counts: dict[str, Counter[Verdict]] = {}
-    for mutant, trial in results:
-        part = "/".join(Path(mutant.file).parts[:2])
-        counts.setdefault(part, Counter())[trial.verdict] += 1
-    rows = [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]
-    return "\n".join(
-        [_row("part", [*Verdict, "killed, %"]), *(_row(part, _cells(one)) for part, one in rows)]
-    )
+_RUN, _TRIALS, _SURVIVORS = "run.json", "trials.jsonl", "survivors.txt"
+_BUDGET_S = 40.0
 
 
-def _cells(counts: Counter[Verdict]) -> list[str]:
-    tried = sum(counts.values()) - counts[Verdict.GONE]
-    killed = counts[Verdict.KILLED] + counts[Verdict.TIMED_OUT]
-    return [*(str(counts[verdict]) for verdict in Verdict), f"{100 * killed / tried:.1f}" if tried else "-"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Mutants that are drawn together."""
+
+    folder: str
+    """Where, relative to the tree."""
+    count: int
+    seed: int
+    is_extra: bool = False
+    """Left out of the total."""
+
+    @property
+    def name(self) -> str:
+        """The part's name in the tables."""
+        return f"{self.folder}, {self.count} more" if self.is_extra else self.folder
 
 
-def _row(part: str, cells: Iterable[str]) -> str:
-    return f"{part:20}" + "".join(f"{cell:>11}" for cell in cells)
+PARTS = (
+    Part(folder="zerofit/planning", count=67, seed=16),
+    Part(folder="zerofit/checking/rules", count=67, seed=16),
+    Part(folder="zerofit/training", count=67, seed=16),
+    Part(folder="zerofit/training", count=100, seed=38, is_extra=True),
+)
 
 
-def read_results(path: Path) -> Results:
-    """Read what an earlier run wrote."""
-    rows = json.loads(path.read_text("utf-8"))["mutants"]
-    return [
-        (Mutant(**row["mutant"]), Trial(**{**row["trial"], "verdict": Verdict(row["trial"]["verdict"])}))
-        for row in rows
-    ]
+def draw(tree: Path, parts: Sequence[Part]) -> dict[str, list[Mutant]]:
+    """Draw each part's mutants, none of them twice."""
+    drawn: dict[str, list[Mutant]] = {}
+    for part in parts:
+        before = {mutant for mutants in drawn.values() for mutant in mutants}
+        drawn[part.name] = draw_mutants(tree, part.folder, count=part.count, seed=part.seed, but=before)
+    return drawn
 
 
-def write_results(path: Path, results: Results, **about: object) -> None:
-    """Write results, in the order of the code, with what they are of."""
-    ordered = sorted(results, key=lambda one: (one[0].file, one[0].line, one[0].after))
-    rows = [{"mutant": asdict(mutant), "trial": asdict(trial)} for mutant, trial in ordered]
-    path.write_text(json.dumps({**about, "mutants": rows}, indent=1) + "\n", "utf-8")
+def begin(options: argparse.Namespace) -> Run:
+    """Return the run that a folder has begun, or begin one: draw mutants, or take those of an earlier run."""
+    if (path := options.folder / _RUN).exists():
+        return read_run(path)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    command = ["git", "-C", str(options.tree), "rev-parse", options.revision]
+    revision = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    if options.after:
+        earlier = read_run(options.after / _RUN)
+        drawn, extra = earlier.drawn, earlier.extra
+    else:
+        with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+            copy_tree(options.tree, Path(folder, "tree"), revision)
+            drawn = draw(Path(folder, "tree"), options.parts)
+        extra = tuple(part.name for part in options.parts if part.is_extra)
+    run = Run(revision=revision, budget_s=options.budget, drawn=drawn, extra=extra)
+    write_run(path, run)
+    return run
 
 
-def killer_first(choice: Choice, trial: Trial | None, tests: frozenset[str]) -> Choice:
-    """Return the choice with what killed the mutant earlier in front: a test, or a file that did not load."""
-    killer = trial.killed_by if trial is not None else None
-    known = tuple(sorted(test for test in tests if killer in (test, test.partition("::")[0])))
-    return replace(choice, files=(known, *choice.files)) if known else choice
+def finish_map(options: argparse.Namespace, run: Run, until: float | None) -> bool:
+    """Make the map, or go on with it; return False if the time is up before it is whole."""
+    if is_made(options.map):
+        return True
+    tree = options.map / "tree"
+    if not (options.map / "groups.json").exists():  # also where a copy was broken off
+        shutil.rmtree(tree, ignore_errors=True)
+        copy_tree(options.tree, tree, run.revision)
+    if not make_map(tree, options.map, ["-n", str(options.jobs), "--dist", "loadfile"], until=until):
+        return False
+    shutil.rmtree(tree)
+    return True
 
 
-def score(options: argparse.Namespace, folder: Path) -> Results:
-    """Draw mutants, or take those of an earlier run, and try them in copies of the tree within a folder."""
-    trees = [folder / f"tree{number}" for number in range(options.jobs)]
-    for tree in trees:
-        copy_tree(options.tree, tree, options.revision)
-    tests = frozenset(list_tests(trees[0]))
-    known = CoverageMap(folder=options.known, tests=tests)
-    earlier = dict(read_results(options.after)) if options.after else {}
-    each = -(-options.count // len(options.parts))
-    drawn = (draw_mutants(trees[0], part, count=each, seed=options.seed) for part in options.parts)
-    results: Results = []
-    jobs = []
-    for mutant in earlier or [mutant for part in drawn for mutant in part]:
-        here, trial = find_again(mutant, trees[0]), earlier.get(mutant)
-        if here is None:
-            results.append((mutant, Trial(verdict=Verdict.GONE)))
-        else:
-            choice = known.choose(here, trees[0], budget_s=options.budget)
-            jobs.append((here, killer_first(choice, trial, tests)))
-    about = {"seed": options.seed, "revision": options.revision, "budget_s": options.budget}
-    write_results(options.out, results, **about)
-    for mutant, trial in run_trials(trees, jobs, budget_s=options.budget):
-        results.append((mutant, trial))
-        place = f"{len(results)} {mutant.file}:{mutant.line}"
-        print(f"{place} {trial.verdict} {trial.killed_by or ''}", file=sys.stderr, flush=True)
-        write_results(options.out, results, **about)
-    return results
+def try_mutants(options: argparse.Namespace, run: Run, until: float | None) -> None:
+    """Try the mutants that have no verdict yet, in copies of the tree, until the time is up."""
+    known = read_trials(options.folder / _TRIALS)
+    left = [mutant for mutants in run.drawn.values() for mutant in mutants if mutant not in known]
+    if not left:
+        return
+    earlier = read_trials(options.after / _TRIALS) if options.after else {}
+    with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
+        trees = [Path(folder, f"tree{number}") for number in range(options.jobs)]
+        for tree in trees:
+            copy_tree(options.tree, tree, run.revision)
+        with ThreadPoolExecutor(len(trees)) as pool:
+            tests = next(frozenset(names) for names in pool.map(list_tests, trees))
+        suite = CoverageMap(folder=options.map, tests=tests)
+        mutants, jobs = [], []
+        for mutant in left:
+            here = find_again(mutant, trees[0])
+            if here is None:
+                append_trial(options.folder / _TRIALS, mutant, Trial(verdict=Verdict.GONE))
+                continue
+            killer = earlier[mutant].killed_by if mutant in earlier else None
+            choice = suite.choose(here, trees[0], budget_s=run.budget_s)
+            mutants.append(mutant)
+            jobs.append((here, choice.killer_first(killer, tests)))
+        for number, trial in run_trials(trees, jobs, until=until):
+            mutant = mutants[number]
+            append_trial(options.folder / _TRIALS, mutant, trial)
+            told = f"{mutant.file}:{mutant.line} {trial.verdict} {trial.killed_by or ''}".rstrip()
+            print(
+                f"{number + 1} of {len(mutants)}, {trial.seconds:.0f} s: {told}", file=sys.stderr, flush=True
+            )
+
+
+def report(folder: Path, run: Run) -> None:
+    """Print the table, and write those that survived into a file."""
+    trials = read_trials(folder / _TRIALS)
+    write_whole(folder / _SURVIVORS, survivors(run, trials))
+    print(summary(run, trials))
+    print(f"Those that survived are in {folder / _SURVIVORS}.")
+
+
+def _part(text: str) -> Part:
+    folder, count, seed = text.split(":")
+    return Part(folder=folder, count=int(count), seed=int(seed))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a map, or try mutants and print the share that is killed."""
+    """Make the map, try the mutants and print the share that is killed, or as much as there is time for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="new, or of a run that goes on")
+    parser.add_argument("--minutes", type=float, metavar="M", help="stop in good order after this time")
+    parser.add_argument("--map", type=Path, metavar="FOLDER", help="default: map/ in FOLDER")
     parser.add_argument(
-        "--map", type=Path, metavar="FOLDER", help="run the suite under coverage; FOLDER is new"
+        "--after",
+        type=Path,
+        metavar="FOLDER",
+        help="an earlier run: the same mutants, each one's killer first",
     )
-    parser.add_argument("--known", type=Path, metavar="FOLDER", help="a map that --map made")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the results, written after each mutant")
     parser.add_argument(
-        "--after", type=Path, metavar="FILE", help="an earlier run's results: the same mutants"
+        "--parts",
+        nargs="+",
+        type=_part,
+        default=PARTS,
+        metavar="PART",
+        help="FOLDER:COUNT:SEED of mutants to draw",
     )
-    parser.add_argument("--count", type=int, default=200, help="mutants of all parts (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument(
-        "--budget", type=float, default=75.0, metavar="S", help="test time a mutant (default: 75)"
+        "--budget",
+        type=float,
+        default=_BUDGET_S,
+        metavar="S",
+        help="test time a mutant (default: %(default)s)",
     )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="default: %(default)s")
-    parser.add_argument("--parts", nargs="+", default=PARTS, help="folders of the code")
     parser.add_argument("--tree", type=Path, default=_TREE, help="a repository (default: this one)")
     parser.add_argument("--revision", default="HEAD", help="what is copied of it (default: %(default)s)")
-    parser.add_argument("pytest", nargs="*", help="with --map, after --: pytest's arguments")
     options = parser.parse_args(arguments)
-    if options.map:
-        make_map(options.tree.resolve(), options.map.resolve(), options.pytest)
+    until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    options.folder = options.folder.resolve()
+    options.map = (options.map or options.folder / "map").resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the copies of the tree
+    run = begin(options)
+    if not finish_map(options, run, until):
+        print("The time is up, a part of the map is missing: the same command goes on")
         return 0
-    if not (options.known and options.out):
-        parser.error("--known and --out are needed, or --map")
-    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        print(summary(score(options, Path(folder))))
+    try_mutants(options, run, until)
+    report(options.folder, run)
+    num_left = sum(map(len, run.drawn.values())) - len(read_trials(options.folder / _TRIALS))
+    if num_left:
+        print(f"The time is up, {num_left} mutants are left: the same command goes on")
     return 0
 
 

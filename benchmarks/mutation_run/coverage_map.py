@@ -1,93 +1,49 @@
-"""Which tests can see a mutant: a map of lines to tests, made by one run of the suite under coverage.
-
-The module is pytest's plugin in that run. A process that a test starts is measured too: its coverage carries
-the test's name from PYTEST_CURRENT_TEST.
-"""
+"""Which tests can see a mutant, read off the map of lines to tests that map_run.py makes."""
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from mutation_run.mutants import Mutant
 
-_LAUNCH_S = 5.0
+_LAUNCH_S = 2.5
 """ASSUMPTION: a test this long starts a run that the other tests of its file look at."""
 _FEW = 4
 """ASSUMPTION: of a line that no more of a file's tests execute, the others have the result from a cache."""
-_FOLDER = "MUTATION_MAP"
-_HOME = Path(__file__).parents[1]
 
 
-def make_map(tree: Path, folder: Path, arguments: list[str]) -> None:
-    """Run a tree's suite once under coverage and write the map into an empty folder."""
-    folder.mkdir(parents=True)
-    settings = folder / "coveragerc"
-    settings.write_text(
-        f"[run]\nsource = {tree}/zerofit\nparallel = true\ndata_file = {folder}/part\n"
-        "patch = _exit\nsigterm = true\n"  # a process that ends early says what it ran all the same
-        "context = ${PYTEST_CURRENT_TEST-}\ndisable_warnings = no-data-collected,module-not-imported,"
-        "module-not-measured,couldnt-parse,no-sysmon\n"
-    )
-    paths = os.pathsep.join([str(tree), str(_HOME), os.environ.get("PYTHONPATH", "")])
-    environment = {_FOLDER: str(folder), "COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutation_run.coverage_map", *arguments]
-    ended = subprocess.run(command, cwd=tree, env={**os.environ, **environment}, check=False)
-    if ended.returncode not in (0, 1):  # what fails is in the map all the same
-        raise SystemExit(f"mutation_score: pytest ended with {ended.returncode}, and there is no map")
-    combine = [sys.executable, "-m", "coverage", "combine", "-q", f"--data-file={folder}/coverage"]
-    subprocess.run([*combine, *map(str, folder.glob("part.*"))], cwd=folder, check=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTests:
+    """Tests of one file."""
 
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Count what is executed from here on as the test's."""
-    import coverage
-
-    current = coverage.Coverage.current()
-    if current is not None and _FOLDER in os.environ:
-        current.switch_context(item.nodeid)
-    return (yield)
-
-
-_seconds: dict[str, float] = defaultdict(float)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up a test's setup, call and teardown."""
-    _seconds[report.nodeid] += report.duration
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the seconds of all tests, in the process that heard of all."""
-    if _FOLDER in os.environ and not hasattr(session.config, "workerinput"):
-        known = {"tree": str(session.config.rootpath), "seconds": _seconds}
-        (Path(os.environ[_FOLDER]) / "seconds.json").write_text(json.dumps(known))
+    tests: tuple[str, ...]
+    """Ids, in the order in which they are tried."""
+    seconds: float
+    """What they took when the map was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The tests to try on a mutant, file by file, those first that tell most in the least time."""
 
-    files: tuple[tuple[str, ...], ...]
-    """The tests of each file that are tried."""
+    files: tuple[FileTests, ...]
     num_seeing: int
     """Tests that execute the line."""
     num_cut: int
     """Those of them that the budget leaves out."""
+
+    def killer_first(self, killer: str | None, tests: frozenset[str]) -> Choice:
+        """Return the choice with an earlier killer in front: a test, or a file that did not load."""
+        known = tuple(sorted(test for test in tests if killer in (test, test.partition("::")[0])))
+        return replace(self, files=(FileTests(tests=known, seconds=60.0), *self.files)) if known else self
 
 
 @dataclass(kw_only=True)
@@ -120,7 +76,7 @@ class CoverageMap:
     def _by_file(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = defaultdict(list)
         known = self._made["seconds"]
-        for test in sorted(self.tests, key=lambda one: (one in known, self.seconds(one), one)):
+        for test in sorted(self.tests, key=lambda test: (test in known, self.seconds(test), test)):
             found[test.partition("::")[0]].append(test)
         return found
 
@@ -142,7 +98,7 @@ class CoverageMap:
         }
         known = {file: tests & self.tests | new.get(file, set()) for file, tests in {**new, **seeing}.items()}
         seeing = {file: tests for file, tests in known.items() if tests}
-        files, spent, num_cut = [], 0.0, 0
+        files, spent, num_cut = list[FileTests](), 0.0, 0
 
         def cost(file: str) -> tuple[bool, bool, bool, float]:
             seconds = [self.seconds(test) for test in seeing[file]]
@@ -153,14 +109,19 @@ class CoverageMap:
             # What a fixture did, or a cache holds, counts as its first test's: others of the file follow.
             is_shared = len(seeing[file]) <= _FEW or cost(file)[0]
             others = [test for test in self._by_file[file] if is_shared and test not in seeing[file]]
+            dearest_s = max(map(self.seconds, seeing[file]))
+            if dearest_s >= _LAUNCH_S and spent + dearest_s > budget_s:
+                num_cut += len(seeing[file])  # the others would start the same run
+                continue
             tried = []
-            for test in [*(one for one in self._by_file[file] if one in seeing[file]), *others]:
+            for test in [*(test for test in self._by_file[file] if test in seeing[file]), *others]:
                 if spent + self.seconds(test) > budget_s:
                     num_cut += test in seeing[file]
                     continue
                 spent += self.seconds(test)
                 tried.append(test)
-            files += [tuple(tried)] if tried else []
+            if tried:
+                files.append(FileTests(tests=tuple(tried), seconds=sum(map(self.seconds, tried))))
         return Choice(
             files=tuple(files),
             num_seeing=sum(map(len, seeing.values())),
@@ -173,7 +134,8 @@ class CoverageMap:
         contexts = self._lines[file].get(line, ())
         # "static|dynamic", of which a process that a test started has the first, with the test's phase.
         names = {
-            re.sub(r" \((setup|call|teardown)\)$", "", one[one.rfind("|tests/") + 1 :]) for one in contexts
+            re.sub(r" \((setup|call|teardown)\)$", "", context[context.rfind("|tests/") + 1 :])
+            for context in contexts
         }
         return {name for name in names if "::" in name}
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}
 _IDENTITY = {"Is", "IsNot"}
@@ -50,13 +50,16 @@ class _Change:
     definition: str | None
 
 
-def draw_mutants(tree: Path, part: str, *, count: int, seed: int) -> list[Mutant]:
+def draw_mutants(
+    tree: Path, part: str, *, count: int, seed: int, but: Collection[Mutant] = ()
+) -> list[Mutant]:
     """Return mutants of a folder of the package: places are drawn evenly, then one change of each.
 
     Drawn evenly over all changes, two thirds would be of `+`, of which cosmic-ray knows eleven.
 
     Args:
         part: relative to the tree, such as zerofit/planning/estimate.
+        but: mutants that are not drawn.
     """
     random = Random(f"{seed} {part}")
     places: dict[tuple[Path, Span], list[_Change]] = defaultdict(list)
@@ -66,7 +69,7 @@ def draw_mutants(tree: Path, part: str, *, count: int, seed: int) -> list[Mutant
     drawn: list[Mutant] = []
     for place in random.sample(sorted(places), len(places)):
         mutant = _mutant(tree, random.choice(places[place]))
-        if mutant is not None:
+        if mutant is not None and mutant not in but:
             drawn.append(mutant)
         if len(drawn) == count:
             break

@@ -1,79 +1,36 @@
-"""Trials: a mutant in a copy of the tree, and tests in forks of a process that has the libraries loaded."""
+"""Trials: a mutant in a copy of the tree, and the tests that see it, until one fails."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import multiprocessing
-import os
-import select
-import shutil
+import multiprocessing.connection
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import psutil
-import pytest
-
+from mutation_run.forked_tests import LIBRARIES, adopt_orphans, end_tree, load, run_in_fork
 from mutation_run.mutants import mutated
+from mutation_run.results import Trial, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from mutation_run.coverage_map import Choice
     from mutation_run.mutants import Mutant
 
-LIBRARIES = (
-    *("torch", "torch._dynamo", "torch._subclasses.fake_tensor", "transformers", "transformers.trainer"),
-    *("accelerate", "deepspeed", "datasets", "peft", "hypothesis", "yaml"),
-)
+Job = tuple["Mutant", "Choice"]
+
 _ROUNDS = (3, 12, 1000)
 """Files of tests in the first round, the second, ...: most mutants need not pay for collecting all."""
-_COLLECT = """
-import json, sys, pytest
-class Names:
-    def pytest_collection_finish(self, session):
-        self.names = [one.nodeid for one in session.items]
-code = pytest.main(sys.argv[1:], plugins=[names := Names()])
-print(json.dumps(names.names), file=sys.stderr)
-sys.exit(code)
-"""
-_SLOWEST, _GRACE_S = 6, 60.0
-"""ASSUMPTION: how much longer than the budget a round may take, by a busy machine and for loading the tests,
-before it counts as endless."""
-
-
-class Verdict(StrEnum):
-    """What became of a mutant."""
-
-    KILLED = "killed"
-    TIMED_OUT = "timed out"
-    """The tests did not end, as `pytest --timeout` would say: it counts as killed."""
-    SURVIVED = "survived"
-    CUT_OFF = "cut off"
-    """It survived the tests that the budget allows; others see it too."""
-    UNSEEN = "unseen"
-    """No test executes the line."""
-    GONE = "gone"
-    """The line is not in this version of the code."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """What became of one mutant."""
-
-    verdict: Verdict
-    killed_by: str | None = None
-    num_tried: int = 0
-    num_seeing: int = 0
-    num_cut: int = 0
-    seconds: float = 0.0
+_SLOWER, _LOADING_S, _LOADING_FILE_S = 3.0, 60.0, 1.0
+"""ASSUMPTION: how much longer than in the map tests may take, on a busy machine, and how long loading them,
+before they count as endless."""
+_LAST_TRIALS_S = 60.0
+"""How long trials that have begun may go on when the time is up."""
 
 
 def copy_tree(tree: Path, copy: Path, revision: str) -> None:
@@ -86,174 +43,111 @@ def copy_tree(tree: Path, copy: Path, revision: str) -> None:
     subprocess.run([sys.executable, *compiled], cwd=copy, check=False)
 
 
-def list_tests(tree: Path) -> list[str]:
-    """Return the ids of the tests that pytest runs by default."""
-    command = [sys.executable, "-c", _COLLECT, "--collect-only", "-qq", "-p", "no:cacheprovider"]
-    # Bytecode of this second would stand for a mutant of the same size that is written within it.
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": _python_path(tree)}
-    said = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True)
-    return json.loads(said.stderr.splitlines()[-1])  # type: ignore[no-any-return]
+@dataclass(slots=True)
+class _Worker:
+    """A process that works on its copy of the tree."""
+
+    process: Any
+    channel: Any
+    """Takes numbers of jobs, and answers with trials."""
+    job: int | None = None
+    """What it works on."""
 
 
 def run_trials(
     trees: Sequence[Path],
-    jobs: Sequence[tuple[Mutant, Choice]],
+    jobs: Sequence[Job],
     *,
-    budget_s: float,
+    until: float | None = None,
     libraries: Sequence[str] = LIBRARIES,
-) -> Iterator[tuple[Mutant, Trial]]:
-    """Yield each mutant with what became of it, as they end; a process works on each copy of the tree.
+) -> Iterator[tuple[int, Trial]]:
+    """Yield each job's number with what became of its mutant, as they end; a process works on each tree.
 
     Args:
+        until: the time.monotonic() after which none begins.
         libraries: imported once, before the forks; not the package whose code changes.
     """
-    for name in libraries:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    context = multiprocessing.get_context("fork")
-    left: Any = context.SimpleQueue()
-    done: Any = context.SimpleQueue()
-    workers = [context.Process(target=_work, args=(tree, jobs, left, done, budget_s)) for tree in trees]
-    for worker in workers:
-        worker.start()
-    for place in [*range(len(jobs)), *[None] * len(trees)]:
-        left.put(place)  # not the job itself, whose tests fill the pipe
+    load(libraries)
+    context: Any = multiprocessing.get_context("fork")
+    workers = []
+    left = iter(range(len(jobs)))
     try:
-        for _ in jobs:
-            yield done.get()
+        for tree in trees:
+            channel, its = context.Pipe()
+            process = context.Process(target=_work, args=(tree, jobs, its))
+            process.start()
+            its.close()
+            workers.append(_Worker(process=process, channel=channel))
+        for worker in workers:
+            _give_next(worker, left, until)
+        while busy := {worker.channel: worker for worker in workers if worker.job is not None}:
+            wait_s = None if until is None else max(0.0, until + _LAST_TRIALS_S - time.monotonic())
+            ready: list[Any] = multiprocessing.connection.wait(list(busy), wait_s)
+            if not ready:
+                return
+            for channel in ready:
+                worker = busy[channel]
+                number, trial = worker.job, channel.recv()
+                _give_next(worker, left, until)
+                yield number, trial  # type: ignore[misc]
     finally:
         for worker in workers:
-            worker.terminate()
+            end_tree(worker.process.pid)
+            worker.process.join()
 
 
-def _work(tree: Path, jobs: Sequence[tuple[Mutant, Choice]], left: Any, done: Any, budget_s: float) -> None:
+def _give_next(worker: _Worker, left: Iterator[int], until: float | None) -> None:
+    is_late = until is not None and time.monotonic() >= until
+    worker.job = None if is_late else next(left, None)
+    if worker.job is not None:
+        worker.channel.send(worker.job)
+
+
+def _work(tree: Path, jobs: Sequence[Job], channel: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # run_trials() ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    adopt_orphans()
     sound: dict[str, bool] = {}
-    while (place := left.get()) is not None:
-        mutant, choice = jobs[place]
+    while True:
+        mutant, choice = jobs[channel.recv()]
         start = time.monotonic()
-        trial = _try(tree, mutant, choice, sound, budget_s)
-        done.put((mutant, _with_time(trial, choice, time.monotonic() - start)))
+        trial = _try(tree, mutant, choice, sound)
+        seconds = round(time.monotonic() - start, 1)
+        channel.send(replace(trial, num_seeing=choice.num_seeing, seconds=seconds))
 
 
-def _with_time(trial: Trial, choice: Choice, seconds: float) -> Trial:
-    return Trial(
-        verdict=trial.verdict,
-        killed_by=trial.killed_by,
-        num_tried=trial.num_tried,
-        num_seeing=choice.num_seeing,
-        num_cut=choice.num_cut if trial.verdict is Verdict.CUT_OFF else 0,
-        seconds=round(seconds, 1),
-    )
-
-
-def _try(tree: Path, mutant: Mutant, choice: Choice, sound: dict[str, bool], budget_s: float) -> Trial:
+def _try(tree: Path, mutant: Mutant, choice: Choice, sound: dict[str, bool]) -> Trial:
     """Put the mutant in, run its tests until one fails that passes without it, and take it out."""
     path = tree / mutant.file
     source = path.read_text("utf-8")
     changed = mutated(mutant, source)
-    files, num_tried, broken = list(choice.files), 0, set[str]()
+    files, num_tried, passed = list(choice.files), 0, list[str]()
     for size in _ROUNDS:
         now, files = files[:size], files[size:]
-        tests = [test for one in now for test in one]
+        tests = [test for file in now for test in file.tests]
+        limit_s = _LOADING_S + _LOADING_FILE_S * len(now) + _SLOWER * sum(file.seconds for file in now)
         while tests:
             path.write_text(changed, "utf-8")
             try:
-                answer = _fork(tree, tests, _SLOWEST * budget_s + _GRACE_S)
+                outcome = run_in_fork(tree, tests, limit_s)
             finally:
                 path.write_text(source, "utf-8")
-            if answer is None:
+            if outcome is None:
                 return Trial(verdict=Verdict.TIMED_OUT, num_tried=num_tried)
-            num_tried += answer["num_run"]
-            killer = answer["failed"]
+            num_tried += outcome.num_run
+            killer = outcome.failed
             if killer is None:
+                passed += tests
                 break
             if killer not in sound:
-                control = _fork(tree, [killer], _SLOWEST * budget_s + _GRACE_S)
-                sound[killer] = control is not None and control["failed"] is None
+                control = run_in_fork(tree, [killer], limit_s)
+                sound[killer] = control is not None and control.failed is None
             if sound[killer]:
                 return Trial(verdict=Verdict.KILLED, killed_by=killer, num_tried=num_tried)
-            broken.add(killer)
-            tests = tests[tests.index(killer) + 1 :] if killer in tests else []
+            at = tests.index(killer) if killer in tests else len(tests)
+            passed += tests[:at]
+            tests = tests[at + 1 :]
     if not choice.num_seeing:
         return Trial(verdict=Verdict.UNSEEN)
     verdict = Verdict.CUT_OFF if choice.num_cut else Verdict.SURVIVED
-    return Trial(verdict=verdict, num_tried=num_tried)
-
-
-class _Watch:
-    """Picks the tests, in their order, and keeps what fails first."""
-
-    def __init__(self, tests: Sequence[str]) -> None:
-        self._order = {test: number for number, test in enumerate(tests)}
-        self.failed: str | None = None
-        self.num_run = 0
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if item.nodeid in self._order]
-        items[:] = sorted(chosen, key=lambda item: self._order[item.nodeid])
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and self.failed is None:
-            self.failed = report.nodeid
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.num_run += report.when == "call"
-        if report.failed and self.failed is None:
-            self.failed = report.nodeid
-
-
-def _fork(tree: Path, tests: Sequence[str], limit_s: float) -> dict[str, Any] | None:
-    """Run tests in a fork; return what failed and how many ran, or None if they did not end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            os.write(writing, json.dumps(_run(tree, tests)).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    said = b""
-    end = time.monotonic() + limit_s
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0] and (
-            part := pipe.read(65536)
-        ):
-            said += part
-            if said.endswith(b"}"):
-                break
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(child).children(recursive=True):
-            process.kill()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    shutil.rmtree(tree / ".hypothesis", ignore_errors=True)
-    if not said and time.monotonic() < end:
-        return {"failed": tests[0].partition("::")[0], "num_run": 0}  # the process died of it
-    return json.loads(said) if said else None
-
-
-def _run(tree: Path, tests: Sequence[str]) -> dict[str, Any]:
-    os.setsid()
-    quiet = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(quiet, number)
-    os.chdir(tree)
-    sys.dont_write_bytecode = True
-    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": _python_path(tree)}
-    sys.path.insert(0, str(tree))
-    for name in [one for one in sys.modules if (tree / one.partition(".")[0]).is_dir()]:
-        del sys.modules[name]  # the tree's own packages, where they were loaded from another tree
-    watch = _Watch(tests)
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    seed = ["--hypothesis-seed=16"] if "hypothesis" in sys.modules else []
-    apart = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={tree.parent / tree.name}.tmp", *seed]
-    code = pytest.main([*apart, *files], plugins=[watch])
-    if code not in (0, 1, 2, 5) and watch.failed is None:
-        watch.failed = files[0]  # pytest itself broke, in a conftest.py, say
-    return {"failed": watch.failed, "num_run": watch.num_run}
-
-
-def _python_path(tree: Path) -> str:
-    return os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return Trial(verdict=verdict, tests=tuple(passed), num_tried=num_tried, num_cut=choice.num_cut)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import mutation_score
 import pytest
-from mutation_run.coverage_map import Choice, CoverageMap, make_map
+from mutation_run.coverage_map import Choice, CoverageMap, FileTests
+from mutation_run.forked_tests import list_tests
+from mutation_run.map_run import is_made, make_map
 from mutation_run.mutants import Mutant, draw_mutants, find_again, mutated, spans_apart
-from mutation_run.trials import Verdict, list_tests, run_trials
+from mutation_run.results import Run, Trial, Verdict, append_trial, read_run, read_trials, summary, survivors
+from mutation_run.trials import run_trials
 
 _CODE = """\
 LIMIT = 3
@@ -65,21 +73,29 @@ _KILLED = _mutant("    return size * 2", "    return size + 2")
 _SURVIVES = _mutant("LIMIT = 3", "LIMIT = 4")
 
 
+def _choice(*tests: str, num_seeing: int = 3, num_cut: int = 0) -> Choice:
+    files = (FileTests(tests=tests, seconds=1.0),) if tests else ()
+    return Choice(files=files, num_seeing=num_seeing, num_cut=num_cut)
+
+
 @pytest.mark.slow
 def test_a_mutant_is_killed_by_the_first_test_that_fails_or_survives_them_all(toy: Path) -> None:
     tests = list_tests(toy)
     assert tests == [f"tests/test_sizes.py::test_{name}" for name in ("limit", "doubled", "ends")]
-    all_tests = Choice(files=(tuple(tests),), num_seeing=3, num_cut=0)
-    half = Choice(files=(tuple(tests[:1]),), num_seeing=3, num_cut=2)
-    unseen = Choice(files=(), num_seeing=0, num_cut=0)
-    jobs = [(_KILLED, all_tests), (_SURVIVES, all_tests), (_SURVIVES, half), (_SURVIVES, unseen)]
-    trials = [trial for _, trial in run_trials([toy], jobs, budget_s=5, libraries=())]
-    assert [(one.verdict, one.killed_by, one.num_tried, one.num_cut) for one in trials] == [
-        (Verdict.KILLED, tests[1], 2, 0),
-        (Verdict.SURVIVED, None, 3, 0),
-        (Verdict.CUT_OFF, None, 1, 2),
-        (Verdict.UNSEEN, None, 0, 0),
+    jobs = [
+        (_KILLED, _choice(*tests)),
+        (_SURVIVES, _choice(*tests)),
+        (_SURVIVES, _choice(tests[0], num_cut=2)),
+        (_SURVIVES, _choice(num_seeing=0)),
     ]
+    trials = [trial for _, trial in run_trials([toy], jobs, libraries=())]
+    assert [(trial.verdict, trial.killed_by, trial.tests, trial.num_tried) for trial in trials] == [
+        (Verdict.KILLED, tests[1], (), 2),
+        (Verdict.SURVIVED, None, tuple(tests), 3),
+        (Verdict.CUT_OFF, None, (tests[0],), 1),
+        (Verdict.UNSEEN, None, (), 0),
+    ]
+    assert [trial.num_cut for trial in trials] == [0, 0, 2, 0]
     assert (toy / _FILE).read_text() == _CODE
 
 
@@ -87,10 +103,121 @@ def test_a_mutant_is_killed_by_the_first_test_that_fails_or_survives_them_all(to
 def test_a_test_that_fails_without_the_mutant_kills_none(toy: Path) -> None:
     (toy / "tests/test_sizes.py").write_text(_TESTS + "\n\ndef test_broken():\n    assert False\n")
     order = [f"tests/test_sizes.py::test_{name}" for name in ("broken", "doubled")]
-    choice = Choice(files=(tuple(order),), num_seeing=2, num_cut=0)
-    trials = dict(run_trials([toy], [(_KILLED, choice), (_SURVIVES, choice)], budget_s=5, libraries=()))
-    assert trials[_KILLED].killed_by == order[1]
-    assert trials[_SURVIVES].verdict is Verdict.SURVIVED
+    jobs = [(_KILLED, _choice(*order)), (_SURVIVES, _choice(*order))]
+    trials = dict(run_trials([toy], jobs, libraries=()))
+    assert trials[0].killed_by == order[1]
+    assert (trials[1].verdict, trials[1].tests) == (Verdict.SURVIVED, (order[1],))
+
+
+_SERVER = """\
+import os, socket, sys
+
+from zerofit.sizes import doubled
+
+
+def main(address):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    client, _ = listener.accept()
+    client.sendall(f"{doubled(3)} {os.getppid()}".encode())
+"""
+_PROGRAMS = """\
+import os, socket, subprocess, sys, time
+from pathlib import Path
+
+
+def ask(address):
+    server = subprocess.Popen([sys.executable, str(Path(__file__).with_name("fork_server.py")), address])
+    for _ in range(500):
+        client = socket.socket(socket.AF_UNIX)
+        try:
+            client.connect(address)
+            return client.recv(100).decode().split()
+        except OSError:
+            assert server.poll() is None
+            time.sleep(0.01)
+"""
+_ASKING = """\
+import os, tempfile
+
+import forked_programs
+
+
+def test_a_fork_of_this_process_serves():
+    assert forked_programs.ask(tempfile.mktemp()) == ["6", str(os.getpid())]
+"""
+
+
+@pytest.mark.slow
+def test_the_tests_fork_server_is_a_fork_too_and_has_the_mutant(toy: Path) -> None:
+    support = toy / "tests/support"
+    support.mkdir()
+    (support / "fork_server.py").write_text(_SERVER)
+    (support / "forked_programs.py").write_text(_PROGRAMS)
+    (toy / "tests/test_sizes.py").write_text(_ASKING)
+    settings = '[tool.pytest.ini_options]\ntestpaths = ["tests"]\npythonpath = ["tests/support"]\n'
+    (toy / "pyproject.toml").write_text(settings)
+    (test,) = list_tests(toy)
+    jobs = [(_SURVIVES, _choice(test)), (_KILLED, _choice(test))]
+    trials = dict(run_trials([toy], jobs, libraries=()))
+    assert [trials[number].verdict for number in (0, 1)] == [Verdict.SURVIVED, Verdict.KILLED]
+
+
+@pytest.mark.slow
+def test_no_trial_begins_once_the_time_is_up(toy: Path) -> None:
+    jobs = [(_SURVIVES, _choice("tests/test_sizes.py::test_limit"))]
+    assert list(run_trials([toy], jobs, until=time.monotonic(), libraries=())) == []
+
+
+def test_verdicts_are_appended_and_a_line_that_was_broken_off_is_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+    assert read_trials(file) == {}
+    killed = Trial(verdict=Verdict.KILLED, killed_by="tests/test_sizes.py::test_doubled", num_tried=2)
+    alive = Trial(verdict=Verdict.SURVIVED, tests=("tests/test_sizes.py::test_limit",), seconds=2.5)
+    append_trial(file, _KILLED, killed)
+    append_trial(file, _SURVIVES, alive)
+    whole = file.read_text()
+    file.write_text(whole[:-9])
+    assert read_trials(file) == {_KILLED: killed}
+    append_trial(file, _SURVIVES, alive)
+    assert file.read_text() == whole
+    assert read_trials(file) == {_KILLED: killed, _SURVIVES: alive}
+
+
+def test_a_run_in_tables() -> None:
+    missed = _mutant("        size -= 1", "        size -= 2")
+    gone = _mutant("    while size > 0:", "    while size > 1:")
+    run = Run(
+        revision="c0ffee",
+        budget_s=40,
+        drawn={"zerofit/sizes": [_KILLED, _SURVIVES], "zerofit/sizes, 2 more": [missed, gone]},
+        extra=("zerofit/sizes, 2 more",),
+    )
+    tests = ("tests/a.py::test_a", "tests/a.py::test_b[1]", "tests/b.py::test_c")
+    trials = {
+        _KILLED: Trial(verdict=Verdict.TIMED_OUT),
+        _SURVIVES: Trial(verdict=Verdict.CUT_OFF, tests=tests, num_seeing=4, num_cut=2, seconds=40.1),
+        gone: Trial(verdict=Verdict.GONE),
+    }
+    assert summary(run, trials).splitlines() == [
+        "part                        killed  timed out   survived    cut off     unseen       gone"
+        "  not tried  killed, %",
+        "zerofit/sizes                    0          1          0          1          0          0"
+        "          0       50.0",
+        "all                              0          1          0          1          0          0"
+        "          0       50.0",
+        "zerofit/sizes, 2 more            0          0          0          0          0          1"
+        "          1          -",
+    ]
+    assert survivors(run, trials).splitlines() == [
+        "zerofit/sizes.py:1 (zerofit/sizes, by hand): cut off",
+        "  - LIMIT = 3",
+        "  + LIMIT = 4",
+        "  3 tests ran in 40 s; 2 more that execute the line were not tried",
+        "    tests/a.py: test_a, test_b[1]",
+        "    tests/b.py: test_c",
+    ]
 
 
 def test_a_mutant_is_found_again_where_its_line_has_moved(toy: Path) -> None:
@@ -126,18 +253,83 @@ def test_annotations_decorators_texts_and_examples_are_left_alone(source: str, a
     assert found == set(apart)
 
 
-def test_the_whole_way_from_a_map_to_a_score(toy: Path, tmp_path: Path) -> None:
+_FORKS = """\
+import os
+
+from zerofit.sizes import doubled
+
+
+def test_forks():
+    if os.fork() == 0:
+        doubled(1)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_a_map_is_made_in_groups_and_has_what_forks_ran(toy: Path, tmp_path: Path) -> None:
     pytest.importorskip("cosmic_ray", reason="pip install zerofit[mutation]")
-    make_map(toy, tmp_path / "map", ["-p", "no:cacheprovider"])
+    (toy / "tests/test_forks.py").write_text(_FORKS)
+    folder = tmp_path / "map"
+    arguments = ["-p", "no:cacheprovider"]
+    assert not make_map(toy, folder, arguments, until=time.monotonic(), files_of_group=1)
+    assert not is_made(folder)
+    assert make_map(toy, folder, arguments, files_of_group=1)
+    first, second = sorted(folder.glob("group0*"))
+    before = first.stat().st_mtime_ns
+    shutil.rmtree(second)
+    (folder / "seconds.json").unlink()
+    assert make_map(toy, folder, arguments, files_of_group=1)
+    assert first.stat().st_mtime_ns == before
+    known = CoverageMap(folder=folder, tests=frozenset(list_tests(toy)))
+    forks, doubled = "tests/test_forks.py::test_forks", "tests/test_sizes.py::test_doubled"
+    choice = known.choose(_KILLED, toy, budget_s=60)
+    assert {file.tests[0] for file in choice.files} == {forks, doubled}
+    assert (choice.num_seeing, choice.num_cut) == (2, 0)
+    assert known.choose(_KILLED, toy, budget_s=0) == Choice(files=(), num_seeing=2, num_cut=2)
+    (toy / "tests/test_sizes.py").write_text(_TESTS + "\n\ndef test_new():\n    assert doubled(4) == 8\n")
+    later = CoverageMap(folder=folder, tests=frozenset(list_tests(toy)))
+    new = "tests/test_sizes.py::test_new"
+    assert later.choose(_KILLED, toy, budget_s=60).files[0].tests[:2] == (new, doubled)
+    first_killer = later.choose(_KILLED, toy, budget_s=60).killer_first(forks, later.tests).files[0]
+    assert first_killer.tests == (forks,)
+
+
+def test_mutants_are_drawn_by_a_seed_and_none_twice(toy: Path) -> None:
+    pytest.importorskip("cosmic_ray", reason="pip install zerofit[mutation]")
     drawn = draw_mutants(toy, "zerofit", count=100, seed=16)
     assert drawn == draw_mutants(toy, "zerofit", count=100, seed=16)
     assert {mutant.before for mutant in drawn} >= {_KILLED.before, _SURVIVES.before}
-    known = CoverageMap(folder=tmp_path / "map", tests=frozenset(list_tests(toy)))
-    choice = known.choose(_KILLED, toy, budget_s=60)
-    assert choice.files[0][0] == "tests/test_sizes.py::test_doubled"
-    assert (choice.num_seeing, choice.num_cut) == (1, 0)
-    assert known.choose(_KILLED, toy, budget_s=0) == Choice(files=(), num_seeing=1, num_cut=1)
-    (toy / "tests/test_sizes.py").write_text(_TESTS + "\n\ndef test_new():\n    assert doubled(4) == 8\n")
-    later = CoverageMap(folder=tmp_path / "map", tests=frozenset(list_tests(toy)))
-    new = [f"tests/test_sizes.py::test_{name}" for name in ("new", "doubled")]
-    assert later.choose(_KILLED, toy, budget_s=60).files[0][:2] == tuple(new)
+    assert not set(draw_mutants(toy, "zerofit", count=3, seed=17, but=drawn)) & set(drawn)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_was_broken_off_on_the_commit_it_began_with(toy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cosmic_ray", reason="pip install zerofit[mutation]")
+
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-C", str(toy), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True
+        )
+
+    def start(*more: str) -> str:
+        options = ("--tree", str(toy), "--jobs", "1", "--parts", "zerofit:2:16", *more)
+        command = [sys.executable, mutation_score.__file__, str(tmp_path / "run"), *options]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return told[told.index("part") :]  # what libraries print comes before
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "toy")
+    assert start("--minutes", "0") == "part of the map is missing: the same command goes on\n"
+    revision = read_run(tmp_path / "run" / "run.json").revision
+    (toy / _FILE).write_text("# moved\n" + _CODE)
+    git("commit", "-q", "-a", "-m", "moved")
+    whole = start()
+    file = tmp_path / "run" / "trials.jsonl"
+    first, _ = file.read_text().splitlines(keepends=True)
+    file.write_text(first)
+    assert start("--minutes", "0").endswith("The time is up, 1 mutants are left: the same command goes on\n")
+    assert file.read_text() == first
+    assert start() == whole
+    assert read_run(tmp_path / "run" / "run.json").revision == revision
