@@ -153,6 +153,27 @@ def test_after_a_failure_no_grandchild_is_left(tmp_path: Path) -> None:
         assert _left(tmp_path) == []
 
 
+def test_after_a_failure_what_ran_before_is_not_touched(tmp_path: Path) -> None:
+    """A notebook's other children, and theirs."""
+    program = _WATCH.replace(
+        "ended =",
+        "import subprocess\nearlier = subprocess.Popen(['sh', '-c', 'sleep 60 & wait'])\n"
+        "import time, psutil\nwhile not psutil.Process(earlier.pid).children(): time.sleep(0.01)\nended =",
+    )
+    program += (
+        "print(earlier.poll(), len(psutil.Process(earlier.pid).children()))\n"
+        "[process.kill() for process in psutil.Process().children(recursive=True)]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "sh", "-c", "sleep 60 & exit 7"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["[7, null]", "None 1"], done.stderr
+
+
 @pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path, ignored: signal.Signals) -> None:
     # nohup ignores SIGHUP, and a shell without job control SIGINT for what it runs in the background.

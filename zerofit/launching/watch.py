@@ -57,7 +57,8 @@ def run_watched(
     """Run a command to its end and return how it ended.
 
     A signal to this process is forwarded to the command once; a second one, or a command that does not end in
-    time, kills everything. After a failure or a stop no process that the command started is left.
+    time, kills everything. After a failure or a stop no process that the command started is left; processes
+    that this one has started before are not touched.
 
     The command is a session of its own, as torchrun's ranks are anyway: signals of a terminal to its
     foreground process group (Ctrl-C) reach only this process, which forwards them like those sent by `kill`.
@@ -70,6 +71,7 @@ def run_watched(
         is_over: polled; once True, the command is ended as by SIGTERM.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    others = frozenset(_descendants())
     received: list[_Request] = []
     for_ranks: list[int] = []
 
@@ -97,8 +99,8 @@ def run_watched(
             )
         if report_fd is not None:
             os.close(report_fd)
-        exit_code = _wait(child, received, for_ranks, grace_s=stop_grace_s, is_over=is_over)
-        _end_descendants(gently=exit_code == 0 and not received)
+        exit_code = _wait(child, received, for_ranks, others=others, grace_s=stop_grace_s, is_over=is_over)
+        _end_descendants(others, gently=exit_code == 0 and not received)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -118,6 +120,7 @@ def _wait(
     received: Sequence[_Request],
     for_ranks: list[int],
     *,
+    others: frozenset[psutil.Process],
     grace_s: float,
     is_over: Callable[[], bool],
 ) -> int:
@@ -139,7 +142,7 @@ def _wait(
         asked_again = bool(received) and received[-1].at - received[0].at > _SAME_REQUEST_S
         if kill_at is not None and (now >= kill_at or asked_again):
             killed = True
-            for process in _descendants():
+            for process in _descendants(others):
                 _signal(process, signal.SIGKILL)
         _, ranks = psutil.wait_procs(ranks, timeout=0)
     return exit_code
@@ -152,9 +155,9 @@ def _children_of(child: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return []
 
 
-def _end_descendants(*, gently: bool) -> None:
+def _end_descendants(others: frozenset[psutil.Process], *, gently: bool) -> None:
     """Wait for remaining processes to finish their output; after a failure, end those that don't."""
-    _, alive = psutil.wait_procs(_descendants(), timeout=_DRAIN_S)
+    _, alive = psutil.wait_procs(_descendants(others), timeout=_DRAIN_S)
     if gently:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -163,8 +166,17 @@ def _end_descendants(*, gently: bool) -> None:
         _, alive = psutil.wait_procs(alive, timeout=_DRAIN_S)
 
 
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def _descendants(others: frozenset[psutil.Process] = frozenset()) -> list[psutil.Process]:
+    """Return the processes below this one, without those that ran before the command (of a notebook, say)."""
+    children = [process for process in psutil.Process().children() if process not in others]
+    return [below for process in children for below in (process, *_below(process))]
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
