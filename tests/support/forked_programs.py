@@ -155,7 +155,7 @@ class _Server:
         with log_file.open("wb") as log:
             server = subprocess.Popen(
                 [sys.executable, str(_PROGRAM), str(self.address)],
-                env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
+                env=_server_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -167,6 +167,13 @@ class _Server:
             assert time.monotonic() < until, "the fork server does not begin"
             time.sleep(0.05)
         return client
+
+
+def _server_environment() -> dict[str, str]:
+    """Return an environment in which importing starts no thread: a fork has but the one that forks."""
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    allocator = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    return {**os.environ, **one_thread, **allocator, "PYTHONPATH": str(_ROOT)}
 
 
 _server = functools.cache(_Server)
