@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in _settings():
         del os.environ[name]
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # One build for all home folders, at the place where setup.sh puts it.
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     # Another ninja than the environment's takes what this one has built for out of date, and builds it anew.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
@@ -224,23 +227,21 @@ def _no_accelerators_left_behind() -> Iterator[None]:
         states.GradientState._reset_state()
 
 
-_BUILD = """
-import sys
-from deepspeed.accelerator import get_accelerator
-for name in sys.argv[1:]:
-    get_accelerator().create_op_builder(name).load(verbose=False)
-"""
+_BUILD_OPS = Path(__file__).parents[1] / "tools" / "build_ops.py"
 
 
-def _build(*builders: str) -> None:
-    top, _ = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=None)
+def _build(builder: str, op: str) -> None:
+    """Compile one of DeepSpeed's ops, unless `setup.sh` or an earlier run has."""
+    top, folder = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=None)
     for lock in find_build_locks(top):
         if not lock.is_held:  # of a test run that was killed: this one would wait for it for ever
             Path(lock.path).unlink(missing_ok=True)
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    subprocess.run(
-        [sys.executable, "-c", _BUILD, *builders], env=environment, capture_output=True, check=True
-    )
+    sources = (util.find_spec(name) for name in ("deepspeed", "torch"))
+    installed = max(Path(source.origin).stat().st_mtime for source in sources if source and source.origin)
+    if any(built.stat().st_mtime > installed for built in (folder / op).glob(f"{op}*.so")):
+        return
+    command = [sys.executable, str(_BUILD_OPS), builder]
+    subprocess.run(command, capture_output=True, check=True)
 
 
 @pytest.fixture(scope="session")
@@ -249,16 +250,16 @@ def built_comm() -> None:
 
     A run that is ended in the middle of the build leaves a lock, on which every later run waits.
     """
-    _build("ShareMemCommBuilder")
+    _build("ShareMemCommBuilder", "deepspeed_shm_comm")
 
 
 @pytest.fixture(scope="session")
 def built_ops(built_comm: None) -> None:
     """Build the CPU Adam, too, in which offload of the optimizer ends."""
-    _build("CPUAdamBuilder")
+    _build("CPUAdamBuilder", "cpu_adam")
 
 
 @pytest.fixture(scope="session")
 def built_optimizers(built_ops: None) -> None:
     """Build FusedAdam for the CPU, too: the Adam of a DeepSpeed file without offload."""
-    _build("FusedAdamBuilder")
+    _build("FusedAdamBuilder", "fused_adam")
