@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import measure_gpu
 import pytest
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.failures import find_failures
@@ -63,22 +64,33 @@ def _read(folder: Path) -> Results:
         (("--out", "x", "--fast"), "unrecognized arguments: --fast"),
     ],
 )
-def test_a_wrong_flag_ends_it_with_2(flags: tuple[str, ...], said: str) -> None:
-    found = _run(*flags)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.splitlines()[-1] == f"measure_gpu.py: error: {said}"
+def test_a_wrong_flag_ends_it_with_2(
+    flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *flags])
+    with pytest.raises(SystemExit) as ended:
+        measure_gpu.main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert printed.err.splitlines()[-1] == f"measure_gpu.py: error: {said}"
 
 
-def test_without_a_gpu_it_asks_for_the_cpu(tmp_path: Path) -> None:
-    found = _run("--out", str(tmp_path))
-    assert found.returncode == 2
-    assert found.stderr.startswith("error[no-gpu-to-measure]: there is no GPU to measure\n")
+def test_without_a_gpu_it_asks_for_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(sys, "argv", [str(PROGRAM), "--out", str(tmp_path)])
+    assert measure_gpu.main() == 2
+    assert capsys.readouterr().err.startswith("error[no-gpu-to-measure]: there is no GPU to measure\n")
 
 
-def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
-    found = _run("--cpu", "--out", str(tmp_path / "out"), "--dry-run")
-    assert found.returncode == 0
-    assert [line.strip() for line in found.stdout.splitlines()[1:]] == [
+def test_a_dry_run_prints_everything_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--cpu", "--out", str(tmp_path / "out"), "--dry-run")
+    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *flags])
+    assert measure_gpu.main() == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:]] == [
         "context",
         "calibration",
         "accuracy",
