@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_command
 
 from zerofit.data.sampler import LengthGroupedBatches
 
 SCRIPT = Path(__file__).parent / "accelerate_ranks.py"
-ROOT = Path(__file__).parents[2]
 NUM_SAMPLES, BATCH_SIZE, STOPPED_AFTER = 203, 4, 5
 """As in the script."""
-TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.evidence)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Run the script on 2 ranks, or on 4, and return what each one found."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, str(SCRIPT), str(request.param), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
+    run_command((sys.executable, str(SCRIPT), str(request.param), str(folder)), folder).check()
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(request.param)]
 
 

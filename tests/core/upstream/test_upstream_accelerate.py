@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from runs import run_command
 
 _PROGRAM = """
-import os, sys
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import sys
 import accelerate.state
 from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
 
@@ -17,10 +17,12 @@ skip_data_parallel_wrapping(accelerate.state)
 state = accelerate.state.PartialState(**eval(sys.argv[1]))
 print(state.num_processes, state.process_index, state.device.type, state.distributed_type.value)
 """
+_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 @pytest.mark.parametrize("arguments", [{}, {"cpu": True}, {"cpu": True, "backend": "gloo"}])
-def test_the_only_process_is_not_one_of_several(arguments: dict[str, object]) -> None:
-    command = [sys.executable, "-c", _PROGRAM, repr(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_the_only_process_is_not_one_of_several(arguments: dict[str, object], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    done = run_command((sys.executable, str(program), repr(arguments)), tmp_path, **_RANK)
     assert done.stdout.splitlines()[-1:] == ["1 0 cpu NO"], done.stderr

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from runs import run_command
 
 from zerofit.core.upstream.deepspeed import wait_for_every_gather
 
 _PROGRAM = Path(__file__).with_name("engine_program.py")
 
 
-@pytest.mark.parametrize(
-    ("stage", "way"),
-    [
-        (1, "own"),
-        (2, "older"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, "older"), (2, "own"))),
-    ],
-)
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("way", ["own", "older"])
 def test_a_step_has_the_gradients_of_all_passes_though_none_was_known_to_be_the_last(
-    stage: int, way: str
+    stage: int, way: str, tmp_path: Path
 ) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [sys.executable, str(_PROGRAM), str(stage), way],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **ranks, **place},
-    )
+    done = run_command((sys.executable, str(_PROGRAM), str(stage), way), tmp_path, **ranks, **place)
     assert done.stdout.splitlines()[-1:] == ["2 [False] [11.0]"], done.stderr
 
 
