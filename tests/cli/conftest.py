@@ -1,14 +1,18 @@
-"""Folders in which `zerofit generate` finds models, whole and broken, and prompts."""
+"""zerofit as a fork, for commands that start scripts; folders with models, whole and broken, and prompts."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from made_folders import make_folder
 from random_cases import Family
+from runs import RunZerofit, run_command
 
 _FILES = {
     "prompts.jsonl": '"hello"\n\n{"prompt": "good day", "id": 7}\n',
@@ -26,6 +30,23 @@ _FILES = {
     "lookup.json": '{"prompt_lookup_num_tokens": 3}',
     "least.json": '{"min_length": 5}',
 }
+
+
+@pytest.fixture
+def zerofit_fork() -> RunZerofit:
+    """Return run_zerofit for commands that capture a script, train or measure.
+
+    They run in forks of a process that has imported the libraries, and so do the programs that they start.
+    """
+
+    def run(
+        *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-m", "zerofit", *arguments)
+        done = run_command(command, cwd, **(environment or {}))
+        return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+    return run
 
 
 @pytest.fixture(scope="session")

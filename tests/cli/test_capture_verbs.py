@@ -249,10 +249,10 @@ for batch in data:
 """
 
 
-def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_a_check_really_runs_the_script_up_to_its_training(zerofit_fork: RunZerofit, folder: Path) -> None:
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": 16}')
     (folder / "train.py").write_text(_LOOP_SCRIPT)
-    done = run_zerofit("check", "--capture", "ds_config.json", "train.py", cwd=folder)
+    done = zerofit_fork("check", "--capture", "ds_config.json", "train.py", cwd=folder)
     assert (done.returncode, "error[accumulation-not-in-deepspeed-file]" in done.stdout) == (1, True)
     assert "train.py trains Linear" in done.stderr
 
@@ -270,10 +270,10 @@ def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: RunZerof
     ],
 )
 def test_a_failed_capture_says_what_this_verb_can_do_without(
-    run_zerofit: RunZerofit, folder: Path, source: str, exit_code: int, fix: str
+    zerofit_fork: RunZerofit, folder: Path, source: str, exit_code: int, fix: str
 ) -> None:
     (folder / "train.py").write_text(source)
-    done = run_zerofit("check", "--capture", "train.py", cwd=folder)
+    done = zerofit_fork("check", "--capture", "train.py", cwd=folder)
     assert done.returncode == exit_code, done.stderr
     assert fix in done.stderr
     assert "--model" not in done.stderr

@@ -79,8 +79,8 @@ def test_line_is_taken_or_refused_as_the_table_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line, result in _LINES.items() if result == "trains"])
-def test_line_trains(zerofit_process: RunZerofit, tmp_path: Path, line: str) -> None:
+def test_line_trains(zerofit_fork: RunZerofit, tmp_path: Path, line: str) -> None:
     arguments = _make_files(tmp_path, line)
-    run = _launch(zerofit_process, tmp_path, line, "--engine", "native")
+    run = _launch(zerofit_fork, tmp_path, line, "--engine", "native")
     assert run.returncode == 0, run.stderr
     assert f"trained on 2 {list(arguments)}" in run.stdout

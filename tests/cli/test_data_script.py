@@ -38,12 +38,12 @@ for batch in loader:
 
 
 def test_a_script_is_reported_by_the_samples_that_it_trains_on(
-    run_zerofit: RunZerofit, tmp_path: Path
+    zerofit_fork: RunZerofit, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
     line = "data --json train.py --spread 20 --json"  # what stands behind the script is the script's
-    finished = run_zerofit(*line.split(), cwd=tmp_path, environment=environment)
+    finished = zerofit_fork(*line.split(), cwd=tmp_path, environment=environment)
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert document["histogram"] == [[length, 10] for length in range(3, 23)]

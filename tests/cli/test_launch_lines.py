@@ -35,9 +35,9 @@ def folder(same_folder: Path) -> Path:
     return same_folder
 
 
-def test_line_of_accelerate_trains(zerofit_process: RunZerofit, folder: Path) -> None:
+def test_line_of_accelerate_trains(zerofit_fork: RunZerofit, folder: Path) -> None:
     line = "--cpu --engine native accelerate launch --multi_gpu --num_processes 2 train.py --lr 1"
-    run = zerofit_process("launch", *line.split(), cwd=folder)
+    run = zerofit_fork("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "trained on 2 MULTI_CPU ['--lr', '1']" in run.stdout
     assert run.stderr.splitlines()[:2] == [
@@ -89,10 +89,10 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
     ],
 )
 def test_plan_takes_lines_of_other_launchers(
-    run_zerofit: RunZerofit, folder: Path, line: str, said: list[str], launched: str
+    zerofit_fork: RunZerofit, folder: Path, line: str, said: list[str], launched: str
 ) -> None:
     (folder / "acc.yaml").write_text("mixed_precision: bf16\n")
-    run = run_zerofit("plan", *line.split(), cwd=folder)
+    run = zerofit_fork("plan", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     assert run.stderr.splitlines()[: len(said)] == said
     on = re.search(r"^on .*?HBM3", run.stdout, re.MULTILINE)
@@ -233,10 +233,10 @@ def test_groups_of_accelerates_file_are_followed(
     assert any(f"on 4 CPU ranks in {kind}-parallel groups of 2" in one for one in said)
 
 
-def test_plan_replaces_the_strategy_of_a_file(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_plan_replaces_the_strategy_of_a_file(zerofit_fork: RunZerofit, folder: Path) -> None:
     (folder / "acc.yaml").write_text(_ZERO3)
     line = "--cpu --gpus 2xA100-40G --wide --dry-run accelerate launch --config_file acc.yaml train.py"
-    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    said = _said(zerofit_fork("launch", *line.split(), cwd=folder))
     assert any(one.startswith("engine DeepSpeed ZeRO-3 DDP the fastest that fits") for one in said), said
 
 
