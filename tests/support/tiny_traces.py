@@ -26,6 +26,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"n_embd": 256, "n_head": 4, "vocab_size": 64, "n_positions": 128, "activation_function": "gelu"},
     ),
     "llama": ("llama", "LlamaForCausalLM", _DECODER),
+    "falcon": ("falcon", "FalconForCausalLM", _TINY),
     "mixtral": ("mixtral", "MixtralForCausalLM", {**_DECODER, **_MIXTURE}),
     "qwen3-moe": ("qwen3_moe", "Qwen3MoeForCausalLM", {**_DECODER, **_MIXTURE, "head_dim": 8}),
     "deepseek-v2": (

@@ -57,7 +57,7 @@ def _given(name: str) -> Any:
     ("name", "num_layers", "request_"),
     [
         ("gpt2", 1, _LOW),
-        ("llama", 6, _PLAIN),
+        ("llama", 5, _PLAIN),  # the fewest of which one is left out
         *(
             pytest.param(name, num_layers, request, marks=pytest.mark.evidence)
             for name in ("gpt2", "bert", "llama", "t5", "vit", "mixtral")
@@ -79,12 +79,12 @@ def test_a_live_model_of_transformers_has_the_trace_of_its_configuration(
 def test_one_run_of_a_live_model_is_that_of_its_configuration(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    _, _, model = _live(name, 2)
+    _, _, model = _live(name, 1)
     batch = live_batch(_given(name), has_tokens=name != "vit", has_decoder=name == "t5", micro_batch_size=4)
     with FakeTensorMode(allow_non_fake_inputs=True):
         copied = prepare_live(model, request_)
         live = run_micro_batch(copied, describe(copied), 3, request_, feed=batch.feed)
-    assert live == run_once(name, request_)
+    assert live == run_once(name, request_, num_layers=1)
 
 
 class _Words(nn.Module):

@@ -14,8 +14,7 @@ from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import Lora, Precision, Quantization
 from zerofit.models.changes.adapters import adapt
 from zerofit.models.changes.quantization import quantization_config, whole_heads
-from zerofit.models.find import probe_model
-from zerofit.models.trace.entry import describe, trace_config, trace_model
+from zerofit.models.trace.entry import describe, trace_config
 from zerofit.models.trace.live import prepare_live
 from zerofit.models.trace.packed import packed_as, packed_like
 from zerofit.models.trace.prepare import prepare_model
@@ -96,16 +95,14 @@ def test_an_own_quantized_base_is_copied_with_its_bytes(tmp_path: Path) -> None:
 
 
 def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so() -> None:
-    falcon = probe_model("falcon-7b")
     request = replace(_REQUEST, sequence_length=8, lora=Lora(rank=4, target_modules=("query_key_value",)))
-    trace = trace_model(falcon, request, cache_folder=None)
+    trace = trace_config(*tiny("falcon", 1), request)
     assert not any(one.is_packed for one in trace.logs[0].parameters)
     assert trace.notes == (
         "nf4 quantizes nothing of this model: transformers replaces torch's Linear and its own Conv1D, "
         "and the model's linear layers are of other classes (FalconLinear)",
     )
-    config, build = tiny("llama", 2)
-    assert trace_config(config, build, _REQUEST).notes == ()
+    assert trace_config(*tiny("llama", 1), _REQUEST).notes == ()
 
 
 def test_a_weight_that_was_packed_in_another_format_is_unpacked_to_it_and_then_cast() -> None:

@@ -21,6 +21,7 @@ _REQUEST = TraceRequest(
     compute_capability=(9, 0),
     keeps_outputs=False,
 )
+_LAYERS = 2
 
 
 @cache
@@ -30,7 +31,7 @@ def _log(
     import transformers
 
     config = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=16 * heads, intermediate_size=176, num_hidden_layers=4,
+        vocab_size=512, hidden_size=16 * heads, intermediate_size=176, num_hidden_layers=_LAYERS,
         num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=tie_word_embeddings,
     )  # fmt: skip
     request = replace(_REQUEST, sequence_parallel_size=size, **fields)
@@ -64,7 +65,7 @@ def test_ranks_that_share_tokens_share_activations_and_operations(fields: dict[s
 
 
 def test_queries_keys_values_and_outputs_are_exchanged_in_every_pass() -> None:
-    tokens, width, calls = 2 * 256 // 2, 2 * 64, 4 * 4
+    tokens, width, calls = 2 * 256 // 2, 2 * 64, 4 * _LAYERS
     once = calls, calls * tokens * width
     found = _exchanged(_log(2))
     assert (found["all_to_all", "forward"], found["all_to_all", "backward"]) == (once, once)
@@ -98,7 +99,7 @@ def test_ranks_that_share_layers_hold_parts_of_them_and_sum_their_outputs() -> N
         is_whole = "norm" in name or "embed_tokens" in name
         assert sizes[1][name] == elements // (1 if is_whole else 2), name
     assert _flops(part) * 2 == _flops(whole)
-    tokens, hidden, layers, vocabulary = 2 * 256, 2 * 64, 4, 2 * 512
+    tokens, hidden, layers, vocabulary = 2 * 256, 2 * 64, _LAYERS, 2 * 512
     found = _exchanged(part)
     # Outputs of attention and of the feed-forward block; gradients of inputs of five layers cut by columns.
     assert found["all_reduce", "forward"] == (2 * layers, 2 * layers * tokens * hidden)

@@ -27,7 +27,7 @@ TOLERANCE = 0.01
 
 
 def language_model() -> Any:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     return LlamaForCausalLM(LlamaConfig(vocab_size=128, use_cache=False, **sizes))
 
 

@@ -62,7 +62,7 @@ def test_a_model_of_peft_with_sparse_adapters_is_traced() -> None:
     from peft import FrodConfig, get_peft_model
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     base = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
     model = get_peft_model(base, FrodConfig(task_type="SEQ_CLS", target_modules=["query", "value"])).train()
     ids = torch.zeros(4, 8, dtype=torch.int64)

@@ -6,22 +6,21 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_traces import tiny
+from tiny_traces import run_once, tiny
 from torch.profiler import ProfilerActivity, profile
 
 from zerofit.core.allocation_log import TensorKind, TraceRequest
 from zerofit.models.trace.batches import make_batch
-from zerofit.models.trace.entry import trace_config
 
 _SAMPLES = 2
 _REQUEST = TraceRequest(sequence_length=16, attention="eager")
 
 
 def _traced(name: str) -> Counter[int]:
-    config, build = tiny(name, 2)
-    storages = trace_config(config, build, _REQUEST, all_layers=True).log_for(_SAMPLES).storages
-    sizes = zip(storages.kinds, storages.fixed_bytes, storages.bytes_per_sample, strict=True)
-    return Counter(fixed + each * _SAMPLES for kind, fixed, each in sizes if kind is TensorKind.SUM)
+    log = run_once(name, _REQUEST, samples=_SAMPLES)
+    return Counter(
+        num_bytes for kind, num_bytes in zip(log.kinds, log.num_bytes, strict=True) if kind is TensorKind.SUM
+    )
 
 
 def _real(name: str) -> Counter[int]:
