@@ -237,6 +237,8 @@ def test_gradients_that_are_cleared_between_forward_and_backward(set_to_none: bo
 def test_other_forward_passes_run_whole(mode: str) -> None:
     _, made, batch = pair("gpt2" if mode == "generation" else "vit")
     if mode == "evaluation":
+        made.model(**{key: value[:2] for key, value in batch.items()})
+        made.num_forwards = 0
         made.model.eval()
     if mode == "small batch":
         batch = {key: value[:2] for key, value in batch.items()}
@@ -248,3 +250,25 @@ def test_other_forward_passes_run_whole(mode: str) -> None:
     assert made.num_forwards == 1
     assert made.changes.lines == ()
     assert not made.pending.is_any
+
+
+def test_a_script_that_never_calls_train_trains_in_micro_batches() -> None:
+    """from_pretrained() leaves a model in evaluation mode."""
+    whole, made, batch = pair("llama")
+    whole.eval()
+    made.model.eval()
+    whole(**batch).loss.backward()
+    made.backward(made.model(**batch).loss)
+    assert made.num_forwards > 1
+    assert_equal(gradients(made.model), gradients(whole))
+
+
+def test_ranks_that_run_in_step_say_that_evaluation_mode_is_not_split() -> None:
+    _, made, batch = pair("llama", max_over_ranks=list)
+    made.model.eval()
+    made.model(**batch)
+    assert made.num_forwards == 1
+    assert made.changes.lines == (
+        "forward passes in evaluation mode are not split into micro-batches: if the script trains in it, call "
+        "model.train() before the first step",
+    )

@@ -60,6 +60,7 @@ class Splitter:
         self._micro_batch_size = micro_batch_size
         self._changes = changes
         self._is_noted = False
+        self._has_trained = False
         self._found: dict[Any, HeldWeightings] = {}
         self._num_checks: dict[Any, int] = {}
         self._draws = False
@@ -69,11 +70,13 @@ class Splitter:
         """Run the model, in micro-batches if it trains on more samples than that."""
         import torch
 
-        if not (torch.is_grad_enabled() and self._base.training):
+        if not torch.is_grad_enabled():
             return self._model.original_forward(*args, **kwargs)
-        self.pending.settle(only_dropped=True)
         inputs = Inputs(args=args, kwargs=kwargs)
         batch = batch_of(inputs)
+        if not self._may_train(batch):
+            return self._model.original_forward(*args, **kwargs)
+        self.pending.settle(only_dropped=True)
         pieces = self._pieces(inputs, batch)
         is_split = len(pieces) > 1
         if not (is_split or self._model.is_collective):
@@ -91,6 +94,26 @@ class Splitter:
         if is_check_due:
             self._check(kind, inputs, batch)
         return self._split(pieces, self._chosen(kind, weights), num_runs, kind)
+
+    def _may_train(self, batch: SampleBatch) -> bool:
+        """Return True if a forward pass with gradients may be one of training.
+
+        Models from from_pretrained() are in evaluation mode until the script calls train(), and some scripts
+        train in it: until a pass in training mode was seen, all passes count.
+        """
+        if self._base.training:
+            self._has_trained = True
+            return True
+        if self._has_trained:
+            return False
+        if self._model.is_collective:  # an evaluation on one rank alone would wait for the others
+            if batch.size > self._micro_batch_size:
+                self._changes.add(
+                    "forward passes in evaluation mode are not split into micro-batches: if the script trains "
+                    "in it, call model.train() before the first step"
+                )
+            return False
+        return True
 
     def _pieces(self, inputs: Inputs, batch: SampleBatch) -> tuple[Piece, ...]:
         size, most = batch.size, self._micro_batch_size
