@@ -236,7 +236,7 @@ def test_settings_that_the_script_does_not_support_are_refused(plan_launch: Any)
 def test_nothing_is_launched_that_does_not_fit_and_no_capture_is_suggested(plan_launch: Any) -> None:
     huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
     with pytest.raises(UserError) as error:
-        plan_launch(capture=with_model(LOOP, facts=huge))
+        plan_launch("--engine", "native", capture=with_model(LOOP, facts=huge))
     assert (error.value.rule, error.value.exit_code) == ("nothing-fits", 1)
     assert error.value.found.startswith("train.py on 2 GPUs: ")
 

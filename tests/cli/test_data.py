@@ -273,18 +273,6 @@ def test_progress_shows_on_a_terminal_and_ctrl_c_ends_it_cleanly(tmp_path: Path)
     assert (process.returncode, output) == (130, b"")
 
 
-_HEAVY = ("torch", "transformers", "numpy", "pyarrow", "tokenizers", "rich")
-
-
-def test_help_needs_no_heavy_library() -> None:
-    code = (
-        "import sys; from zerofit.cli.data import data; data.main(['--help'], standalone_mode=False); "
-        f"print([name for name in {_HEAVY} if name in sys.modules])"
-    )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert finished.stdout.splitlines()[-1] == "[]"
-
-
 @pytest.mark.parametrize("name", ["later.jsonl", "later.parquet"])
 def test_rows_without_ids_are_reported(report: _Report, tmp_path: Path, name: str) -> None:
     import pyarrow.parquet

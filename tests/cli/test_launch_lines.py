@@ -107,9 +107,9 @@ def test_recovery_that_cannot_ask_says_so_first(run_zerofit: RunZerofit, folder:
     assert run.stderr.splitlines()[0] == said
 
 
-def test_dry_run_shows_the_short_files_and_names_the_long_one(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_dry_run_shows_the_short_files_and_names_the_long_one(zerofit_fork: RunZerofit, folder: Path) -> None:
     line = "--dry-run --verbose --gpus 8xH100 --zero-stage 2 train.py"
-    run = run_zerofit("launch", *line.split(), cwd=folder)
+    run = zerofit_fork("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     lines = [line for line in run.stdout.splitlines() if line.startswith("# /")]
     shown = [re.sub(r"[\d.]+ KiB", "N KiB", Path(line).name) for line in lines]

@@ -144,7 +144,8 @@ def test_a_plan_that_differs_is_not_written_over(run_zerofit: RunZerofit, folder
 
 
 def test_what_does_not_fit_is_not_written(run_zerofit: RunZerofit, folder: Path) -> None:
-    finished = _plan(run_zerofit, folder, "--fast", *_LARGE, *_SMALL, "--output", "plan.json")
+    flags = ("--fast", *_LARGE, *_SMALL, "--engine", "native")  # without DeepSpeed there is less to search
+    finished = _plan(run_zerofit, folder, *flags, "--output", "plan.json")
     assert finished.stderr.endswith("zerofit: nothing fits, so plan.json is not written\n")
     assert (finished.returncode, list(folder.iterdir())) == (1, [])
 
@@ -271,8 +272,9 @@ def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: RunZer
 
 def test_layouts_are_listed_and_plotted_beside_each_other(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    flags = "--fast --model llama-3.1-8b --seq-len 131072 --no-padded --global-batch-size 8 --gpus 8xH100-80G"
-    finished = _plan(run_zerofit, folder, *flags.split(), "--compare-layouts", "--plot", "plan.svg")
+    model = "--fast --model llama-3.1-8b --seq-len 131072 --no-padded --global-batch-size 8 --gpus 8xH100-80G"
+    flags = "--zero-stage 3 --compare-layouts --plot plan.svg"
+    finished = _plan(run_zerofit, folder, *model.split(), *flags.split())
     assert finished.returncode == 0, finished.stderr
     table = finished.stdout[finished.stdout.index("layouts: dp x tp x sp x pp ranks") :].splitlines()
     chosen = next(line.split() for line in table if line.startswith(">"))
