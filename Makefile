@@ -5,14 +5,16 @@ BIN := $(VENV)/bin
 MUTATION ?= .mutation
 MINUTES ?= 55
 BUDGET ?= 9m
-SETS ?= oldest transformers-5.17 newest
+SETS ?= oldest transformers-5.17 python-3.13 newest
 OUT ?= benchmarks/measured
 FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_recover_runs.py
+# Four minutes: each kind of end, hang and stop, and of what is saved one damage and one kill under each engine.
+FAULTS_CI := tests/faults/test_hangs.py tests/faults/test_ends.py
 SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-slow faults test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -20,6 +22,7 @@ help:  ## what can be made
 $(VENV)/.installed: pyproject.toml constraints.txt setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) ./setup.sh
 
+demo: export TORCH_EXTENSIONS_DIR ?= $(abspath $(VENV))/torch_extensions
 demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then in one process
 	@$(BIN)/python examples/demo.py
 
@@ -29,8 +32,14 @@ test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay i
 test-slow: $(VENV)/.installed  ## the tests that are too slow to run at each change
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'slow and not nvme and not evidence and not versions and not faults and not slurm'
 
+semantics: $(VENV)/.installed  ## scripts train under zerofit as they train by themselves: every comparison
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "" tests/semantics
+
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail; FAULTS=FILES: some
 	@$(BIN)/python -m pytest $(FAULTS) -m ""
+
+faults-ci: $(VENV)/.installed  ## those of them that .ci/run has time for
+	@$(BIN)/python -m pytest $(FAULTS_CI) -m faults
 
 test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2; SLURM=asks: some
 	@$(BIN)/python -m pytest tests/clusters -m slurm -k '$(SLURM)' --timeout 900
