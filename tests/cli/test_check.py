@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,11 +241,10 @@ def test_explain_prints_the_page_and_rules_the_list(run_zerofit: RunZerofit, fol
     assert "error    param-offload-needs-zero3" in [line[:34] for line in lines]
 
 
-def test_colour_only_on_a_terminal(folder: Path) -> None:
+def test_colour_only_on_a_terminal(run_zerofit: RunZerofit, folder: Path) -> None:
     pty = pytest.importorskip("pty")
     reader, writer = pty.openpty()
-    command = [sys.executable, "-m", "zerofit", "check", "--route", "accelerate", "bad.json"]
-    subprocess.run(command, cwd=folder, stdout=writer, check=False)
+    run_zerofit("check", "--route", "accelerate", "bad.json", cwd=folder, stdout=writer)
     os.close(writer)
     assert os.read(reader, 100).startswith(b"\x1b[31m\x1b[1merror\x1b[0m[param-offload-needs-zero3]")
     os.close(reader)

@@ -1,24 +1,26 @@
-"""Completion of the command line in a real bash."""
+"""Completion of the command line: what zerofit answers to the shell, and that a real bash takes it."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-_PROGRAM = """\
-compopt() {{ echo "compopt $@"; }}
-eval "$(_ZEROFIT_COMPLETE=bash_source zerofit)"
-COMP_WORDS=({words}) COMP_CWORD={place}
-_zerofit_completion zerofit
-echo "${{COMPREPLY[@]}}"
-"""
-
+from runs import RunZerofit
 
 _FILES = ("train.py", "train_lora.py", "train.sh", "scripts/eval.py", "scripts/README.md", "tools/a/b.py")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with scripts."""
+    for name in _FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -51,19 +53,49 @@ _FILES = ("train.py", "train_lora.py", "train.sh", "scripts/eval.py", "scripts/R
         ("zerofit runs status ''", "2026-02-02_00-00-00-train 2026-01-01_00-00-00-train"),
     ],
 )
-def test_bash_completes(words: str, completed: str, tmp_path: Path) -> None:
+def test_completions(run_zerofit: RunZerofit, words: str, completed: str, folder: Path) -> None:
     runs = [f"zerofit-runs/2026-0{month}-0{month}_00-00-00-train/plan.json" for month in (1, 2)]
-    for name in (*_FILES, *(runs if "runs" in words else ())):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    for name in runs if "runs" in words else ():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    typed = shlex.split(words)
+    place = str(len(typed) - 1)
+    asked = {"_ZEROFIT_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(typed), "COMP_CWORD": place}
+    answer = run_zerofit(cwd=folder, environment=asked)
+    assert (_taken_by_bash(answer.stdout), answer.stderr) == (completed, "")
+
+
+def _taken_by_bash(answer: str) -> str:
+    """Return what the function that bash evaluates makes of an answer."""
+    taken = []
+    for line in filter(None, answer.splitlines()):
+        kind, _, value = line.partition(",")
+        taken.append({"dir": "compopt -o dirnames", "file": "compopt -o default", "plain": value}[kind])
+    return " ".join(taken)
+
+
+_PROGRAM = """\
+compopt() { echo "compopt $@"; }
+eval "$(_ZEROFIT_COMPLETE=bash_source zerofit)"
+COMP_WORDS=(zerofit plan --allow lora,l) COMP_CWORD=3
+_zerofit_completion zerofit
+echo "${COMPREPLY[@]}"
+COMP_WORDS=(zerofit tune too) COMP_CWORD=2
+_zerofit_completion zerofit
+COMP_WORDS=(zerofit launch --config-file '') COMP_CWORD=3
+_zerofit_completion zerofit
+"""
+
+
+def test_bash_completes(folder: Path) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    program = _PROGRAM.format(words=words, place=len(words.split()) - 1)
     ran = subprocess.run(
-        ["bash", "-c", program],
+        ["bash", "-c", _PROGRAM],
         env={**os.environ, "PATH": path},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert (" ".join(ran.stdout.split()), ran.stderr) == (completed, "")
+    lines = ["lora,lora lora,length", "compopt -o dirnames", "compopt -o default"]
+    assert (ran.stdout.splitlines(), ran.stderr) == (lines, "")

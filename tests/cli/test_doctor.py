@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from runs import RunZerofit
 from small_runs import NO_GPU
+from zerofit_in_process import run_in_process
 
 from zerofit.cli.doctor import doctor, doctor_json, doctor_text, is_usable, with_unreadable_gpus
 from zerofit.core.errors import UserError
@@ -24,8 +25,10 @@ from zerofit.core.plan import Topology
 from zerofit.core.rank_observation import Phase
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.core.strategy import Strategy
+from zerofit.machine import probe_toolchain
 from zerofit.machine.doctor import CheckupLine, Status
 from zerofit.machine.observations import Observation, ObservedPeak, write_observation
+from zerofit.machine.probe_toolchain import ask_torch
 from zerofit.machine.toolchain import BuildLock, DeepSpeedOp
 
 _TOPICS = [
@@ -61,23 +64,49 @@ _TOPICS = [
 ]
 
 
-def _run_doctor(folder: Path, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    program = "from zerofit.cli.doctor import doctor; doctor()"
-    # A machine with GPUs shows none, and the builds and caches of the user are left out, so that the lines
-    # are the same everywhere.
-    environ = {name: text for name, text in os.environ.items() if name != "TORCH_EXTENSIONS_DIR"}
-    environ |= {"CUDA_VISIBLE_DEVICES": "", "HOME": str(home), "XDG_CACHE_HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-c", program, *options], capture_output=True, text=True, env=environ, cwd=folder
-    )
+@pytest.fixture(scope="module")
+def reports() -> list[dict[str, Any]]:
+    """Return what torch and DeepSpeed told of themselves, once asked: a process imports both."""
+    return []
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    result = _run_doctor(tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("home"), "--json")
+def run_doctor(
+    reports: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Return a function that runs `zerofit doctor` in a folder; only the first run asks torch."""
+    home = str(tmp_path_factory.mktemp("home"))
+    # A machine with GPUs shows none, and the builds and caches of the user are left out, so that the lines
+    # are the same everywhere.
+    environment = {"CUDA_VISIBLE_DEVICES": "", "HOME": home, "XDG_CACHE_HOME": home}
+
+    def ask_once(*command: Any, **settings: Any) -> dict[str, Any]:
+        if not reports:
+            reports.append(ask_torch(*command, **settings))
+        return reports[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+        patch.setattr(probe_toolchain, "ask_torch", ask_once)
+        yield lambda folder, *flags: run_in_process(("doctor", *flags), cwd=folder, environment=environment)
+
+
+@pytest.fixture(scope="module")
+def document(run_doctor: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    result = run_doctor(tmp_path_factory.mktemp("folder"), "--json")
     assert (result.returncode, result.stderr) == (0, "")
     parsed: dict[str, Any] = json.loads(result.stdout)
     return parsed
+
+
+def test_report_of_the_real_torch_and_deepspeed(
+    document: dict[str, Any], reports: list[dict[str, Any]]
+) -> None:
+    (report,) = reports
+    assert (report["torch"]["error"], report["deepspeed"]["error"]) == (None, None)
+    ops = {op["name"]: op["is_compatible"] for op in report["deepspeed"]["answer"]}
+    assert list(ops) == ["cpu_adam", "fused_adam", "async_io"]
+    assert ops["cpu_adam"] is True
 
 
 def test_json_has_version_machine_versions_and_every_line(document: dict[str, Any]) -> None:
@@ -89,8 +118,8 @@ def test_json_has_version_machine_versions_and_every_line(document: dict[str, An
     assert {tuple(line) for line in document["lines"]} == {("status", "topic", "found", "why", "fix")}
 
 
-def test_text_is_one_aligned_line_a_check(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    result = _run_doctor(tmp_path, tmp_path_factory.mktemp("home"))
+def test_text_is_one_aligned_line_a_check(run_doctor: Any, tmp_path: Path) -> None:
+    result = run_doctor(tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     row = re.compile(r"(ok     |warning)  (.{18})  (\S.*)")
     below = re.compile(r"         (why|fix): \S.*")

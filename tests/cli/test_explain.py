@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from zerofit_in_process import run_in_process
 
 from zerofit.cli.explain import explained
 from zerofit.cli.output.explanation import short_lines
@@ -22,11 +21,7 @@ _LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:29500\n"
 
 
 def _explain(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerofit", "explain", *arguments]
-    # readline sets COLUMNS for the processes of whoever imports it, unseen by os.environ.
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, check=False, env=dict(os.environ)
-    )
+    return run_in_process(("explain", *arguments), cwd=Path.cwd(), stdin=stdin)
 
 
 def test_log_ends_with_cause_line_and_what_to_type(tmp_path: Path) -> None:

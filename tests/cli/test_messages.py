@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 from runs import RunZerofit
 from small_runs import PLAN
-from typed_flags import check_flags_were_typed
 
-from zerofit.cli.main import main
 from zerofit.core.plan import plan_to_json
 
 _HOST = socket.gethostname()
@@ -94,20 +92,11 @@ def _as_written(text: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("line", _transcripts())
-def test_mistake(
-    folder: Path, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The command runs in this process: two hundred starts of Python would take a minute."""
+def test_mistake(run_zerofit: RunZerofit, folder: Path, line: str) -> None:
     message = re.sub(r"\bHOST\b(?! slots=N)", _HOST, _transcripts()[line])
     before = _tree(folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("sys.argv", ["zerofit", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capfd.readouterr()
-    check_flags_were_typed(line.split(), printed.err)
-    assert (_as_written(printed.err, folder), printed.out, ended.value.code) == (message, "", 2)
+    done = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
+    assert (_as_written(done.stderr, folder), done.stdout, done.returncode) == (message, "", 2)
     assert _tree(folder) == before
 
 
