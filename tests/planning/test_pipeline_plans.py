@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from planning_problems import RATES, model, problem
+from tiny_traces import trace_of_two_runs
 
 from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
 from zerofit.core.errors import UserError
@@ -49,15 +50,15 @@ _FACTS = model(
 
 @cache
 def _traced(request: TraceRequest, *, is_tied: bool = False) -> Trace:
+    """Return a trace whose log for more samples is taken for one sample, too: no test here looks at one."""
     import transformers
-
-    from zerofit.models.trace.entry import trace_config
 
     config = transformers.LlamaConfig(
         vocab_size=_VOCABULARY, hidden_size=_HIDDEN, intermediate_size=176, num_hidden_layers=6,
         num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=is_tied,
     )  # fmt: skip
-    return trace_config(config, transformers.AutoModelForCausalLM.from_config, request)
+    trace = trace_of_two_runs(config, transformers.AutoModelForCausalLM.from_config, request)
+    return replace(trace, logs=(replace(trace.logs[0], least_micro_batch_size=1),))
 
 
 def _log(stage: int, *, stages: int = 2, is_tied: bool = False, **fields: Any) -> AllocationLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import Event
+from zerofit.core.allocation_log import Event, Trace
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
@@ -136,6 +136,36 @@ def run_once(name: str, request: TraceRequest, *, num_layers: int = 2, samples: 
     with flash_package(request), FakeTensorMode(allow_non_fake_inputs=True):
         model = prepare_model(build, config, request)
         return run_micro_batch(model, describe(model), samples, request)
+
+
+def trace_of_two_runs(config: Any, build: Any, request: TraceRequest) -> Trace:
+    """Return the trace of two or more samples that trace_config() makes, without the runs that check it.
+
+    tests/models/trace/test_parts.py shows that they are the same.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from zerofit.models.changes.stages import keep_stages
+    from zerofit.models.trace.affine import fit, to_allocation_log
+    from zerofit.models.trace.attention import flash_package
+    from zerofit.models.trace.entry import describe
+    from zerofit.models.trace.layer_parts import cut_layers
+    from zerofit.models.trace.parts import Absent, as_one_rank
+    from zerofit.models.trace.prepare import prepare_model
+    from zerofit.models.trace.run import run_micro_batch
+
+    with flash_package(request), FakeTensorMode(allow_non_fake_inputs=True):
+        model = prepare_model(build, config, request)
+        if request.tensor_parallel_size > 1:
+            cut_layers(model, Absent(request.tensor_parallel_size))
+        if request.pipeline_parallel_size > 1:
+            keep_stages(model, request.pipeline_place, request.pipeline_parallel_size, request.stage_blocks)
+        skeleton = describe(model)
+        with as_one_rank(model, request):
+            two, three = (run_micro_batch(model, skeleton, samples, request) for samples in (2, 3))
+    log = fit(two, three, (2, 3))
+    assert log is not None
+    return Trace(request=request, logs=(to_allocation_log(log, skeleton, 2),))
 
 
 def kept_bytes(log: RawLog) -> int:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tiny_traces import trace_of_two_runs
 
 from zerofit.core.allocation_log import AllocationLog, CostKind, TraceRequest
 from zerofit.core.errors import UserError
@@ -24,19 +25,34 @@ _REQUEST = TraceRequest(
 _LAYERS = 2
 
 
-@cache
-def _log(
-    size: int, *, heads: int = 4, samples: int = 2, tie_word_embeddings: bool = False, **fields: Any
-) -> AllocationLog:
+def _model(*, heads: int = 4, tie_word_embeddings: bool = False) -> tuple[Any, Any]:
+    """Return the configuration of a small Llama and what builds it."""
     import transformers
 
     config = transformers.LlamaConfig(
         vocab_size=512, hidden_size=16 * heads, intermediate_size=176, num_hidden_layers=_LAYERS,
         num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=tie_word_embeddings,
     )  # fmt: skip
+    return config, transformers.AutoModelForCausalLM.from_config
+
+
+@cache
+def _log(size: int, *, tie_word_embeddings: bool = False, **fields: Any) -> AllocationLog:
     request = replace(_REQUEST, sequence_parallel_size=size, **fields)
-    build = transformers.AutoModelForCausalLM.from_config
-    return trace_config(config, build, request).log_for(samples)
+    return trace_of_two_runs(*_model(tie_word_embeddings=tie_word_embeddings), request).log_for(2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sequence_parallel_size": 2},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2, "pipeline_place": 1},
+    ],
+)
+def test_two_runs_make_the_trace_that_more_runs_check(fields: dict[str, int]) -> None:
+    request = replace(_REQUEST, **fields)
+    assert trace_of_two_runs(*_model(), request).logs[0] == trace_config(*_model(), request).log_for(2)
 
 
 def _flops(log: AllocationLog) -> int:
@@ -86,9 +102,9 @@ def test_a_model_that_ranks_cannot_share_is_refused_and_the_attention_put_back()
 
     before = AttentionInterface()["sdpa"]
     with pytest.raises(UserError) as refused:
-        _log(2, heads=3)
+        trace_config(*_model(heads=3), replace(_REQUEST, sequence_parallel_size=2))
     assert refused.value.rule == "sequence-parallel-heads"
-    _log.__wrapped__(2)
+    trace_config(*_model(), replace(_REQUEST, sequence_parallel_size=2))
     assert AttentionInterface()["sdpa"] is before
 
 

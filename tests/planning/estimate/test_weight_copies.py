@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from tiny_traces import trace_of_two_runs
 
 from zerofit.core.allocation_log import AllocationLog, TraceRequest
 from zerofit.core.estimates import RunPhase
@@ -15,7 +16,7 @@ from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import TapePeak, replay_live
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Setup, terms_of
 
-_LARGE, _SMALL = (512, 16, 1), (64, 128, 64)
+_LARGE, _SMALL = (512, 8, 2), (64, 128, 64)
 """Hidden size, tokens a sample and samples: much of a weight, and much of a batch."""
 _BY_SCRIPT = (Engine.NATIVE, ZeroStage.NOTHING)
 
@@ -25,8 +26,6 @@ def _traced(
     hidden: int, length: int, samples: int, precision: Precision, *, checkpointing: bool = False
 ) -> AllocationLog:
     import transformers
-
-    from zerofit.models.trace.entry import trace_config
 
     config = transformers.LlamaConfig(
         vocab_size=256, hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=2,
@@ -38,8 +37,7 @@ def _traced(
         autocast=None if precision is Precision.FP32 else precision,
         gradient_checkpointing=checkpointing,
     )
-    trace = trace_config(config, transformers.LlamaForCausalLM._from_config, request)
-    return trace.log_for(samples)
+    return trace_of_two_runs(config, transformers.LlamaForCausalLM._from_config, request).log_for(samples)
 
 
 def _live(
