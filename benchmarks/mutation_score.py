@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ from mutation_run.results import (
 from mutation_run.trials import copy_tree, run_trials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mutation_run.mutants import Mutant
 
@@ -91,6 +92,16 @@ def draw(tree: Path, parts: Sequence[Part]) -> dict[str, list[Mutant]]:
     return drawn
 
 
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    # Not TemporaryDirectory: a fork that runs the exit handlers of this process would remove the folder.
+    folder = Path(tempfile.mkdtemp(prefix="mutation-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def begin(options: argparse.Namespace) -> Run:
     """Return the run that a folder has begun, or begin one: draw mutants, or take those of an earlier run."""
     if (path := options.folder / _RUN).exists():
@@ -102,9 +113,9 @@ def begin(options: argparse.Namespace) -> Run:
         earlier = read_run(options.after / _RUN)
         drawn, extra = earlier.drawn, earlier.extra
     else:
-        with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-            copy_tree(options.tree, Path(folder, "tree"), revision)
-            drawn = draw(Path(folder, "tree"), options.parts)
+        with _temporary_folder() as folder:
+            copy_tree(options.tree, folder / "tree", revision)
+            drawn = draw(folder / "tree", options.parts)
         extra = tuple(part.name for part in options.parts if part.is_extra)
     run = Run(revision=revision, budget_s=options.budget, drawn=drawn, extra=extra)
     write_run(path, run)
@@ -132,8 +143,8 @@ def try_mutants(options: argparse.Namespace, run: Run, until: float | None) -> N
     if not left:
         return
     earlier = read_trials(options.after / _TRIALS) if options.after else {}
-    with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
-        trees = [Path(folder, f"tree{number}") for number in range(options.jobs)]
+    with _temporary_folder() as folder:
+        trees = [folder / f"tree{number}" for number in range(options.jobs)]
         for tree in trees:
             copy_tree(options.tree, tree, run.revision)
         with ThreadPoolExecutor(len(trees)) as pool:

@@ -35,6 +35,11 @@ LIBRARIES = (
     *("hypothesis", "jsonschema", "yaml", "pydantic", "click", "rich.console", "hjson", "psutil"),
 )
 """What tests, launches and ranks import, beside zerofit."""
+_NO_THREADS = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""An environment in which importing starts no thread: a fork has but the one that forks."""
 _HOME = str(Path(__file__).parents[1])
 _COLLECT = """
 import json, sys, pytest
@@ -62,9 +67,13 @@ class Outcome:
 
 def load(libraries: Iterable[str] = LIBRARIES) -> None:
     """Import libraries once, for all forks."""
+    before = dict(os.environ)
+    os.environ |= _NO_THREADS
     for name in libraries:
         with suppress(ImportError):
             importlib.import_module(name)
+    os.environ.clear()
+    os.environ |= before
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages of the libraries' objects
 

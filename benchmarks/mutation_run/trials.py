@@ -124,7 +124,7 @@ def _try(tree: Path, mutant: Mutant, choice: Choice, sound: dict[str, bool]) -> 
     files, num_tried, passed = list(choice.files), 0, list[str]()
     for size in _ROUNDS:
         now, files = files[:size], files[size:]
-        tests = [test for file in now for test in file.tests]
+        tests = [test for file in now for test in file.tests if sound.get(test, True)]
         limit_s = _LOADING_S + _LOADING_FILE_S * len(now) + _SLOWER * sum(file.seconds for file in now)
         while tests:
             path.write_text(changed, "utf-8")
