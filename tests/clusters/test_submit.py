@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from runs import Run, run_command
+from typed_flags import check_flags_were_typed
+from zerofit_in_process import run_in_process
 
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.job import code_digest, variables_to_pass
@@ -22,8 +24,18 @@ _NO_CAPTURE = ("--model", "gpt2", "--sequence-length", "64", "--global-batch-siz
 
 
 def _submit(place: Path, *words: str, **more: str) -> Run:
+    """Submit by a fork, which captures the script without importing anything."""
     shutil.copy(_SCRIPTS / "loop.py", place)
     return run_command((*_SUBMIT, *words), place, **more)
+
+
+def _submit_here(place: Path, *words: str, **more: str) -> Run:
+    """Submit in this process, where no script is captured."""
+    shutil.copy(_SCRIPTS / "loop.py", place)
+    words = ("submit", *words)
+    done = run_in_process(words, cwd=place, environment=more)
+    check_flags_were_typed(words, done.stderr)
+    return Run(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr, folder=place)
 
 
 def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(same_folder: Path) -> None:
@@ -80,7 +92,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
         "--seq-len",
         "512",
     )
-    run = _submit(same_folder, *words, "--global-batch-size", "64", "never.py").check()
+    run = _submit_here(same_folder, *words, "--global-batch-size", "64", "never.py").check()
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%",
         "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
@@ -154,7 +166,7 @@ def test_what_can_not_be_submitted_is_said_before_anything_is_planned(
 ) -> None:
     for name in files:
         (same_folder / name).write_text("PATH=/tmp\n")
-    run = _submit(same_folder, "--on", "slurm", "--dry-run", *words)
+    run = _submit_here(same_folder, "--on", "slurm", "--dry-run", *words)
     assert (run.exit_code, run.stderr.splitlines()[0]) == (2, error)
     assert "hf_abcdefghij" not in run.stderr
     assert not (same_folder / "zerofit-runs").exists()
@@ -162,7 +174,7 @@ def test_what_can_not_be_submitted_is_said_before_anything_is_planned(
 
 def test_a_missing_client_is_named_and_nothing_is_left(same_folder: Path) -> None:
     plan = ("--gpus", "1xA100-80G", "--fast")
-    run = _submit(same_folder, "--on", "skypilot", *plan, "loop.py", "8", "0", PATH="/nowhere")
+    run = _submit_here(same_folder, "--on", "skypilot", *plan, "loop.py", "8", "0", PATH="/nowhere")
     assert run.exit_code == 2
     assert "error[client-missing]: sky is not installed here" in run.stderr
     assert list((same_folder / "zerofit-runs").glob("2*")) == []
@@ -231,7 +243,7 @@ def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str
     place = tmp_path / name
     place.mkdir()
     words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE, "loop.py", "8", "0")
-    shown = _submit(place, *words).check().stdout
+    shown = _submit_here(place, *words).check().stdout
     job = shown[shown.index("#!/bin/bash") : shown.index("\nsbatch ")]
     (trap,) = [line for line in job.splitlines() if line.startswith("trap ")]
     ran = subprocess.run(
@@ -249,7 +261,7 @@ def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str
 def test_a_folder_that_would_end_its_line_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "a\nrm b"
     place.mkdir()
-    run = _submit(place, "--on", "slurm", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
+    run = _submit_here(place, "--on", "slurm", "--gpus", "1xA100-80G", "--fast", "loop.py", "8", "0")
     assert run.exit_code == 2
     assert not (place / "zerofit-runs").exists()
     assert "error[folder-unprintable]: a job's folder has a character that sbatch can't read" in run.stderr
@@ -266,4 +278,4 @@ def test_a_variable_whose_value_has_a_password_is_a_secret(same_folder: Path) ->
 
 def test_a_script_that_was_not_captured_is_read_for_its_way_to_resume(same_folder: Path) -> None:
     words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE)
-    assert "#SBATCH --requeue" in _submit(same_folder, *words, "loop.py", "8", "0").check().stdout
+    assert "#SBATCH --requeue" in _submit_here(same_folder, *words, "loop.py", "8", "0").check().stdout
