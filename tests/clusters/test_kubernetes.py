@@ -15,7 +15,7 @@ import pytest
 import yaml
 from clients import path_with
 from namespaces import NamespaceNodes, can_make_nodes
-from runs import run_command
+from runs import RunZerofit, run_command
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "kubernetes", "--image", "i:1")
@@ -120,11 +120,10 @@ def test_a_pod_asks_for_what_the_plan_needs(same_folder: Path) -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 3600
 
 
-def test_pods_need_an_image(same_folder: Path) -> None:
+def test_pods_need_an_image(run_zerofit: RunZerofit, same_folder: Path) -> None:
     shutil.copy(_SCRIPTS / "loop.py", same_folder)
-    without = tuple(word for word in _SUBMIT if word not in ("--image", "i:1"))
-    done = run_command((*without, *_NODES, "loop.py", "4", "0"), same_folder)
-    assert done.exit_code == 2
+    done = run_zerofit("submit", "--on", "kubernetes", *_NODES, "loop.py", "4", "0", cwd=same_folder)
+    assert done.returncode == 2
     assert done.stderr == (
         "error[image-missing]: pods need an image\n"
         "  found: --on kubernetes without --image\n"

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from clients import path_with
 from namespaces import NamespaceNodes, can_make_nodes
-from runs import run_command
+from runs import RunZerofit, run_command
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "skypilot", "--fast", "--nodes", "2")
@@ -48,26 +48,23 @@ def _job(place: Path, *words: str, says: str = "Managed Job ID: 7", **more: str)
     return folder / "job.sky.yaml", (place / "calls").read_text().strip()
 
 
-@pytest.mark.parametrize(
-    ("records", "state"),
-    [
-        ([{"job_id": 6, "status": "RUNNING"}, {"job_id": 7, "status": "FAILED_SETUP"}], "FAILED_SETUP"),
-        ([{"job_id": 7, "status": "RECOVERING"}], "RECOVERING"),
-        ([], None),
-    ],
+_QUEUES: tuple[tuple[list[dict[str, Any]], str | None], ...] = (
+    ([{"job_id": 6, "status": "RUNNING"}, {"job_id": 7, "status": "FAILED_SETUP"}], "FAILED_SETUP"),
+    ([{"job_id": 7, "status": "RECOVERING"}], "RECOVERING"),
+    ([], None),
 )
-def test_the_state_is_that_of_the_queue(
-    same_folder: Path, records: list[dict[str, Any]], state: str | None
-) -> None:
+
+
+def test_the_state_is_that_of_the_queue(run_zerofit: RunZerofit, same_folder: Path) -> None:
     _job(same_folder, "--gpus", "1xA100-80G")
-    queue = f"echo 'Checking the controller [1/2]'; echo '{json.dumps(records, indent=2)}'"
-    path = path_with(
-        same_folder, "sky", script=f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}'
-    )
-    command = (sys.executable, "-m", "zerofit", "runs", "status", "--json")
-    status = json.loads(run_command(command, same_folder, PATH=path).check().stdout)
-    assert status["job_id"] == "7"
-    assert status["scheduler_state"] == state
+    for records, state in _QUEUES:
+        queue = f"echo 'Checking the controller [1/2]'; echo '{json.dumps(records, indent=2)}'"
+        path = path_with(
+            same_folder, "sky", script=f'[ "$*" = "jobs queue --all --output json" ] && {{ {queue}; }}'
+        )
+        told = run_zerofit("runs", "status", "--json", cwd=same_folder, environment={"PATH": path})
+        status = json.loads(told.stdout)
+        assert (status["job_id"], status["scheduler_state"]) == ("7", state)
 
 
 def test_a_cloud_out_of_reach_is_no_refusal(same_folder: Path) -> None:
