@@ -90,3 +90,23 @@ def test_an_optimizer_that_the_scripts_trainer_makes_is_swapped(train: Callable[
         "the optimizer is torch's SGD; the script's create_optimizer() makes torch's AdamW"
         in found.changes.lines
     )
+
+
+def test_an_optimizer_class_that_the_script_names_is_swapped(train: Callable[..., Trained]) -> None:
+    """Trainer takes it before TrainingArguments.optim."""
+    import torch
+    from transformers import Trainer
+
+    class Naming(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            named = (torch.optim.AdamW, {"lr": 0.25})
+            super().__init__(*args, optimizer_cls_and_kwargs=named, **kwargs)
+
+    plan, arguments = {"optimizer": OptimizerName.SGD}, {"lr_scheduler_type": "constant"}
+    found = train(plan, (8, 1), base=Naming, arguments=arguments)
+    assert type(found.trainer.optimizer.optimizer).__name__ == "SGD"
+    assert found.numbers("learning_rate") == [0.25] * 3
+    assert (
+        "the optimizer is torch's SGD; the script's optimizer_cls_and_kwargs make torch's AdamW"
+        in found.changes.lines
+    )

@@ -34,8 +34,12 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if name is not None and self.optimizer is not None:
             _swap(self, name, changes, said="the script hands its Trainer")
+        elif name is not None and self.optimizer_cls_and_kwargs is not None:  # before TrainingArguments.optim
+            said = "the script's optimizer_cls_and_kwargs make"
+            self.create_optimizer = _swapping(self, self.create_optimizer, name, changes, said=said)
         elif name is not None and not is_transformers_own(type(self).create_optimizer):
-            self.create_optimizer = _swapping(self, self.create_optimizer, name, changes)
+            said = "the script's create_optimizer() makes"
+            self.create_optimizer = _swapping(self, self.create_optimizer, name, changes, said=said)
         _remember(self)
         try:
             return original(self, *args, **kwargs)
@@ -87,16 +91,16 @@ def _remember(trainer: Any) -> None:
 
 
 def _swapping(
-    trainer: Any, create_optimizer: Callable[..., Any], name: OptimizerName, changes: Changes
+    trainer: Any, create_optimizer: Callable[..., Any], name: OptimizerName, changes: Changes, *, said: str
 ) -> Callable[..., Any]:
-    """Return the script's own create_optimizer, with its result replaced."""
+    """Return create_optimizer, with the script's own optimizer that it makes replaced."""
 
     @functools.wraps(create_optimizer)
     def create(*args: Any, **kwargs: Any) -> Any:
         made = create_optimizer(*args, **kwargs)
         if trainer.optimizer is None:
             trainer.optimizer = made
-        _swap(trainer, name, changes, said="the script's create_optimizer() makes")
+        _swap(trainer, name, changes, said=said)
         return trainer.optimizer
 
     return create
