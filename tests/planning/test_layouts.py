@@ -23,6 +23,7 @@ from zerofit.planning.search import EstimatedStrategy, tier
 from zerofit.planning.solve import Answer, best_of
 
 _LONG = problem(sequence_length=65_536, global_batch_size=8, memory_gib=40)
+_DEEP = replace(LARGE, num_layers=30, hidden_size=2560, intermediate_size=10_240)
 _ZERO3 = Strategy(
     engine=Engine.DEEPSPEED,
     zero_stage=ZeroStage.PARAMETERS,
@@ -141,7 +142,7 @@ def _shared(size: int, asked: Problem, kind: str = "sequence") -> Problem:
 def test_more_ranks_to_a_sample_never_cost_more_activations_and_always_exchange(
     checkpoints: bool, kind: str
 ) -> None:
-    asked = problem(facts=LARGE, sequence_length=16_384, global_batch_size=8)
+    asked = problem(facts=_DEEP, sequence_length=16_384, global_batch_size=8)
     strategy = replace(_ZERO3, gradient_checkpointing=checkpoints)
     activations, totals = [], []
     for size in (1, 2, 4, 8):

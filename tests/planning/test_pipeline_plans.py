@@ -28,7 +28,7 @@ from zerofit.planning.layouts import compare_layouts
 from zerofit.planning.plan import ranks_to_plan
 from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.problem import Reserve
-from zerofit.planning.solve import best_of, solve
+from zerofit.planning.solve import Answer, best_of, solve
 from zerofit.planning.stages import with_stage_blocks
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -92,12 +92,14 @@ def test_tied_embeddings_are_on_both_ends() -> None:
     assert ["model.embed_tokens.weight" in names for names in held] == [True, True]
 
 
-def _problem(stages: int, *, num_gpus: int = 2, per_rank: int = 1, **fields: Any) -> Any:
+def _problem(
+    stages: int, *, num_gpus: int = 2, per_rank: int = 1, request: Request | None = None, **fields: Any
+) -> Any:
     asked = problem(
         facts=_FACTS,
         num_gpus=num_gpus,
         sequence_length=_TOKENS,
-        request=Request(pipeline_parallel_size=stages),
+        request=replace(request or Request(), pipeline_parallel_size=stages),
         **{"global_batch_size": 16, **fields},
     )
     sizes: Any = {"pipeline_parallel_size": stages, "pipeline_stages_per_rank": per_rank}
@@ -197,7 +199,8 @@ def test_a_batch_that_does_not_fill_the_stages_is_refused() -> None:
 
 
 def test_a_plan_is_made_for_stages_that_are_asked_for() -> None:
-    answer = solve(_problem(2, num_gpus=4), estimator_of=_estimator)
+    asked = _problem(2, num_gpus=4, request=Request(precision=Precision.FP32))
+    answer = solve(asked, estimator_of=_estimator)
     assert answer.fits
     topology = answer.plan.topology
     assert topology == Topology(world_size=4, pipeline_parallel_size=2)
@@ -344,8 +347,14 @@ def test_micro_batches_of_interleaved_stages_come_in_rounds() -> None:
         candidates(_problem(2, per_rank=3, global_batch_size=1))
 
 
+@cache
+def _interleaved() -> Answer:
+    fixed = Request(precision=Precision.FP32, gradient_checkpointing=False)
+    return solve(_problem(2, per_rank=2, request=fixed), estimator_of=_estimator)
+
+
 def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -> None:
-    answer = solve(_problem(2, per_rank=2), estimator_of=_estimator)
+    answer = _interleaved()
     assert answer.fits
     assert answer.plan.topology.stage_blocks == (1, 2, 2, 1)
     assert "stages of 1, 2, 2, 1 blocks: the slowest is as fast as it can be" in answer.notes
@@ -369,7 +378,6 @@ def test_a_plan_has_the_stages_per_rank_that_a_flag_says() -> None:
     request = Request(pipeline_parallel_size=2, pipeline_stages_per_rank=2)
     topology = ranks_to_plan(request, machine, num_nodes=1)
     assert (topology.pipeline_parallel_size, topology.pipeline_stages_per_rank) == (2, 2)
-    reasons = solve(_problem(2, per_rank=2), estimator_of=_estimator).plan.reasons
     assert (
         Reason(
             field="pipeline_stages_per_rank",
@@ -377,7 +385,7 @@ def test_a_plan_has_the_stages_per_rank_that_a_flag_says() -> None:
             origin=Origin.FLAG,
             why="--pipeline-stages-per-rank says so",
         )
-        in reasons
+        in _interleaved().plan.reasons
     )
 
 

@@ -9,7 +9,7 @@ from captured_scripts import capture, captured_problem
 from captures import TRAINER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import A100, LARGE, RATES, closed_forms, problem, solved
+from planning_problems import A100, LARGE, RATES, closed_forms, made_trace, problem, solved
 
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
@@ -26,7 +26,6 @@ from zerofit.core.strategy import (
 )
 from zerofit.core.units import GIB
 from zerofit.planning.candidates import candidates
-from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.plan_table import as_it_is_lines, as_it_is_words, plan_table
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.search import TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
@@ -133,14 +132,15 @@ def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
 
 
 def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() -> None:
-    asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2)
+    few = Request(micro_batch_size=1)  # of all candidates
+    asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2, request=few)
     told: list[tuple[str, int]] = []
     traced: list[TraceRequest] = []
 
     def estimator_of(one: Problem) -> TrainingEstimator:
         def trace(request: TraceRequest) -> Trace:
             traced.append(request)
-            return Trace(request=request, logs=(closed_form_log(one.model, request),))
+            return made_trace(one.model)(request)
 
         return TrainingEstimator(one, trace=trace, rates=RATES)
 

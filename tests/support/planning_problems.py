@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
-from zerofit.core.allocation_log import Trace
+from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request
@@ -92,19 +93,24 @@ def problem(
 
 
 def made_trace(facts: ModelFacts) -> Any:
-    """Return a function that traces a model by closed forms."""
-    return lambda request: Trace(request=request, logs=(closed_form_log(facts, request),))
+    """Return a function that traces a model by closed forms, once for all tests of a process."""
+    return partial(_made_trace, facts)
+
+
+@lru_cache(maxsize=512)
+def _made_trace(facts: ModelFacts, request: TraceRequest) -> Trace:
+    return Trace(request=request, logs=(closed_form_log(facts, request),))
 
 
 RATES = catalog_rates()
 LARGE = model(
     num_parameters=3_000_000_000,
     num_trainable_parameters=3_000_000_000,
-    num_layers=30,
-    hidden_size=2560,
-    intermediate_size=10_240,
+    num_layers=10,
+    hidden_size=4096,
+    intermediate_size=20_480,
 )
-"""A decoder whose model states do not fit a small GPU."""
+"""A decoder whose model states do not fit a small GPU, in few layers: they take the planner's time."""
 
 
 def closed_forms(asked: Problem) -> ClosedFormEstimator:
