@@ -28,7 +28,10 @@ command -v c++ >/dev/null || missing+=(g++)
 test -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || missing+=(python3-dev)
 if ((${#missing[@]})) && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "setup: installing ${missing[*]}"
-  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  export DEBIAN_FRONTEND=noninteractive
+  # A second setup at the same time waits for its turn.
+  flock setup.sh apt-get update -qq
+  flock setup.sh apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 elif [[ ${missing[*]} = *venv* ]]; then
   echo "setup: these packages are missing: ${missing[*]}" >&2
   echo "       Run: sudo apt-get install ${missing[*]}" >&2
