@@ -5,19 +5,20 @@ That the live tensors of such a step are those of the real one is in tests/model
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from runs import run_command
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import zerofit
+from zerofit.core.plan import plan_from_json
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _PAIRS, _LENGTH = 8, 512
-_SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+_SIZES = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
 _SCRIPT = f"""
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -49,16 +50,15 @@ def _terms(plan: Any, phase: str) -> dict[str, Any]:
     return {term.name: term for term in found.terms}
 
 
-def test_a_preference_loss_is_planned_with_all_rows_and_its_reference_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_preference_loss_is_planned_with_all_rows_and_its_reference_model(tmp_path: Path) -> None:
     config = LlamaConfig(vocab_size=128, use_cache=False, dtype="float32", **_SIZES)
     model = LlamaForCausalLM(config)
-    model.save_pretrained("llama")
+    model.save_pretrained(tmp_path / "llama")
     (tmp_path / "train.py").write_text(_SCRIPT)
-    plan = zerofit.plan("train.py", gpus="1xH100", precision="fp32")
+    flags = ("--gpus", "1xH100", "--mixed-precision", "no", "--no-gradient-checkpointing")
+    command = (sys.executable, "-m", "zerofit", "plan", *flags, "--output", "plan.json", "train.py")
+    run_command(command, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).check()
+    plan = plan_from_json((tmp_path / "plan.json").read_text(), name="plan.json")
     strategy = plan.strategy
     assert (strategy.engine, strategy.micro_batch_size) == (Engine.NATIVE, _PAIRS)  # as it is: not split
     assert plan.estimate.tokens_per_step == 2 * _PAIRS * _LENGTH
