@@ -17,7 +17,7 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.recorder import Recorder, watching
 
-_LENGTH, _SAMPLES, _LAYERS = 16, 3, 2
+_LENGTH, _SAMPLES, _LAYERS = 16, 3, 1
 _EXPERTS, _EXPERTS_PER_TOKEN, _HIDDEN = 4, 2, 32
 _ROWS = _SAMPLES * _LENGTH * _EXPERTS_PER_TOKEN + EXPERT_ROWS * _EXPERTS
 _PLAIN = TraceRequest(sequence_length=_LENGTH, is_padded=False)

@@ -75,11 +75,11 @@ def test_a_padded_batch_is_gathered_and_makes_no_square_of_its_length() -> None:
 def test_a_sliding_window_costs_only_the_scores_it_sees(is_padded: bool, again: bool) -> None:
     request = replace(_LOW, is_padded=is_padded, gradient_checkpointing=again)
     found: Counter[Pass] = Counter()
-    for call in run_once("gemma3", request, num_layers=2, samples=3).calls:
+    for call in run_once("gemma3", request, num_layers=1, samples=3).calls:
         if call.kind is CostKind.ATTENTION:
             found[call.during] += call.flops
     seen = 8 * 16 - 7 * 8 // 2  # by 16 queries, of 8 keys each but for the first 7
-    forward = 2 * 2 * 2 * 3 * 4 * 8 * seen  # layers, products, multiply and add, samples, heads, channels
+    forward = 2 * 2 * 3 * 4 * 8 * seen  # products, multiply and add, samples, heads, channels
     assert found.pop(Pass.RECOMPUTATION, forward) == forward
     assert found == {Pass.FORWARD: forward, Pass.BACKWARD: 5 * forward // 2}
 
