@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
-from runs import run_command
+from runs import RunZerofit, run_command
 
 from zerofit.cli.main import main, zerofit
 
@@ -142,15 +142,13 @@ def test_what_takes_no_time_runs(place: Path, text: str) -> None:
         pytest.param("plan --gpus", id="plan of a script", marks=pytest.mark.slow),
     ],
 )
-def test_readme_shows_lines_as_they_are_printed(place: Path, verb: str) -> None:
+def test_readme_shows_lines_as_they_are_printed(run_zerofit: RunZerofit, place: Path, verb: str) -> None:
     sessions = [one for one in _BLOCKS if one.document == "README.md" and one.language == "console"]
     (session,) = (one for one in sessions if one.text.startswith(f"$ zerofit {verb}"))
     (command,) = session.commands()
     output = session.text.replace("\\\n", "").partition("\n")[2]
-    environment = {**os.environ, "COLUMNS": "80" if verb.endswith("gpus") else "120", "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)], env=environment, capture_output=True, text=True
-    )
+    columns = "80" if verb.endswith("gpus") else "120"
+    ran = run_zerofit(*shlex.split(command)[1:], cwd=place, environment={"COLUMNS": columns})
     printed = (ran.stdout + ran.stderr).splitlines()
     assert [line for line in output.splitlines() if line not in printed] == []
 
