@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mutation_run.mutants import Mutant
 
 _LAUNCH_S = 2.5
@@ -26,8 +28,8 @@ class FileTests:
 
     tests: tuple[str, ...]
     """Ids, in the order in which they are tried."""
-    seconds: float
-    """What they took when the map was made."""
+    most_s: float
+    """Their time when the map was made, and that of a fixture which counted as another test's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Choice:
     def killer_first(self, killer: str | None, tests: frozenset[str]) -> Choice:
         """Return the choice with an earlier killer in front: a test, or a file that did not load."""
         known = tuple(sorted(test for test in tests if killer in (test, test.partition("::")[0])))
-        return replace(self, files=(FileTests(tests=known, seconds=60.0), *self.files)) if known else self
+        return replace(self, files=(FileTests(tests=known, most_s=60.0), *self.files)) if known else self
 
 
 @dataclass(kw_only=True)
@@ -85,7 +87,7 @@ class CoverageMap:
         return float(self._made["seconds"].get(test, 0.5))
 
     def choose(self, mutant: Mutant, tree: Path, *, budget_s: float) -> Choice:
-        """Return the tests for a mutant that together take no longer than the budget."""
+        """Return the tests for a mutant that together take no longer than the budget, but one at least."""
         seeing: dict[str, set[str]] = defaultdict(set)
         for file, line in read_at(tree, mutant):
             for test in self._seen_by(file, line):
@@ -121,12 +123,20 @@ class CoverageMap:
                 spent += self.seconds(test)
                 tried.append(test)
             if tried:
-                files.append(FileTests(tests=tuple(tried), seconds=sum(map(self.seconds, tried))))
+                files.append(self._file_tests(file, tried))
+        if seeing and not files:
+            file = min(seeing, key=cost)
+            test = min(seeing[file], key=self.seconds)
+            files, num_cut = [self._file_tests(file, [test])], num_cut - 1
         return Choice(
             files=tuple(files),
             num_seeing=sum(map(len, seeing.values())),
             num_cut=num_cut,
         )
+
+    def _file_tests(self, file: str, tests: Sequence[str]) -> FileTests:
+        others = max((self.seconds(test) for test in self._by_file[file] if test not in tests), default=0.0)
+        return FileTests(tests=tuple(tests), most_s=sum(map(self.seconds, tests)) + others)
 
     def _seen_by(self, file: str, line: int) -> set[str]:
         if file not in self._lines:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -136,6 +136,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if current is not None and _FOLDER in os.environ:
         current.switch_context(item.nodeid)
     return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """Start the fork server, if the tests have one: its imports count as no test's time."""
+    programs: Any = sys.modules.get("forked_programs")
+    if programs is not None and _FOLDER in os.environ:
+        programs.ForkedProgram([sys.executable, "-m", "this"], cwd=Path.cwd(), env=os.environ).wait()
 
 
 _seconds: dict[str, float] = defaultdict(float)
