@@ -63,6 +63,7 @@ def workload(**fields: int) -> InferenceWorkload:
     return InferenceWorkload(**{"num_prompts": 100, "longest_prompt": 1024, "max_new_tokens": 512, **fields})
 
 
+@cache
 def plan(
     name: str,
     node: Machine,
@@ -71,7 +72,7 @@ def plan(
     gather: Gather = Gather.AUTO,
     **request: Any,
 ) -> InferencePlan:
-    """Return the plan of a model of the catalog."""
+    """Return the plan of a model of the catalog, made once for all tests of a process."""
     return plan_inference(
         model=facts(name),
         machine=node,

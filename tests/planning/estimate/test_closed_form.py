@@ -101,14 +101,14 @@ def test_every_second_block_costs_half_the_recomputation_and_keeps_between(model
     assert _peak_bytes(each, 4) < _peak_bytes(second, 4) < _peak_bytes(off, 4)
 
 
-@pytest.mark.parametrize("name", sorted(catalog_models()))
-def test_the_parameters_of_every_model_of_the_catalog_are_all_there(name: str) -> None:
-    facts = probe_model(name, is_fast=True).facts
-    log = closed_form_of(name, TraceRequest(sequence_length=8))
-    found = sum(one.num_elements for one in log.parameters)
+def test_the_parameters_of_every_model_of_the_catalog_are_all_there() -> None:
+    shares = {}
+    for name in catalog_models():
+        log = closed_form_of(name, TraceRequest(sequence_length=8))
+        found = sum(parameter.num_elements for parameter in log.parameters)
+        shares[name] = found / probe_model(name, is_fast=True).facts.num_parameters
     # A layer that is narrower than the largest, as DeepSeek's dense ones, is taken to be as large.
-    assert found >= facts.num_parameters * 0.999
-    assert found <= facts.num_parameters * 1.1
+    assert {name: share for name, share in shares.items() if not 0.999 <= share <= 1.1} == {}
 
 
 _LONG = TraceRequest(sequence_length=4096, weights=_BF16, is_padded=False)
