@@ -56,17 +56,23 @@ WAYS = {
         num_processes=2, flags=("--zero-stage", "3", *NO_OFFLOAD, *SMALLER), zero_stage=3, is_captured=True
     ),
 }
-SLOW = {
+AT_EACH_CHANGE = {
     ("loop_by_hand", "ZeRO-3, uneven micro-batch"),
     ("plain_loop", "ZeRO-2, micro-batch"),
     ("accumulating_loop", "checkpointing"),
-    ("trainer_lora", "captured, micro-batch"),
+    ("accumulating_loop", "ZeRO-3, micro-batch"),
+    ("two_optimizers", "data parallel, micro-batch"),
     ("late_loader", "captured, ZeRO-2, micro-batch"),
     ("streamed_loop", "captured, micro-batch"),
+    ("streamed_loop", "ZeRO-3, micro-batch"),
+    ("trainer_classifier", "ZeRO-2, micro-batch"),
+    ("trainer_seq2seq", "ZeRO-3, micro-batch"),
+    ("trainer_lora", "captured, micro-batch"),
     ("trainer_own_parts", "captured, micro-batch"),
+    ("trainer_own_parts", "ZeRO-3, checkpointing"),
     ("trainer_padding_free", "ZeRO-2"),
 }
-"""What `make test-slow` runs: each kind of loop once, each way of applying a plan once."""
+"""What `make test` runs: each kind of loop, each way of applying a plan. The others: `make semantics`."""
 NOT_TOGETHER = {
     ("loop_by_hand", "checkpointing"): "its model is none of transformers",
     ("loop_by_hand", "ZeRO-3, checkpointing"): "its model is none of transformers",
@@ -84,17 +90,18 @@ NOT_TOGETHER = {
 
 
 def cases() -> list[object]:
-    """Every script in every way, each behind a marker."""
+    """Every script in every way."""
     return [
-        pytest.param(script, way, id=f"{script}-{way}", marks=_mark(script, way))
+        pytest.param(
+            script,
+            way,
+            id=f"{script}-{way}",
+            marks=() if (script, way) in AT_EACH_CHANGE else pytest.mark.slow,
+        )
         for script in ARGUMENTS
         for way in WAYS
         if (script, way) not in NOT_TOGETHER
     ]
-
-
-def _mark(script: str, way: str) -> pytest.MarkDecorator:
-    return pytest.mark.slow if (script, way) in SLOW else pytest.mark.evidence
 
 
 @pytest.mark.parametrize(("script", "way"), cases())
@@ -106,7 +113,7 @@ def test_a_script_trains_as_it_does_by_itself(
     assert seen.training.zero_stage == WAYS[way].zero_stage
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
 def test_the_recorder_sees_what_stock_deepspeed_does_to_accumulation_by_hand(
     by_itself: Callable[..., Ended], tmp_path: Path
 ) -> None:
@@ -116,7 +123,7 @@ def test_the_recorder_sees_what_stock_deepspeed_does_to_accumulation_by_hand(
     assert differences(expected.training, seen.training) == ["20 optimizer steps, not 10"]
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["z2", "z3"])
 def test_dropout_falls_as_by_itself_where_no_batch_is_split(
     preset: str, by_itself: Callable[..., Ended], tmp_path: Path
@@ -128,7 +135,7 @@ def test_dropout_falls_as_by_itself_where_no_batch_is_split(
     assert_same(seen, by_itself("plain_loop", *dropout, num_processes=2))
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "class_name"), [("sgd", "SGD"), ("adafactor", "Adafactor"), ("adamw-8bit", "AdamW8bit")]
 )
@@ -144,7 +151,7 @@ def test_another_optimizer_steps_as_often_at_the_same_rates_on_the_same_samples(
     assert seen.result["losses"][-1] != pytest.approx(expected.result["losses"][-1], rel=2e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [SMALLER, ("--preset", "z2", *SMALLER), ("--preset", "z3", *SMALLER)])
 def test_a_resumed_script_goes_on_as_if_it_had_not_stopped(
     flags: tuple[str, ...], by_itself: Callable[..., Ended], tmp_path: Path
