@@ -8,8 +8,7 @@ BUDGET ?= 9m
 SETS ?= oldest transformers-5.17 python-3.13 newest
 OUT ?= benchmarks/measured
 FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_recover_runs.py
-# Four minutes: each kind of end, hang and stop, and of what is saved one damage and one kill under each engine.
-FAULTS_CI := tests/faults/test_hangs.py tests/faults/test_ends.py
+FAULTS_CI := $(addprefix tests/faults/test_,ends.py hangs.py saved_state.py told_to_stop.py)
 SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
@@ -38,8 +37,8 @@ semantics: $(VENV)/.installed  ## scripts train under zerofit as they train by t
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail; FAULTS=FILES: some
 	@$(BIN)/python -m pytest $(FAULTS) -m ""
 
-faults-ci: $(VENV)/.installed  ## those of them that .ci/run has time for
-	@$(BIN)/python -m pytest $(FAULTS_CI) -m faults
+faults-ci: $(VENV)/.installed  ## those that .ci/run has time for: how runs end, hang and stop, and what they have saved
+	@$(BIN)/python -m pytest $(PARALLEL) $(FAULTS_CI) -m faults
 
 test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2; SLURM=asks: some
 	@$(BIN)/python -m pytest tests/clusters -m slurm -k '$(SLURM)' --timeout 900
