@@ -27,7 +27,8 @@ _SLOW = pytest.mark.slow
         pytest.param("text 0", 1, "rank 0 exited with 1", "one rank", marks=_SLOW),
         pytest.param("raise 0", 1, "rank 0 exited with 1: RuntimeError", "two ranks", marks=_SLOW),
         pytest.param("kill 0", 137, "rank 0 was killed by signal 9 (SIGKILL)", "one rank", marks=_SLOW),
-        ("kill 0", 137, "rank 0 was killed by signal 9 (SIGKILL)", "two ranks"),
+        # At each change with real processes, in test_end_to_end.py.
+        pytest.param("kill 0", 137, "rank 0 was killed by signal 9 (SIGKILL)", "two ranks", marks=_SLOW),
         # Not rank 0, which the launcher ends then.
         pytest.param("kill 1", 137, "rank 1 was killed by signal 9 (SIGKILL)", "two ranks", marks=_SLOW),
     ],
