@@ -1,8 +1,8 @@
 """Launches with every process real: zerofit, its agent, accelerate's launcher and the ranks.
 
-The launches of other tests are forks of a process that has imported the libraries (fork_server.py): these show
-that the interpreter's own start, and hooks that come before the imports, end in the same training. One more, that
-runs out of memory and recovers, is in test_recover_runs.py.
+The launches of other tests are forks of a process that has imported the libraries (fork_server.py): these
+show that the interpreter's own start, and hooks that come before the imports, end in the same training. One
+more, which runs out of memory and recovers, is in test_recover_runs.py.
 """
 
 from __future__ import annotations
