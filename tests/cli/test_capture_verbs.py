@@ -271,10 +271,10 @@ def test_a_check_really_runs_the_script_up_to_its_training(zerofit_fork: RunZero
     ],
 )
 def test_a_failed_capture_says_what_this_verb_can_do_without(
-    zerofit_fork: RunZerofit, folder: Path, source: str, exit_code: int, fix: str
+    run_zerofit: RunZerofit, folder: Path, source: str, exit_code: int, fix: str
 ) -> None:
     (folder / "train.py").write_text(source)
-    done = zerofit_fork("check", "--capture", "train.py", cwd=folder)
+    done = run_zerofit("check", "--capture", "train.py", cwd=folder)
     assert done.returncode == exit_code, done.stderr
     assert fix in done.stderr
     assert "--model" not in done.stderr

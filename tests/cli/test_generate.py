@@ -313,11 +313,11 @@ def test_the_fingerprint_is_of_the_models_files(generate_folder: Path, generate_
 
 
 def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_over(
-    generate_folder: Path, zerofit_process: RunZerofit
+    generate_folder: Path, zerofit_fork: RunZerofit
 ) -> None:
     job = _job(_LINE)
     _unfinished(job)
-    finished = zerofit_process("generate", *_LINE.split(), cwd=generate_folder)
+    finished = zerofit_fork("generate", *_LINE.split(), cwd=generate_folder)
     assert (finished.returncode, finished.stdout) == (0, "")
     assert "zerofit: 1 of 2 prompts are already done" in finished.stderr
     assert re.search(
