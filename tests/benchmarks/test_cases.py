@@ -102,6 +102,7 @@ def test_no_rule_forbids_a_case_of_many_ranks() -> None:
     assert _forbidden(cases, lambda case: Topology(world_size=case.num_ranks)) == []
 
 
+@pytest.mark.slow
 def test_a_small_case_can_be_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     circumstances = Circumstances(machine=HOST, versions=probe_versions(), rates=None)

@@ -345,9 +345,13 @@ def test_a_batch_of_unknown_size_is_left_alone() -> None:
     assert (strategy.micro_batch_size, strategy.gradient_accumulation_steps) == (None, None)
 
 
+_CHECKPOINTING = Request(gradient_checkpointing=True)
+
+
 def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
     captured = capture(model_facts=LARGE, splits_batches=True)
-    answer = solved(captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24), gpus=(A100,))
+    asked = captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24, request=_CHECKPOINTING)
+    answer = solved(asked, gpus=(A100,))
     (more,) = (one for one in answer.suggestions if one.change.endswith("in place of 1"))
     assert more.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
     assert (more.best.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks

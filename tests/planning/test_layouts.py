@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from zerofit.planning.problem import Problem
 from zerofit.planning.search import EstimatedStrategy, tier
 from zerofit.planning.solve import Answer, best_of
 
-_LONG = problem(sequence_length=65_536, global_batch_size=8, memory_gib=40)
+_CHECKPOINTING = Request(gradient_checkpointing=True)
+_LONG = problem(sequence_length=65_536, global_batch_size=8, memory_gib=40, request=_CHECKPOINTING)
 _DEEP = replace(LARGE, num_layers=30, hidden_size=2560, intermediate_size=10_240)
 _ZERO3 = Strategy(
     engine=Engine.DEEPSPEED,
@@ -30,6 +32,11 @@ _ZERO3 = Strategy(
     micro_batch_size=1,
     gradient_accumulation_steps=1,
 )
+
+
+@cache
+def _long() -> Answer:
+    return solved(_LONG)
 
 
 def _sizes(answer: Answer) -> tuple[int, int]:
@@ -44,10 +51,10 @@ def test_ranks_share_no_samples_where_whole_ones_fit() -> None:
 
 
 def test_ranks_share_long_samples_where_whole_ones_fit_nowhere() -> None:
-    alone = replace(_LONG, request=Request(sequence_parallel_size=1))
+    alone = replace(_LONG, request=replace(_CHECKPOINTING, sequence_parallel_size=1))
     before = solved(alone)
     assert not before.fits
-    answer = solved(_LONG)
+    answer = _long()
     assert answer.fits
     assert _sizes(answer)[1] > 1
     (reason,) = (one for one in answer.plan.reasons if one.field == "sequence_parallel_size")
@@ -57,7 +64,7 @@ def test_ranks_share_long_samples_where_whole_ones_fit_nowhere() -> None:
 
 
 def test_the_global_batch_stays() -> None:
-    answer = solved(_LONG)
+    answer = _long()
     strategy, topology = answer.plan.strategy, answer.plan.topology
     assert strategy.micro_batch_size is not None
     assert strategy.gradient_accumulation_steps is not None
@@ -93,7 +100,7 @@ def test_groups_divide_heads_and_the_ranks_of_a_node(
 
 def test_what_is_no_better_by_closed_forms_is_not_traced() -> None:
     """Model states dominate here, and sharing samples does not reduce them."""
-    asked = problem(facts=LARGE, memory_gib=10, num_gpus=4, sequence_length=256)
+    asked = problem(facts=LARGE, memory_gib=10, num_gpus=4, sequence_length=256, request=_CHECKPOINTING)
     solved_for: list[Topology] = []
 
     def quickly(one: Problem) -> EstimatedStrategy | None:
@@ -203,7 +210,7 @@ def test_the_table_has_each_layout_and_says_why_it_loses() -> None:
     document = json.loads(plan_json([answer]))["plans"][0]
     shown = [one["topology"].get("sequence_parallel_size", 1) for one in document["layouts"]]
     assert shown == [1, 2, 4, 8, 1, 1, 1, 1, 1]
-    assert "layouts" not in json.loads(plan_json([solved(_LONG)]))["plans"][0]
+    assert "layouts" not in json.loads(plan_json([_long()]))["plans"][0]
 
 
 def test_layouts_are_not_compared_where_a_flag_says_which() -> None:

@@ -33,6 +33,9 @@ from zerofit.planning.solve import best_of, is_clearly_faster, script_as_it_is, 
 from zerofit.planning.suggestions import suggestions, with_more_host_memory
 from zerofit.planning.training_estimator import TrainingEstimator
 
+_CHECKPOINTING = Request(gradient_checkpointing=True)
+"""Halves the candidates where nothing is said of them."""
+
 
 def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
     answer = solved(problem(num_gpus=4, memory_gib=6, sequence_length=512))
@@ -121,7 +124,9 @@ def test_each_suggestion_fits_by_itself() -> None:
 
 @pytest.mark.parametrize("maker", ["AMD Instinct", "NVIDIA"])
 def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
-    asked = problem(num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, facts=LARGE)
+    asked = problem(
+        num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, facts=LARGE, request=_CHECKPOINTING
+    )
     unknown = replace(A100, name=f"{maker} of 16", memory_bytes=16 * GIB, compute_capability=None)
     asked = replace(asked, machine=replace(asked.machine, gpus=(unknown,)))
     amd = replace(unknown, name="AMD Instinct of 96", memory_bytes=96 * GIB)
@@ -132,7 +137,7 @@ def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
 
 
 def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() -> None:
-    few = Request(micro_batch_size=1)  # of all candidates
+    few = replace(_CHECKPOINTING, micro_batch_size=1)
     asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2, request=few)
     told: list[tuple[str, int]] = []
     traced: list[TraceRequest] = []
@@ -159,7 +164,7 @@ def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() ->
 
 @pytest.mark.parametrize("global_batch_size", [6, 12, 40])
 def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_size: int) -> None:
-    kept = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+    kept = replace(_CHECKPOINTING, optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
 
     def ask(num_gpus: int) -> Problem:
         return problem(
@@ -222,7 +227,8 @@ def test_eight_bit_states_come_after_all_that_computes_the_same() -> None:
 
 
 def test_more_gpus_of_the_same_never_lose_a_fit() -> None:
-    request = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+    none = OffloadDevice.NONE
+    request = replace(_CHECKPOINTING, optimizer_offload=none, param_offload=none)
     fits = [
         best_of(problem(num_gpus=number, memory_gib=14, facts=LARGE, request=request), closed_forms)
         is not None
@@ -373,7 +379,7 @@ def test_where_nothing_fits_free_changes_come_first_as_commands_to_paste() -> No
         num_gpus=1,
         memory_gib=16,
         host_gib=24,
-        request=Request(typed=typed),
+        request=replace(_CHECKPOINTING, typed=typed),
     )
     answer = solved(asked)
     text = plan_table(answer)
@@ -393,7 +399,7 @@ def test_changes_that_only_help_together_are_one_command_without_a_flag_twice() 
         global_batch_size=1,
         facts=LARGE,
         allow=frozenset({Allow.FREEZE}),
-        request=Request(typed=typed),
+        request=replace(_CHECKPOINTING, typed=typed),
     )
     answer = solved(asked)
     flags = "--seq-len 16384 --allow freeze,lora,qlora"

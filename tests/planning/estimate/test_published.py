@@ -14,7 +14,7 @@ from zerofit.planning.estimate.device_memory.memory import BY_NAME, BY_OWN_MODEL
 from zerofit.planning.training_estimator import UNCERTAINTY, UNCERTAINTY_SOURCE
 
 _ROOT = Path(__file__).parents[3]
-_NAMES = ("hf-bertL-adam8bit-all", "litgpt-30")
+_NAMES = ("hf-bertL-adam8bit-all", pytest.param("litgpt-30", marks=pytest.mark.slow))
 """Quick cases of full training, in 8 bits with all else, and of adapters; `make test-published` has all."""
 
 
