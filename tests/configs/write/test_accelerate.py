@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from runs import run_command
 
 from zerofit.configs.write.accelerate import accelerate_config, accelerate_yaml
 from zerofit.core.plan import Topology
@@ -113,16 +112,10 @@ print(json.dumps(seen))
 """
 
 
-def _accelerate_reads(*files: str) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    finished = subprocess.run(
-        [sys.executable, "-c", _READ_BY_ACCELERATE, *files],
-        cwd=_ROOT,
-        env={**environment, "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr
+def _accelerate_reads(folder: Path, *files: str) -> dict[str, Any]:
+    program = folder / "read_by_accelerate.py"
+    program.write_text(_READ_BY_ACCELERATE)
+    finished = run_command((sys.executable, str(program), *files), _ROOT, DS_ACCELERATOR="cpu").check()
     document: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     return document
 
@@ -135,7 +128,7 @@ def test_accelerate_takes_every_shipped_file_and_refuses_a_key_too_many(tmp_path
         text.replace("  zero3_init_flag: true\n", "  zero3_init_flag: true\n  zero_stage: 3\n")
     )
 
-    seen = _accelerate_reads(*shipped, str(planted))
+    seen = _accelerate_reads(tmp_path, *shipped, str(planted))
 
     assert seen.pop(str(planted)) == "When using `deepspeed_config_file`, the "
     assert seen == {

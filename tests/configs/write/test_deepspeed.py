@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_command
 
 from zerofit.configs.write.deepspeed import deepspeed_config, deepspeed_json
 from zerofit.core.plan import Topology
@@ -155,22 +154,17 @@ print(json.dumps(seen))
 """
 
 
-def _deepspeed_reads(*files: str) -> dict[str, dict[str, Any]]:
-    finished = subprocess.run(
-        [sys.executable, "-c", _READ_BY_DEEPSPEED, *files],
-        cwd=_ROOT,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr
+def _deepspeed_reads(folder: Path, *files: str) -> dict[str, dict[str, Any]]:
+    program = folder / "read_by_deepspeed.py"
+    program.write_text(_READ_BY_DEEPSPEED)
+    finished = run_command((sys.executable, str(program), *files), _ROOT, DS_ACCELERATOR="cpu").check()
     document: dict[str, dict[str, Any]] = json.loads(finished.stdout.splitlines()[-1])
     return document
 
 
-def test_deepspeed_takes_every_shipped_file_and_knows_every_key() -> None:
+def test_deepspeed_takes_every_shipped_file_and_knows_every_key(tmp_path: Path) -> None:
     files = {f"ds_configs/{preset.deepspeed_file}": preset for preset in PRESETS}
-    seen = _deepspeed_reads(*files)
+    seen = _deepspeed_reads(tmp_path, *files)
     for name, preset in files.items():
         strategy = preset.strategy
         for precision in Precision:
@@ -191,4 +185,5 @@ def test_a_key_that_deepspeed_does_not_know_is_noticed(tmp_path: Path) -> None:
     document["aio"]["thread_count"] = 1
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(document))
-    assert _deepspeed_reads(str(path))[f"{path} bf16"]["unread"] == ["thread_count", "zero_optimisation"]
+    seen = _deepspeed_reads(tmp_path, str(path))
+    assert seen[f"{path} bf16"]["unread"] == ["thread_count", "zero_optimisation"]
