@@ -1,4 +1,4 @@
-"""Captures of small scripts: two in a child process as a user's, the others in forks that import but once."""
+"""Captures of small scripts: two in a child process as a user's, the others in forks of the fork server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import ForkedProgram
 
 from zerofit.core.capture import Capture, capture_from_json
 
@@ -156,33 +157,27 @@ def free_tcp_port() -> int:
 
 @pytest.fixture(scope="session")
 def captured_in_forks(tmp_path_factory: pytest.TempPathFactory, free_tcp_port: int) -> Any:
-    """Return a function that gives what one of scripts/forked/*.py has left.
-
-    All of them run when the first is asked for, each in a fork of a process that has imported the libraries.
-    """
+    """Return a function that captures one of scripts/forked/*.py, once, in a fork of the fork server."""
+    root = tmp_path_factory.mktemp("forked")
 
     @cache
-    def run_all() -> dict[str, Left]:
-        root = tmp_path_factory.mktemp("forked")
-        jobs = []
-        scripts = sorted((_HERE / "scripts" / "forked").glob("*.py"))
-        for script in scripts:
-            place = root / script.stem
-            folder = _prepare(place)
-            (place / "train.py").write_text(script.read_text())
-            jobs.append((str(place), str(folder)))
-        command = [str(_HERE / "forking.py"), json.dumps(jobs)]
-        done = _run(command, root, free_tcp_port)
-        assert done.returncode == 0, done.stdout
-        codes = json.loads(done.stdout.splitlines()[-1])
-        return {
-            Path(place).name: Left(
-                folder=Path(folder),
-                script=Path(place) / "train.py",
-                output=(Path(place) / "output").read_text(),
-                exit_code=code,
+    def capture(name: str) -> Left:
+        place = root / name
+        folder = _prepare(place)
+        script = place / "train.py"
+        script.write_text((_HERE / "scripts" / "forked" / f"{name}.py").read_text())
+        command = [sys.executable, "-m", "zerofit.scripts.capture.child", str(folder), script.name]
+        with (place / "output").open("w+b") as output:
+            child = ForkedProgram(
+                command,
+                cwd=place,
+                env=_environment(free_tcp_port),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # as zerofit starts it
             )
-            for (place, folder), code in zip(jobs, codes, strict=True)
-        }
+            exit_code = child.wait(_TIMEOUT_S)
+        text = (place / "output").read_text()
+        return Left(folder=folder, script=script, output=text, exit_code=exit_code)
 
-    return lambda name: run_all()[name]
+    return capture
