@@ -70,13 +70,14 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
             "zerofit launch --num-processes 4 --mixed-precision bf16 train.py --lr 1",
         ),
         (
-            "--gpus 2xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml train.py",
+            "--gpus 8xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml train.py --lr 1",
             [
-                "zerofit: the command is equivalent to: zerofit plan --config-file acc.yaml --gpus 2xH100 "
-                "--zero-stage 2 train.py",
+                "zerofit: the command is equivalent to: zerofit plan --config-file acc.yaml --gpus 8xH100 "
+                "--zero-stage 2 train.py --lr 1",
                 "zerofit: acc.yaml sets precision bf16",
             ],
-            "on 2 x NVIDIA H100 80GB HBM3; zerofit launch --config-file acc.yaml --zero-stage 2 train.py",
+            "on 8 x NVIDIA H100 80GB HBM3; "
+            "zerofit launch --config-file acc.yaml --zero-stage 2 train.py --lr 1",
         ),
         (
             "--gpus 8xH100 --nodes 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
@@ -107,9 +108,10 @@ def test_recovery_that_cannot_ask_says_so_first(run_zerofit: RunZerofit, folder:
     assert run.stderr.splitlines()[0] == said
 
 
-def test_dry_run_shows_the_short_files_and_names_the_long_one(zerofit_fork: RunZerofit, folder: Path) -> None:
-    line = "--dry-run --verbose --gpus 8xH100 --zero-stage 2 train.py"
-    run = zerofit_fork("launch", *line.split(), cwd=folder)
+def test_dry_run_shows_the_short_files_and_names_the_long_one(run_zerofit: RunZerofit, folder: Path) -> None:
+    model = "--model gpt2 --seq-len 64 --global-batch-size 8 --fast"
+    line = f"--dry-run --verbose --gpus 8xH100 --zero-stage 2 {model} train.py"
+    run = run_zerofit("launch", *line.split(), cwd=folder)
     assert run.returncode == 0, run.stderr
     lines = [line for line in run.stdout.splitlines() if line.startswith("# /")]
     shown = [re.sub(r"[\d.]+ KiB", "N KiB", Path(line).name) for line in lines]
