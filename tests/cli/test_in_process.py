@@ -1,4 +1,4 @@
-"""run_zerofit, by which most tests run zerofit: it says what a process says, and leaves this one as it was."""
+"""run_zerofit, by which most tests run zerofit: it says what a process says, and leaves this one as it is."""
 
 from __future__ import annotations
 

@@ -173,6 +173,7 @@ def test_extensions_folder_is_where_torch_builds(
     assert folders == (Path(top), Path(top, folder))
 
 
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils")
 def test_extensions_folder_agrees_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
