@@ -11,6 +11,7 @@ FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_
 FAULTS_CI := $(addprefix tests/faults/test_,ends.py hangs.py saved_state.py told_to_stop.py)
 SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
+SPREAD := -n auto --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
 .PHONY: help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
@@ -32,7 +33,7 @@ test-slow: $(VENV)/.installed  ## the tests that are too slow to run at each cha
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'slow and not nvme and not evidence and not versions and not faults and not slurm'
 
 semantics: $(VENV)/.installed  ## scripts train under zerofit as they train by themselves: every comparison
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "" tests/semantics
+	@$(BIN)/python -m pytest $(SPREAD) -m "" tests/semantics
 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail; FAULTS=FILES: some
 	@$(BIN)/python -m pytest $(FAULTS) -m ""
@@ -47,7 +48,7 @@ test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
 
 test-published: $(VENV)/.installed  ## predicts all published runs again, and compares with what is recorded
-	@$(BIN)/python -m pytest $(PARALLEL) -m evidence tests/planning/estimate/test_published.py tests/benchmarks/test_measured_gpu.py
+	@$(BIN)/python -m pytest $(SPREAD) -m evidence tests/planning/estimate/test_published.py tests/benchmarks/test_measured_gpu.py
 
 test-versions: $(VENV)/.installed  ## smoke tests on sets of versions, each in an environment of its own; SETS="oldest newest"
 	@PYTHON=$(PYTHON) VENV=$(VENV) versions/test.sh $(SETS)
