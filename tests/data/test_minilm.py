@@ -22,8 +22,8 @@ FREEZE = "embeddings+4"
 NUM_TRAINED = 2 * 16 + 2 + 2
 """Tensors of the last two of six blocks, of the pooler and of the head."""
 SIZES = (
-    *("--num-train-samples", "96", "--num-eval-samples", "32"),
-    *("--per-device-train-batch-size", "8", "--max-length", "64"),
+    *("--num-train-samples", "48", "--num-eval-samples", "16"),
+    *("--per-device-train-batch-size", "4", "--max-length", "32"),
 )
 
 
