@@ -78,4 +78,4 @@ def test_batches_hold_messages_of_like_length(run: Run) -> None:
     assert "zerofit: batches are made of samples of like length" in run.stderr
     padding = float(re.search(r"padding ([\d.]+)%", run.stdout)[1])
     print(f"padding {padding}%")
-    assert padding < 40
+    assert padding < 20  # 27.2 in the script's own order
