@@ -10,6 +10,7 @@ OUT ?= benchmarks/measured
 FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_recover_runs.py
 FAULTS_CI := $(addprefix tests/faults/test_,ends.py hangs.py saved_state.py told_to_stop.py)
 SLURM ?=
+ONLY ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 SPREAD := -n auto --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
@@ -32,8 +33,8 @@ test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay i
 test-slow: $(VENV)/.installed  ## the tests that are too slow to run at each change
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'slow and not nvme and not evidence and not versions and not faults and not slurm'
 
-semantics: $(VENV)/.installed  ## scripts train under zerofit as they train by themselves: every comparison
-	@$(BIN)/python -m pytest $(SPREAD) -m "" tests/semantics
+semantics: $(VENV)/.installed  ## scripts train under zerofit as by themselves: every comparison; ONLY=slow: those that make test leaves out
+	@$(BIN)/python -m pytest $(SPREAD) -m "$(ONLY)" tests/semantics
 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail; FAULTS=FILES: some
 	@$(BIN)/python -m pytest $(FAULTS) -m ""
