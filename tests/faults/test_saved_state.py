@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import Run, run_command
+from runs import Run, run_command, run_process
 
 from zerofit.core.checkpoints import find_checkpoints
 
@@ -147,7 +147,7 @@ def test_a_save_on_a_full_disk_leaves_the_checkpoints_before_it(
     (tmp_path / "project").mkdir()
     mount, keep = "mount -t tmpfs -o size=2m none project", "rm project/fill; cp -r project kept"
     shell = f'{mount}; "$@"; code=$?; {keep}; exit $code'
-    run = run_command(["unshare", "-m", "sh", "-c", shell, "sh", *_command(plan, "full")], tmp_path)
+    run = run_process(["unshare", "-m", "sh", "-c", shell, "sh", *_command(plan, "full")], tmp_path)
     ended_after_s = time.time() - float((tmp_path / "at.txt").read_text())
     assert run.exit_code == 1, run.stderr
     record = run.record()

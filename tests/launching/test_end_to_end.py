@@ -17,6 +17,7 @@ import pytest
 from example_runs import (
     FP32_TOLERANCE,
     GLOBAL_BATCH_SIZE,
+    NUM_STEPS,
     Losses,
     accelerate_example,
     accelerate_losses,
@@ -29,7 +30,7 @@ from running_launches import TRAIN, RunningLaunch, assert_all_gone
 from runs import ROOT, SCRIPTS, Run, environment, run_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 TWO_RANKS = ("--num-processes", "2")
@@ -48,7 +49,7 @@ def launch(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., RunningLaunch]:
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningLaunch]]:
     """Start `zerofit launch --cpu` on two ranks of DDP, and return it as it runs."""
 
     def begin(*arguments: str) -> RunningLaunch:
@@ -62,9 +63,15 @@ def start(tmp_path: Path) -> Callable[..., RunningLaunch]:
             stderr=subprocess.PIPE,
             text=True,
         )
+        started.append(process)
         return RunningLaunch(process, tmp_path)
 
-    return begin
+    started: list[subprocess.Popen[str]] = []
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.terminate()  # zerofit ends its ranks
+            process.communicate()
 
 
 def test_an_accelerate_script_under_zero_2_has_the_losses_of_plain_accelerate(
@@ -86,8 +93,10 @@ def test_a_trainer_under_zero_3_has_the_losses_of_plain_accelerate_and_resumes(
     losses = trainer_losses(run.folder)
     assert_same(losses, plain_trainer, tolerance=FP32_TOLERANCE)
     assert saved_dtypes(run.folder / "out") == {"F32"}
+    (run.folder / "out" / "trainer_state.json").unlink()
     resuming = ("--save_strategy=steps", "--resume_from_checkpoint=out/checkpoint-5")
-    launch(*flags, *target, *resuming).check()
+    resumed = launch(*flags, *target, *resuming).check()
+    assert resumed.stdout.count("{'loss': ") == NUM_STEPS - 5
     assert trainer_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 

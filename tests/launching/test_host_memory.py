@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from example_runs import FP32_TOLERANCE, plain_accelerate_launch
-from runs import SCRIPTS, run_command
+from runs import SCRIPTS, run_process
 
 _LIMIT_BYTES = 1_300_000_000
 """Enough for the script's short batches and for half a long one, not for a whole one: 1.8 GB."""
@@ -56,7 +56,7 @@ def test_a_full_cgroup_halves_the_micro_batch_and_resumes(limited_group: Path, t
     plain_accelerate_launch(script, plain)
     enters = ["sh", "-c", f'echo $$ > {limited_group}/cgroup.procs && exec "$@"', "sh"]
     zerofit = [sys.executable, "-m", "zerofit", "launch", "--cpu", "--gpus=1x24GB"]
-    run = run_command([*enters, *zerofit, *script], tmp_path).check()
+    run = run_process([*enters, *zerofit, *script], tmp_path).check()
     (recovery,) = run.record()["recoveries"]  # type: ignore[attr-defined]
     assert re.fullmatch(
         r"rank 0 ran out of host memory, in (forward|backward) of step 4, and the kernel killed it; the "

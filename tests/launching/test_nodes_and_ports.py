@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Launch, environment, run_command
+from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Launch, environment, run_process
 
 from zerofit.machine.port import free_port
 
@@ -36,7 +36,7 @@ def test_a_taken_port_is_no_failure(launch: Launch) -> None:
 @pytest.mark.evidence
 def test_the_recipe_for_one_node_runs(tmp_path: Path) -> None:
     recipe = str(ROOT / "launch" / "single_node.sh")
-    run = run_command(
+    run = run_process(
         [recipe, "--cpu", "--num-processes", "2", SHARDS, "trainer"], tmp_path, PRESET="z3"
     ).check()
     assert shards_read(run.folder) == list(range(32))

@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
-from runs import RunZerofit, run_command
+from runs import RunZerofit, run_process
 
 from zerofit.cli.main import main, zerofit
 
@@ -190,7 +190,7 @@ def test_a_program_for_notebooks_runs_as_it_stands(block: Block, tmp_path: Path)
     (tmp_path / "accelerate.yaml").write_text("distributed_type: DEEPSPEED\n")
     # There is no GPU here.
     program = block.text.replace('"3", zero_stage=3)', '"3", zero_stage=3, on_cpu=True)')
-    run_command((sys.executable, "-c", program), tmp_path).check()
+    run_process((sys.executable, "-c", program), tmp_path).check()
 
 
 @pytest.mark.parametrize("document", documents())

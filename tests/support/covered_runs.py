@@ -88,6 +88,8 @@ class Trained:
     start: dict[str, Any]
     """The trained ones before the first step; of a run by itself."""
     stderr: str
+    applied: tuple[str, ...] = ()
+    """What differs from the case in the plan and in what rank 0 did; of a run under zerofit."""
 
 
 def train_by_itself(case: Case, model: Path, folder: Path) -> Trained:
@@ -110,17 +112,17 @@ def train_under_zerofit(case: Case, model: Path, folder: Path, **variables: str)
     script = (str(SCRIPT), "--model", str(model), *case.arguments(by_itself=False))
     if "resumed" not in case.changes:
         run = run_command((*launcher, *script), folder, **variables).check()
-        return _read(folder / "out", case, run.stderr)
+        return _read(folder / "out", case, run.stderr, _not_applied(folder, case))
     saving = (*script, "--save-step", str(RESUMED_AFTER))
     run_command(
         (*launcher, *saving, "--stop-step", str(RESUMED_AFTER), "--output-dir", "first"), folder, **variables
     ).check()
     saved = "state" if case.route == "loop" else f"checkpoint-{RESUMED_AFTER}"
     run = run_command((*launcher, *saving, "--resume", f"first/{saved}"), folder, **variables).check()
-    return _read(folder / "out", case, run.stderr)
+    return _read(folder / "out", case, run.stderr, _not_applied(folder, case))
 
 
-def _read(folder: Path, case: Case, stderr: str) -> Trained:
+def _read(folder: Path, case: Case, stderr: str, applied: tuple[str, ...] = ()) -> Trained:
     from safetensors.torch import load_file
 
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
@@ -139,7 +141,42 @@ def _read(folder: Path, case: Case, stderr: str) -> Trained:
         weights=load_file(saved),
         start=load_file(start) if start.exists() else {},
         stderr=stderr,
+        applied=applied,
     )
+
+
+_DEGREES = {"tp": "tensor_parallel_size", "sp": "sequence_parallel_size", "pp": "pipeline_parallel_size"}
+_SAID = {"frozen": "parameters of LlamaForCausalLM are frozen (embeddings)"}
+
+
+def _not_applied(folder: Path, case: Case) -> tuple[str, ...]:
+    """Return what a run under zerofit did not do of its case: most layouts leave no other trace."""
+    run_folder = max((folder / "zerofit-runs").glob("2*"))
+    topology = json.loads((run_folder / "plan.json").read_text())["topology"]
+    rank = json.loads((run_folder / "ranks" / "rank0.json").read_text())
+    script = json.loads((folder / "out" / "rank0.json").read_text())
+    changes = "\n".join(rank["changes"])
+    wrong = []
+    if case.layout in ("z1", "z2", "z3") and script["zero_stage"] != int(case.layout[1]):
+        wrong.append(f"ZeRO-{script['zero_stage']}")
+    if case.layout in ("one", "ddp", "pp") and script["zero_stage"] is not None:
+        wrong.append(f"ZeRO-{script['zero_stage']}")
+    if case.layout in _DEGREES and topology[_DEGREES[case.layout]] != 2:
+        wrong.append(f"{_DEGREES[case.layout]} is {topology[_DEGREES[case.layout]]}")
+    rows = SAMPLES_PER_PASS // case.data_parallel_size
+    if (
+        "split" in case.changes
+        and f"{rows} {'rows runs' if case.layout == 'pp' else 'samples runs'}" not in changes
+    ):
+        wrong.append("its passes are not split")
+    if script["checkpoints"] != ("checkpointed" in case.changes):
+        wrong.append(f"checkpointing is {script['checkpoints']}")
+    wrong += [
+        f"no line on {name}" for name, line in _SAID.items() if name in case.changes and line not in changes
+    ]
+    if ("eight_bit" in case.changes) != script["has_eight_bit_states"]:
+        wrong.append(f"8-bit states: {script['has_eight_bit_states']}")
+    return tuple(wrong)
 
 
 def differences(expected: Trained, seen: Trained, case: Case) -> list[str]:
@@ -151,7 +188,7 @@ def differences(expected: Trained, seen: Trained, case: Case) -> list[str]:
         case: what was done.
     """
     skipped = RESUMED_AFTER if "resumed" in case.changes else 0
-    found = []
+    found = [*seen.applied]
     if len(seen.steps) != NUM_STEPS - skipped or len(expected.steps) != NUM_STEPS:
         return [f"{len(seen.steps)} optimizer steps, not {NUM_STEPS - skipped}"]
     tolerance = loss_tolerance(case)

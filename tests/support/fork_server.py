@@ -4,7 +4,8 @@ Most of a small launch is imports of torch, transformers and DeepSpeed: by zerof
 rank. Here they are imported once, before any thread or process group exists, and `python -m zerofit launch`,
 its agent, accelerate's launcher, torchrun and the ranks under them are forks. All else is theirs: arguments,
 environment, working folder, descriptors, sessions, parents, exit codes, torchrun's environment of each rank.
-What is not: the interpreter's own start, and modules are imported before the hooks, not after (_rebind).
+What is not: the interpreter's own start; modules are imported before the hooks, not after (_rebind); and what
+libraries read of the environment when they are imported is the server's.
 
 Started by forked_programs.py as `fork_server.py SOCKET`; ends when the last of its clients has gone.
 """
@@ -95,7 +96,10 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return None
     size, text = int.from_bytes(head, "big"), b""
     while len(text) < size:
-        text += channel.recv(size - len(text))
+        part = channel.recv(size - len(text))
+        if not part:  # the peer has ended
+            return None
+        text += part
     return json.loads(text), descriptors
 
 
@@ -280,7 +284,7 @@ def _end_threads_and_handlers() -> None:
 def _start_fork(process: Any, *given: Any) -> None:
     """In place of Popen._execute_child: start a Python program as a fork."""
     asked = dict(zip(_ARGUMENTS, given, strict=True))
-    command = _python_command(asked["args"])
+    command = python_command(asked["args"])
     # A fork of a process with threads has one of them, and whatever locks the others hold.
     is_safe = threading.active_count() == 1
     can_be_spare = _spares is not None and not asked["pass_fds"] and asked["preexec_fn"] is None
@@ -313,7 +317,7 @@ def _start_fork(process: Any, *given: Any) -> None:
     process._close_pipe_fds(*(asked[name] for name in _ARGUMENTS if name[:3] in ("p2c", "c2p", "err")))
 
 
-def _python_command(command: Any) -> list[str] | None:
+def python_command(command: Any) -> list[str] | None:
     """Return what stands behind the interpreter if a command is a program of this Python."""
     words = [os.fspath(word) for word in command] if isinstance(command, (list, tuple)) else []
     if len(words) < 2 or os.path.realpath(words[0]) != os.path.realpath(sys.executable):

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fork_server import send_program
+from fork_server import python_command, send_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PROGRAM = Path(__file__).with_name("fork_server.py")
 _ROOT = Path(__file__).parents[2]
 _START_LIMIT_S = 300
+"""ASSUMPTION: imports take 10 s of an idle core, and a machine may be loaded many times over."""
 
 
 class ForkedProgram:
@@ -49,6 +50,8 @@ class ForkedProgram:
         stderr: IO[Any] | None = None,
         start_new_session: bool = False,
     ) -> None:
+        if python_command(command) is None:
+            raise ValueError(f"only programs of this Python are forks, not {command[0]}: take run_process()")
         self.args = list(command)
         self.returncode: int | None = None
         self._channel = socket.socket(socket.AF_UNIX)

@@ -67,7 +67,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
-    """Run a Python program in a folder to its end, as a fork of the fork server.
+    """Run a script or module in a folder to its end, as a fork of the fork server.
 
     Messages of zerofit must name no flag that is not in the command.
     """

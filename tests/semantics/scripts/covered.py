@@ -7,6 +7,7 @@ label counts, so that a loss weighted wrongly goes another way.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -70,7 +71,7 @@ def make_model(args: argparse.Namespace) -> torch.nn.Module:
         from peft import LoraConfig, get_peft_model
 
         targets = ["q_proj", "v_proj", "down_proj"]
-        model = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=targets))
+        model = get_peft_model(model, LoraConfig(r=64, lora_alpha=64, target_modules=targets))
     return model
 
 
@@ -133,7 +134,13 @@ def loop(args: argparse.Namespace) -> None:
             losses = []
         if args.save_step and not args.resume and number + 1 == args.save_step * args.accumulation:
             accelerator.save_state(f"{args.output_dir}/state")
-    write(args, accelerator.process_index, steps=steps, seen=collate.seen)
+    write(
+        args,
+        accelerator.process_index,
+        steps=steps,
+        seen=collate.seen,
+        **traces(accelerator, model, optimizer),
+    )
     weights = accelerator.get_state_dict(model)
     accelerator.unwrap_model(model).save_pretrained(
         f"{args.output_dir}/model", is_main_process=accelerator.is_main_process, state_dict=weights
@@ -189,7 +196,8 @@ def with_trainer(args: argparse.Namespace) -> None:
         callbacks=[seen],
     )
     trainer.train(resume_from_checkpoint=args.resume or None)
-    write(args, arguments.process_index, steps=seen.steps, seen=collate.seen)
+    found = traces(trainer.accelerator, trainer.model, trainer.optimizer)
+    write(args, arguments.process_index, steps=seen.steps, seen=collate.seen, **found)
     trainer.save_model(f"{args.output_dir}/model")
 
 
@@ -199,6 +207,19 @@ def keep_start(args: argparse.Namespace, model: torch.nn.Module, is_main_process
         Path(args.output_dir).mkdir(exist_ok=True)
         weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         save_file(weights, f"{args.output_dir}/start.safetensors")
+
+
+def traces(accelerator: Any, model: torch.nn.Module, optimizer: Any) -> dict[str, object]:
+    """Return what shows in the end how it was trained: results alone may be the same however that was."""
+    plugin = accelerator.state.deepspeed_plugin if "DEEPSPEED" in str(accelerator.distributed_type) else None
+    while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    return {
+        "zero_stage": plugin.zero_stage if plugin else None,
+        "checkpoints": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
+        "has_eight_bit_states": any(getattr(tensor, "dtype", None) == torch.uint8 for tensor in states),
+    }
 
 
 def write(args: argparse.Namespace, rank: int, **values: object) -> None:

@@ -269,6 +269,6 @@ def test_ranks_that_run_in_step_say_that_evaluation_mode_is_not_split() -> None:
     made.model(**batch)
     assert made.num_forwards == 1
     assert made.changes.lines == (
-        "forward passes in evaluation mode are not split into micro-batches: if the script trains in it, call "
-        "model.train() before the first step",
+        "forward passes in evaluation mode are not split into micro-batches: if the script trains in it, "
+        "call model.train() before the first step",
     )

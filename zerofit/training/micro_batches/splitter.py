@@ -99,7 +99,7 @@ class Splitter:
         """Return True if a forward pass with gradients may be one of training.
 
         Models from from_pretrained() are in evaluation mode until the script calls train(), and some scripts
-        train in it: until a pass in training mode was seen, all passes count.
+        train in it: until a pass in training mode was seen, all count where ranks need not run in step.
         """
         if self._base.training:
             self._has_trained = True
@@ -109,8 +109,8 @@ class Splitter:
         if self._model.is_collective:  # an evaluation on one rank alone would wait for the others
             if batch.size > self._micro_batch_size:
                 self._changes.add(
-                    "forward passes in evaluation mode are not split into micro-batches: if the script trains "
-                    "in it, call model.train() before the first step"
+                    "forward passes in evaluation mode are not split into micro-batches: if the script "
+                    "trains in it, call model.train() before the first step"
                 )
             return False
         return True

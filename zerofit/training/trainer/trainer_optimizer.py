@@ -34,11 +34,11 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if name is not None and self.optimizer is not None:
             _swap(self, name, changes, said="the script hands its Trainer")
-        elif name is not None and self.optimizer_cls_and_kwargs is not None:  # before TrainingArguments.optim
-            said = "the script's optimizer_cls_and_kwargs make"
-            self.create_optimizer = _swapping(self, self.create_optimizer, name, changes, said=said)
         elif name is not None and not is_transformers_own(type(self).create_optimizer):
             said = "the script's create_optimizer() makes"
+            self.create_optimizer = _swapping(self, self.create_optimizer, name, changes, said=said)
+        elif name is not None and self.optimizer_cls_and_kwargs is not None:  # before TrainingArguments.optim
+            said = "the script's optimizer_cls_and_kwargs make"
             self.create_optimizer = _swapping(self, self.create_optimizer, name, changes, said=said)
         _remember(self)
         try:
