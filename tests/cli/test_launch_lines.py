@@ -58,34 +58,35 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
     ("line", "said", "launched"),
     [
         (
-            "--gpus 8xH100 accelerate launch --num_processes 4 --machine_rank 0 --multi_gpu --use_cpu "
+            "--fast --gpus 8xH100 accelerate launch --num_processes 4 --machine_rank 0 --multi_gpu --use_cpu "
             "--mixed_precision bf16 train.py --lr 1",
             [
                 "zerofit: the command is equivalent to: zerofit plan --num-processes 4 "
-                "--mixed-precision bf16 --gpus 8xH100 train.py --lr 1",
+                "--mixed-precision bf16 --fast --gpus 8xH100 train.py --lr 1",
                 "zerofit: without --multi_gpu, which zerofit handles itself",
                 "zerofit: without --machine-rank, --cpu, which zerofit plan does not use",
             ],
             "on 4 x NVIDIA H100 80GB HBM3; "
-            "zerofit launch --num-processes 4 --mixed-precision bf16 train.py --lr 1",
+            "zerofit launch --num-processes 4 --mixed-precision bf16 --fast train.py --lr 1",
         ),
         (
-            "--gpus 8xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml train.py --lr 1",
+            "--fast --gpus 8xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml "
+            "train.py --lr 1",
             [
-                "zerofit: the command is equivalent to: zerofit plan --config-file acc.yaml --gpus 8xH100 "
-                "--zero-stage 2 train.py --lr 1",
+                "zerofit: the command is equivalent to: zerofit plan --config-file acc.yaml --fast "
+                "--gpus 8xH100 --zero-stage 2 train.py --lr 1",
                 "zerofit: acc.yaml sets precision bf16",
             ],
             "on 8 x NVIDIA H100 80GB HBM3; "
-            "zerofit launch --config-file acc.yaml --zero-stage 2 train.py --lr 1",
+            "zerofit launch --config-file acc.yaml --fast --zero-stage 2 train.py --lr 1",
         ),
         (
-            "--gpus 8xH100 --nodes 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
+            "--fast --gpus 8xH100 --nodes 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
             [
                 "zerofit: the command is equivalent to: zerofit plan --nnodes 2 --nproc-per-node 6 "
-                "--gpus 8xH100 --nodes 2 -m train",
+                "--fast --gpus 8xH100 --nodes 2 -m train",
             ],
-            "on 2 nodes of 6 x NVIDIA H100 80GB HBM3; zerofit launch --nproc-per-node 6 -m train",
+            "on 2 nodes of 6 x NVIDIA H100 80GB HBM3; zerofit launch --nproc-per-node 6 --fast -m train",
         ),
     ],
 )
@@ -237,7 +238,7 @@ def test_groups_of_accelerates_file_are_followed(
 
 def test_plan_replaces_the_strategy_of_a_file(zerofit_fork: RunZerofit, folder: Path) -> None:
     (folder / "acc.yaml").write_text(_ZERO3)
-    line = "--cpu --gpus 2xA100-40G --wide --dry-run accelerate launch --config_file acc.yaml train.py"
+    line = "--cpu --gpus 2xA100-40G --fast --wide --dry-run accelerate launch --config_file acc.yaml train.py"
     said = _said(zerofit_fork("launch", *line.split(), cwd=folder))
     assert any(one.startswith("engine DeepSpeed ZeRO-3 DDP the fastest that fits") for one in said), said
 

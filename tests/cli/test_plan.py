@@ -42,11 +42,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "flags", "exit_code"),
     [
-        ("fits", (*_BERT, *_A100), 0),
-        ("why", (*_BERT, *_A100, "--why", "--fix", "zero-stage=2"), 0),
         ("nothing-fits", (*_LARGE, *_SMALL), 1),
         ("allowed", (*_LARGE, "--gpus", "1xA100-40G", "--host-ram", "16G", "--allow", "lora"), 0),
-        ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"), 0),
     ],
 )
 def test_text(
@@ -77,7 +74,10 @@ def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(
     narrow = _plan(run_zerofit, folder, "--fast", *flags, columns=80).stdout
     golden(narrow, f"planned/{name}-80.txt")
     assert [line for line in narrow.splitlines() if len(line) > 80 and " " in line.strip()] == []  # but links
-    golden(_plan(run_zerofit, folder, "--fast", *flags, "--wide", columns=80).stdout, f"planned/{name}.txt")
+    wide = _plan(run_zerofit, folder, "--fast", *flags, "--wide", columns=80)
+    golden(wide.stdout, f"planned/{name}.txt")
+    assert wide.returncode == 0
+    assert list(folder.iterdir()) == []
 
 
 def test_what_is_assumed_goes_to_stderr(run_zerofit: RunZerofit, folder: Path) -> None:
