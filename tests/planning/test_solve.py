@@ -9,7 +9,7 @@ from captured_scripts import capture, captured_problem
 from captures import TRAINER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import A100, LARGE, RATES, closed_forms, made_trace, problem, solved
+from planning_problems import A100, LARGE, RATES, closed_forms, made_trace, model, problem, solved
 
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
@@ -53,21 +53,22 @@ def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
     assert plan_from_json(plan_to_json(plan), name="plan.json") == plan
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     num_gpus=st.sampled_from([1, 2, 8]),
-    memory_gib=st.integers(min_value=4, max_value=40),
+    memory_gib=st.sampled_from([2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6]),  # where an estimate is often close
     global_batch_size=st.sampled_from([16, 64, 512]),
     sequence_length=st.sampled_from([256, 1024, 4096]),
 )
 def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
-    num_gpus: int, memory_gib: int, global_batch_size: int, sequence_length: int
+    num_gpus: int, memory_gib: float, global_batch_size: int, sequence_length: int
 ) -> None:
     asked = problem(
         num_gpus=num_gpus,
         memory_gib=memory_gib,
         global_batch_size=global_batch_size,
         sequence_length=sequence_length,
+        facts=model(num_layers=1),
     )
     chosen, estimator = best_of(asked, closed_forms), closed_forms(asked)
     if chosen is None or estimator.surely_fits(chosen.strategy):
