@@ -345,18 +345,32 @@ def _install_rebinding() -> None:
     on_import.when_imported = rebinding
 
 
+_places: dict[int, list[tuple[types.ModuleType, str]]] = {}
+"""Modules that have a value, and the name under which they have it, by the value's id."""
+_noted: set[str] = set()
+"""Names of the modules in _places."""
+
+
+def _note_places() -> None:
+    """Note the values of all modules that are imported by now, so that no hook has to look through them."""
+    for name in sys.modules.keys() - _noted:
+        module = sys.modules[name]
+        _noted.add(name)
+        for own_name, value in list(getattr(module, "__dict__", {}).items()):
+            _places.setdefault(id(value), []).append((module, own_name))
+
+
 def _rebind(module: types.ModuleType, before: Mapping[str, Any]) -> None:
-    replaced = {
-        id(old): vars(module)[name]
-        for name, old in before.items()
-        if vars(module).get(name) is not old and getattr(old, "__module__", None) == module.__name__
-    }
-    if not replaced:
-        return
-    for other in list(sys.modules.values()):
-        for name, value in list(getattr(other, "__dict__", {}).items()):
-            if id(value) in replaced and other is not module and not name.startswith("_zerofit"):
-                setattr(other, name, replaced[id(value)])
+    _note_places()
+    for name, old in before.items():
+        new = vars(module).get(name)
+        if new is old or getattr(old, "__module__", None) != module.__name__:
+            continue
+        for other, known_as in list(_places.get(id(old), ())):
+            is_still = other is not module and vars(other).get(known_as) is old
+            if is_still and not known_as.startswith("_zerofit"):
+                setattr(other, known_as, new)
+                _places.setdefault(id(new), []).append((other, known_as))
 
 
 def _import_all() -> None:
@@ -443,6 +457,7 @@ class _Server:
 def main(address: str) -> None:
     """Import, and serve."""
     _import_all()
+    _note_places()
     gc.collect()
     gc.freeze()  # the forks' collections leave the libraries' objects, and their pages, alone
     _Server(address).serve()
