@@ -24,7 +24,13 @@ from zerofit.planning.search import EstimatedStrategy, tier
 from zerofit.planning.solve import Answer, best_of
 
 _CHECKPOINTING = Request(gradient_checkpointing=True)
-_LONG = problem(sequence_length=65_536, global_batch_size=8, memory_gib=40, request=_CHECKPOINTING)
+_LONG = problem(
+    sequence_length=65_536,
+    global_batch_size=8,
+    memory_gib=40,
+    request=_CHECKPOINTING,
+    facts=model(num_layers=4),
+)
 _DEEP = replace(LARGE, num_layers=30, hidden_size=2560, intermediate_size=10_240)
 _ZERO3 = Strategy(
     engine=Engine.DEEPSPEED,

@@ -106,9 +106,9 @@ RATES = catalog_rates()
 LARGE = model(
     num_parameters=3_000_000_000,
     num_trainable_parameters=3_000_000_000,
-    num_layers=10,
+    num_layers=5,
     hidden_size=4096,
-    intermediate_size=20_480,
+    intermediate_size=42_240,
 )
 """A decoder whose model states do not fit a small GPU, in few layers: they take the planner's time."""
 

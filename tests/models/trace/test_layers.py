@@ -24,7 +24,7 @@ _ADAPTED = TraceRequest(
 )
 _FROZEN = TraceRequest(sequence_length=16, weights=Precision.BF16, freeze=("*embed*",))
 
-_FAST = [("bart", _PLAIN, 5)]
+_FAST = [("gpt2", _PLAIN, 5), pytest.param("bart", _PLAIN, 5, marks=pytest.mark.slow)]
 _REST = [
     *((name, _PLAIN, 9) for name in ("llama", "bert", "gpt2", "mixtral", "t5", "bart", "vit", "deberta")),
     ("whisper", _PLAIN, 9),

@@ -73,8 +73,18 @@ def test_a_live_model_of_transformers_has_the_trace_of_its_configuration(
     assert live == trace_config(config, build, request_)
 
 
-@pytest.mark.parametrize("request_", [_PLAIN, _LOW, _AUTOCAST], ids=["fp32", "bf16", "autocast"])
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "vit"])
+_FAST = [("bert", _PLAIN), ("llama", _LOW), ("t5", _AUTOCAST), ("vit", _LOW)]
+_REST = [
+    (name, request)
+    for name in ("bert", "llama", "t5", "vit")
+    for request in (_PLAIN, _LOW, _AUTOCAST)
+    if (name, request) not in _FAST
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"), [*_FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in _REST)]
+)
 def test_one_run_of_a_live_model_is_that_of_its_configuration(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -83,7 +83,7 @@ def test_live_tensors_of_a_step_are_those_of_the_real_one(trainer: Preferences) 
     assert traced == pytest.approx(real, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("autocast", [None, Precision.BF16])
+@pytest.mark.parametrize("autocast", [pytest.param(None, marks=pytest.mark.slow), Precision.BF16])
 def test_the_trace_of_a_loss_holds_more_than_its_models(
     trainer: Preferences, autocast: Precision | None
 ) -> None:
