@@ -128,12 +128,14 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
         _fill_auto(self, plugin.hf_ds_config.config, settings, args)
         schedulers.drop_empty_groups(args)
         state_overrides.keep_overrides(args, changes)
+        own = [optimizer for optimizer in args if is_plain_optimizer(optimizer)]
+        groups = [list(group["params"]) for optimizer in own for group in optimizer.param_groups]
         prepared = original(self, *args, **kwargs)
         schedulers.lead_to_live_optimizers(prepared_optimizers(self))
-        deepspeed_window.watch(self, changes)
+        deepspeed_window.watch(self, groups, changes)
         window = deepspeed_window.window_of(self)
         if window is not None:
-            for optimizer in filter(is_plain_optimizer, args):
+            for optimizer in own:
                 deepspeed_window.refuse_step_of(optimizer, window)
         return prepared
 

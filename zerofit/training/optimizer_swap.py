@@ -16,6 +16,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OptimizerName
 from zerofit.core.upstream.accelerate import prepared_optimizers
+from zerofit.training.deepspeed.element_wise import check_element_wise
 from zerofit.training.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.training.schedulers import lead_schedulers, live_objects
 from zerofit.training.wrapping import wrap
@@ -97,6 +98,8 @@ def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Ch
         for optimizer in objects:
             if isinstance(optimizer, Optimizer):
                 _check_optimizer(optimizer, settings.plan, changes)
+                if is_plain_optimizer(optimizer) and settings.strategy.zero_stage:
+                    check_element_wise(optimizer, changes)
         return original(self, *objects, **kwargs)
 
     if settings.uses_deepspeed and settings.plan.is_checked:

@@ -18,13 +18,14 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream import deepspeed as deepspeed_engine
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.deepspeed import hook_own_backward
+from zerofit.training.deepspeed import guard
 from zerofit.training.deepspeed.skipped_steps import watch_engine
 from zerofit.training.micro_batches.hooks import settle
 from zerofit.training.step_calls import script_clips, script_steps
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
@@ -152,6 +153,7 @@ class Window:
     def delay(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
         """Delay a backward pass until the script's next action; it runs now if accelerate steps."""
         self.before_training_pass()
+        self._begin_backward()
         self._delayed = (run, loss)
         if not self.script_steps and not self._script_clips:
             self._step_at_boundary()
@@ -159,6 +161,7 @@ class Window:
     def run(self, backward: Callable[[bool], None], *, is_boundary: bool, loss: Any = None) -> None:
         """Run a backward pass now, given whether it is the window's last one before a step."""
         self._delayed = None
+        self._begin_backward()
         if is_boundary:
             self._settle(loss)
         if self._has_gradients:
@@ -169,10 +172,15 @@ class Window:
 
     def begin_own_backward(self) -> None:
         """Handle the script's own loss.backward(); whether it ends the window is decided later."""
+        self._begin_backward()
         if self._has_gradients:
             deepspeed_engine.expect_another_backward(self.engine)
         self.engine.set_gradient_accumulation_boundary(is_boundary=False)
         self._has_gradients, self._is_reduced = True, False
+
+    def _begin_backward(self) -> None:
+        if (own := guard.guard_of(self.engine)) is not None:
+            own.begin_backward()
 
     def before_training_pass(self) -> None:
         """Handle the start of a training pass, before which the script may have stepped."""
@@ -218,10 +226,12 @@ class Window:
             return norm
         return torch.zeros((), device=deepspeed_engine.device_of(self.engine))
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Handle the script's optimizer.zero_grad(), which discards unused gradients."""
         if not self._gradient_state.sync_gradients:
             return
+        if (own := guard.guard_of(self.engine)) is not None:
+            own.zero_grad(set_to_none=set_to_none)
         if self._clipped is _Clipped.STEPPED and self.script_steps:
             raise drops_a_clipped_step()
         self._clipped = _Clipped.NONE
@@ -292,11 +302,18 @@ def window_of(accelerator: Any) -> Window | None:
     return None if wrapped is None else wrapped.engine.__dict__.get("_zerofit_window")
 
 
-def watch(accelerator: Any, changes: Changes) -> None:
-    """Make the engines and optimizers prepared by an Accelerator step where the script steps."""
+def watch(accelerator: Any, groups: Sequence[Sequence[Any]], changes: Changes) -> None:
+    """Make the engines and optimizers prepared by an Accelerator step where the script steps.
+
+    Args:
+        accelerator: whose objects are prepared now.
+        groups: the parameters of each group of the script's optimizer.
+        changes: receives changes.
+    """
     for engine in prepared_models(accelerator):
         if hasattr(engine, "set_gradient_accumulation_boundary") and "_zerofit_window" not in engine.__dict__:
             _watch_engine(engine, accelerator, changes)
+            guard.watch(engine, groups, changes)
     for scheduler in prepared_schedulers(accelerator):
         if "_zerofit_watched" not in scheduler.__dict__:
             scheduler._zerofit_watched = True
@@ -344,7 +361,7 @@ def _step(optimizer: Any, closure: Any = None) -> None:
 
 
 def _zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
-    optimizer._zerofit_window.zero_grad()
+    optimizer._zerofit_window.zero_grad(set_to_none=set_to_none is not False)
 
 
 def _after_step_of(accelerator: Any, original: Any) -> Any:

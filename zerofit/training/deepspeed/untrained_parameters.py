@@ -1,0 +1,143 @@
+"""Does not step parameters without a gradient under ZeRO, as torch's optimizers do not.
+
+ZeRO steps flat buffers of many parameters: those without a gradient get zeros in it, and so weight decay and
+momentum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.zero_fragments import (
+    counts_steps,
+    fragment_of,
+    has_unsplit_states,
+    zero_gradient,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.training.changes import Changes
+
+_NOT_STEPPED = "parameters without a gradient are not stepped, as by torch; ZeRO would decay and move them"
+
+
+class UntrainedParameters:
+    """Which parameters of one engine have got gradients on any rank since the last step."""
+
+    def __init__(self, engine: Any, trained: Sequence[tuple[str, Any]], changes: Changes) -> None:
+        self._engine = engine
+        self._trained = trained
+        self._changes = changes
+        self._without = set(range(len(trained)))
+        """Indices of the parameters without a gradient on this rank since the last step."""
+        self._without_anywhere: list[int] | None = None
+        """The same over all ranks; None before they are asked in a step."""
+        self._skipped: dict[int, int] = {}
+        """How many steps were made without each parameter."""
+        self._keeps_zeros = False
+        """True if the script zeroes gradients, so that parameters keep them."""
+        self._had: set[int] = set()
+        """Parameters that have ever had a gradient."""
+        self._saved: list[tuple[Any, Any]] = []
+        self._flags: Any = None
+        self._asked: Any = None
+        self._num_steps = 0
+        for place, (_, parameter) in enumerate(trained):
+
+            def receive(_: Any, place: int = place) -> None:
+                self._without.discard(place)
+
+            parameter.register_post_accumulate_grad_hook(receive)
+
+    def keep_zeros(self) -> None:
+        """Handle zero_grad(set_to_none=False): a parameter that had a gradient is stepped with zeros."""
+        self._keeps_zeros = True
+
+    def begin_step(self) -> None:
+        """Ask all ranks for their gradients, before the engine steps.
+
+        Raises:
+            UserError: a parameter trains again, or for the first time, whose own count of steps ZeRO lacks.
+        """
+        import torch
+        import torch.distributed as dist
+
+        for place in self._without:
+            zero_gradient(self._engine, self._trained[place][1])
+        if self._keeps_zeros:
+            self._without -= self._had
+        late = next((place for place in self._skipped if place not in self._without), None)
+        if late is not None and counts_steps(self._engine):
+            raise _trains_late(self._trained[late][0], self._num_steps + 1, self._skipped[late])
+        self._had |= set(range(len(self._trained))) - self._without
+        self._without_anywhere = None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            has = [place not in self._without for place in range(len(self._trained))]
+            self._flags = torch.tensor(has, dtype=torch.uint8, device=self._engine.device)
+            # Not waited for unless this rank lacks a gradient.
+            self._asked = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
+
+    def save(self) -> None:
+        """Keep the fragments of parameters without a gradient, before the base optimizer steps."""
+        self._saved = []
+        if not self._without:
+            return
+        if self._without_anywhere is None:
+            self._without_anywhere = self._ask()
+            for place in self._without_anywhere:
+                self._skipped[place] = self._skipped.get(place, 0) + 1
+            if self._without_anywhere:
+                self._changes.add(_NOT_STEPPED)
+        for place in self._without_anywhere:
+            name, parameter = self._trained[place]
+            fragment = fragment_of(self._engine, parameter)
+            if fragment is None:
+                continue
+            if has_unsplit_states(self._engine):
+                raise _has_blocks(name)
+            for tensor in (fragment.master, *fragment.states):
+                self._saved.append((tensor, tensor.clone()))
+
+    def restore(self) -> None:
+        """Undo what the base optimizer's step did to them, before ZeRO copies the weights back."""
+        for tensor, before in self._saved:
+            tensor.copy_(before)
+        self._saved = []
+
+    def end_step(self) -> None:
+        """Begin the next window."""
+        if self._asked is not None:
+            self._asked.wait()
+            self._asked = None
+        self._without = set(range(len(self._trained)))
+        self._num_steps += 1
+
+    def _ask(self) -> list[int]:
+        if self._asked is None:
+            return sorted(self._without)
+        self._asked.wait()
+        return [place for place, has in enumerate(self._flags.tolist()) if not has]
+
+
+def _trains_late(name: str, step: int, num_skipped: int) -> UserError:
+    return UserError(
+        "parameter-trains-late-under-zero",
+        "a parameter gets a gradient after steps without one, which ZeRO trains differently",
+        found=f"{name} in step {step}, after {num_skipped} without a gradient",
+        why="the optimizer corrects its steps by their number, which ZeRO counts for all parameters together and "
+        "torch for each",
+        fix="train without ZeRO: --engine native",
+    )
+
+
+def _has_blocks(name: str) -> UserError:
+    return UserError(
+        "parameter-without-gradient-under-zero",
+        "a parameter gets no gradient, and its optimizer states can't be kept apart under ZeRO",
+        found=f"{name}, with 8-bit states",
+        why="a scale of 8-bit states belongs to a block of several parameters in ZeRO's flat buffers",
+        fix="freeze the parameter before the optimizer is made, or use an optimizer with 32-bit states",
+    )
