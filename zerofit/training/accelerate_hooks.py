@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +60,43 @@ def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes
                     )
             if settings.uses_deepspeed and settings.on_cpu and arguments.pop("cpu", False):
                 changes.add("the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off")
+        if not settings.uses_deepspeed:
+            _leave_out_deepspeed(arguments, changes)
         original(**arguments)
+        _check_engine(self, settings)
         set_number_formats(settings, changes)
 
     wrap(accelerator_class, "__init__", init)
+
+
+def _leave_out_deepspeed(arguments: dict[str, Any], changes: Changes) -> None:
+    """Drop the script's DeepSpeedPlugin: the plan has chosen PyTorch without DeepSpeed."""
+    for name in ("deepspeed_plugin", "deepspeed_plugins"):
+        if arguments.pop(name, None) is not None:
+            changes.add(
+                "PyTorch trains without DeepSpeed as the plan says; the script brings a DeepSpeedPlugin"
+            )
+            os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # the plugin's constructor sets it
+
+
+def _check_engine(accelerator: Any, settings: AppliedSettings) -> None:
+    """Check that the Accelerator trains on the engine that the plan and its printed line say.
+
+    Raises:
+        UserError: it does not.
+    """
+    kind = str(accelerator.distributed_type).rpartition(".")[2]
+    is_deepspeed = kind == "DEEPSPEED"
+    if is_deepspeed == settings.uses_deepspeed and kind not in ("FSDP", "MEGATRON_LM"):
+        return
+    raise UserError(
+        "engine-not-as-planned",
+        "the script trains on another engine than the plan says",
+        found=f"accelerator.distributed_type is {kind}, and the plan says {settings.strategy.engine.value}",
+        why="memory, time and checkpoints of the plan are those of its engine",
+        fix="remove what chooses an engine in the script (DeepSpeedPlugin, fsdp_plugin, TrainingArguments' "
+        "deepspeed and fsdp), or choose the same for zerofit: --zero-stage N, or --engine native",
+    )
 
 
 def set_number_formats(settings: AppliedSettings, changes: Changes) -> None:
@@ -129,10 +163,10 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
         schedulers.drop_empty_groups(args)
         state_overrides.keep_overrides(args, changes)
         own = [optimizer for optimizer in args if is_plain_optimizer(optimizer)]
-        groups = [list(group["params"]) for optimizer in own for group in optimizer.param_groups]
+        with_groups = [(one, [list(group["params"]) for group in one.param_groups]) for one in own]
         prepared = original(self, *args, **kwargs)
         schedulers.lead_to_live_optimizers(prepared_optimizers(self))
-        deepspeed_window.watch(self, groups, changes)
+        deepspeed_window.watch(self, with_groups, changes)
         window = deepspeed_window.window_of(self)
         if window is not None:
             for optimizer in own:

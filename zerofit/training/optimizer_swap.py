@@ -16,6 +16,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OptimizerName
 from zerofit.core.upstream.accelerate import prepared_optimizers
+from zerofit.core.upstream.torch import move_step_hooks
 from zerofit.training.deepspeed.element_wise import check_element_wise
 from zerofit.training.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.training.schedulers import lead_schedulers, live_objects
@@ -188,6 +189,7 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
             if key in group and not _fits_adam(key, group[key]):
                 del group[key]
     new = make(name, optimizer.param_groups, modules)
+    move_step_hooks(optimizer, new)
     new._zerofit_swapped = optimizer._zerofit_swapped = True
     lead_schedulers(optimizer, new)
     return new

@@ -22,6 +22,7 @@ from zerofit.machine.stopping import end_with_agent
 from zerofit.scripts.run_target import code_of, run_target, script_frames
 from zerofit.training import observe, stop_signal, trial
 from zerofit.training.changes import Changes
+from zerofit.training.deepspeed.placeholders import sharded_weight_error
 from zerofit.training.hooks import install
 from zerofit.training.record import write_record
 from zerofit.training.tee import tee_output
@@ -99,6 +100,9 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 1, failure
         failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
+        if (named := sharded_weight_error(failure)) is not None:
+            error = named
+            print(named, file=sys.stderr)
     if exit_code == 0:
         observe.end()
     end(exit_code, error)

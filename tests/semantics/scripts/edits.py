@@ -1,7 +1,7 @@
-"""One training loop that does by hand what its --edit says: with weights, gradients, parameters or its optimizer.
+"""One training loop that edits weights, gradients, parameters or its optimizer by hand, as its --edit says.
 
-Each edit is of a kind that public scripts have, and that ZeRO, which steps a sharded copy of the weights, would
-lose without a word.
+Each edit is of a kind that public scripts have, and that ZeRO, which steps a sharded copy of the weights,
+would lose without a word.
 """
 
 import argparse
@@ -98,6 +98,8 @@ class Edit:
     """Of a forward pass, by its step."""
     loss: Callable[[Loop, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     zero_grad: dict[str, Any] = field(default_factory=dict)
+    adapts: bool = False
+    """Whether the model gets LoRA adapters."""
 
 
 def sgd(model: Any, **settings: Any) -> torch.optim.Optimizer:
@@ -155,7 +157,7 @@ def average_for_evaluation(loop: Loop) -> None:
         for mean, parameter in zip(average, loop.parameters, strict=True):
             parameter.data.copy_(mean)
         with torch.no_grad():
-            loop.model(torch.ones(2, WIDTH, device=loop.accelerator.device))
+            loop.model(torch.ones(2, WIDTH, device=loop.accelerator.device, dtype=loop.parameters[0].dtype))
         for before, parameter in zip(kept, loop.parameters, strict=True):
             parameter.data.copy_(before)
 
@@ -402,6 +404,36 @@ def of_package(package: str, name: str, **settings: Any) -> Callable[[Any], Any]
     return make
 
 
+def lora_fa(model: Any) -> Any:
+    from peft.optimizers import create_lorafa_optimizer
+
+    return create_lorafa_optimizer(model, r=4, lora_alpha=8, lr=1e-2)
+
+
+def lora_plus(model: Any) -> Any:
+    from peft.optimizers import create_loraplus_optimizer
+
+    return create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-2, loraplus_lr_ratio=4)
+
+
+def by_groups(act: Callable[[nn.Parameter], Any]) -> Act:
+    """Return an edit that goes through the optimizer's groups, as many scripts do."""
+
+    def edit(loop: Loop) -> None:
+        with torch.no_grad():
+            for group in loop.own_optimizer.param_groups:
+                for parameter in group["params"]:
+                    act(parameter)
+
+    return edit
+
+
+def clamp_gradient(parameter: nn.Parameter) -> None:
+    if parameter.grad is not None:
+        parameter.grad.clamp_(-1e-3, 1e-3)
+
+
+ADAFACTOR = {"lr": 0.01, "relative_step": False, "scale_parameter": False}
 EDITS: dict[str, Edit] = {
     "nothing": Edit(),
     "clamp": Edit(after_step=clamp),
@@ -411,6 +443,10 @@ EDITS: dict[str, Edit] = {
     "lookahead": Edit(after_step=lookahead),
     "average-for-evaluation": Edit(after_step=average_for_evaluation),
     "swa": Edit(after_step=stochastic_average, at_end=end_with_average),
+    "clamp-by-groups": Edit(after_step=by_groups(lambda parameter: parameter.clamp_(-0.05, 0.05))),
+    "clamp-gradients-by-groups": Edit(optimizer=sgd, after_backward=by_groups(clamp_gradient)),
+    "peft-lora-fa": Edit(adapts=True, optimizer=lora_fa),
+    "peft-lora-plus": Edit(adapts=True, optimizer=lora_plus),
     "spectral-norm": Edit(before_pass=spectral_norm),
     "pruning-mask": Edit(after_step=prune),
     "noise-on-weights": Edit(after_step=noise_on_weights),
@@ -449,7 +485,7 @@ EDITS: dict[str, Edit] = {
     "adagrad": Edit(optimizer=lambda model: torch.optim.Adagrad(model.parameters(), lr=0.02)),
     "nadam": Edit(optimizer=lambda model: torch.optim.NAdam(model.parameters(), lr=0.01)),
     "rmsprop": Edit(optimizer=lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01)),
-    "adafactor": Edit(optimizer=of_package("transformers", "Adafactor", lr=0.01, relative_step=False, scale_parameter=False)),
+    "adafactor": Edit(optimizer=of_package("transformers", "Adafactor", **ADAFACTOR)),
     "torch-adafactor": Edit(optimizer=lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01)),
     "timm-lamb": Edit(optimizer=of_package("timm.optim", "Lamb", lr=0.01)),
     "timm-adopt": Edit(optimizer=of_package("timm.optim", "Adopt", lr=0.01)),
@@ -477,7 +513,13 @@ def main() -> None:
         handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)]
     accelerator = Accelerator(kwargs_handlers=handlers)
     set_seed(0)
-    net = Net()
+    net: Any = Net()
+    if edit.adapts:
+        from peft import LoraConfig, get_peft_model
+
+        net = get_peft_model(
+            net, LoraConfig(r=4, target_modules=["body.0", "body.2"], init_lora_weights=False)
+        )
     start = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
     own = edit.optimizer(net)
     edit.before_prepare(net, own)
@@ -497,20 +539,34 @@ def main() -> None:
         edit.after_step(loop)
         optimizer.zero_grad(**edit.zero_grad)
     edit.at_end(loop)
-    weights = accelerator.get_state_dict(model)
+    weights = end_of(loop)
     out = Path("out")
     out.mkdir(exist_ok=True)
     if accelerator.is_main_process:
         # Clones: shared weights are saved under each of their names.
-        save_file({name: one.detach().float().clone() for name, one in weights.items()}, out / "end.safetensors")
+        save_file(
+            {name: one.detach().float().clone() for name, one in weights.items()}, out / "end.safetensors"
+        )
         save_file(start, out / "start.safetensors")
         (out / "losses.json").write_text(json.dumps(losses))
 
 
+def end_of(loop: Loop) -> dict[str, torch.Tensor]:
+    """Return the weights; where ZeRO trains in 16 bits the fp32 copy, as others train and save theirs."""
+    weights = loop.accelerator.get_state_dict(loop.model)
+    if "DEEPSPEED" not in str(loop.accelerator.distributed_type) or loop.parameters[0].dtype == torch.float32:
+        return weights
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    named = loop.net.named_parameters()
+    return {name: safe_get_full_fp32_param(one).cpu() for name, one in named if one.requires_grad}
+
+
 def loss_of(edit: Edit, loop: Loop, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x.to(loop.parameters[0].dtype)  # DeepSpeed makes the model bf16, and casts no inputs
     if edit.loss is not None:
         return edit.loss(loop, x, y)
-    return ((loop.model(x, **edit.arguments(loop.step)) - y) ** 2).mean()
+    return ((loop.model(x, **edit.arguments(loop.step)).float() - y) ** 2).mean()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ BROADCAST_MODEL = "_broadcast_model"
 CONVERT_PARAMETER = "_convert_to_deepspeed_param"
 """zero.Init's method that records a parameter's shape before it is partitioned."""
 
+READ_WEIGHTS = ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict")
+"""Methods of a DeepSpeedEngine that save or gather its weights, or their master copy."""
+
 
 def wait_for_every_gather(module: Any) -> None:
     """Make CPU ranks wait for all all-gathers before weights are used.
@@ -142,6 +145,12 @@ def after_each_step(engine: Any, count: Callable[[bool], None]) -> None:
         count(engine.skipped_steps > before)
 
     engine._take_model_step = take_model_step
+
+
+def around_each_step(engine: Any, around: Callable[[Callable[[], None]], None]) -> None:
+    """Replace each step of an engine's optimizer by a function, which gets the original to call."""
+    original = engine._take_model_step
+    engine._take_model_step = lambda *args, **kwargs: around(functools.partial(original, *args, **kwargs))
 
 
 def forget_gradients(engine: Any) -> None:

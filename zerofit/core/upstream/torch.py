@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import timedelta
 
 
@@ -68,3 +68,59 @@ def loading_to_host() -> Iterator[None]:
         yield
     finally:
         torch.load = original
+
+
+HOOK_FIELDS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Fields of an optimizer that hold its hooks around step(), by their ids (torch/optim/optimizer.py)."""
+
+
+@contextlib.contextmanager
+def without_step_hooks() -> Iterator[None]:
+    """Run no hooks for all optimizers in this context: others would count steps of copies."""
+    from torch.optim import optimizer as module
+
+    hooks = (module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks)
+    before = [dict(some) for some in hooks]
+    for some in hooks:
+        some.clear()
+    try:
+        yield
+    finally:
+        for some, kept in zip(hooks, before, strict=True):
+            some.update(kept)
+
+
+@contextlib.contextmanager
+def taken_step_hooks(optimizers: Iterable[Any], *, stay: Callable[[Any], bool]) -> Iterator[list[list[Any]]]:
+    """Take the hooks around step() from optimizers, in this context.
+
+    Args:
+        optimizers: torch.optim.Optimizers.
+        stay: returns True for a hook that is not taken.
+
+    Yields:
+        the hooks before and those after a step, to be called without arguments.
+    """
+    held = [[(one, getattr(one, name)) for one in optimizers] for name in HOOK_FIELDS]
+    before = [dict(hooks) for fields in held for _, hooks in fields]
+    taken: list[list[Any]] = [[], []]
+    for calls, fields in zip(taken, held, strict=True):
+        for optimizer, hooks in fields:
+            for key in [key for key, hook in hooks.items() if not stay(hook)]:
+                calls.append(functools.partial(hooks.pop(key), optimizer, (), {}))
+    try:
+        yield taken
+    finally:
+        for kept, (_, hooks) in zip(before, (field for fields in held for field in fields), strict=True):
+            hooks.update(kept)
+
+
+def move_step_hooks(optimizer: Any, new: Any) -> None:
+    """Give an optimizer's hooks around step() to the one that replaces it."""
+    for name in HOOK_FIELDS:
+        getattr(new, name).update(getattr(optimizer, name))
+
+
+def accumulated_hooks(parameter: Any) -> list[Any]:
+    """Return the hooks that run once a parameter's gradient is accumulated."""
+    return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())

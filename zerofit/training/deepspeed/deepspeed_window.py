@@ -25,7 +25,7 @@ from zerofit.training.step_calls import script_clips, script_steps
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
@@ -302,18 +302,18 @@ def window_of(accelerator: Any) -> Window | None:
     return None if wrapped is None else wrapped.engine.__dict__.get("_zerofit_window")
 
 
-def watch(accelerator: Any, groups: Sequence[Sequence[Any]], changes: Changes) -> None:
+def watch(accelerator: Any, own: guard.OwnOptimizers, changes: Changes) -> None:
     """Make the engines and optimizers prepared by an Accelerator step where the script steps.
 
     Args:
         accelerator: whose objects are prepared now.
-        groups: the parameters of each group of the script's optimizer.
+        own: the script's optimizers, and the parameters of their groups before DeepSpeed was set up.
         changes: receives changes.
     """
     for engine in prepared_models(accelerator):
         if hasattr(engine, "set_gradient_accumulation_boundary") and "_zerofit_window" not in engine.__dict__:
             _watch_engine(engine, accelerator, changes)
-            guard.watch(engine, groups, changes)
+            guard.watch(engine, own, changes)
     for scheduler in prepared_schedulers(accelerator):
         if "_zerofit_watched" not in scheduler.__dict__:
             scheduler._zerofit_watched = True

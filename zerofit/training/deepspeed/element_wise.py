@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.torch import HOOK_FIELDS, without_step_hooks
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
@@ -15,13 +16,12 @@ _NUM_STEPS = 3
 _MAX_TENSORS = 4
 """Tensors of each parameter group that are tried."""
 _TOLERANCE = 1e-4
-"""Of the longest way of an element: vector lanes sum and round in another order. ASSUMPTION: what depends on other
-elements differs by far more; a step by the tensor's norm differs by some 0.5."""
+"""Of the longest way of an element: vector lanes sum and round in another order. ASSUMPTION: what depends
+on other elements differs by far more; a step by the tensor's norm differs by some 0.5."""
 _KNOWN = ("bitsandbytes", "deepspeed", "torchao")
-"""Packages that are not tried. DeepSpeed's optimizers are made for flat buffers. States of 8 and 4 bits share a
-scale in blocks of 64 to 2,048 elements: in a flat buffer a block holds other elements than in a tensor, and rounds
-them with the same error (measured after 6 steps: at most 5e-2 of the way)."""
-_OWN_TO_OBJECT = ("step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Packages that are not tried. DeepSpeed's optimizers are made for flat buffers. States of 8 and 4 bits
+share a scale in blocks of 64 to 2,048 elements: in a flat buffer a block holds other elements than in a
+tensor, and rounds them with the same error (measured after 6 steps: at most 5e-2 of the way)."""
 
 
 def check_element_wise(optimizer: Any, changes: Changes) -> None:
@@ -48,7 +48,8 @@ def check_element_wise(optimizer: Any, changes: Changes) -> None:
         apart = _stepped(optimizer, draws)
     except Exception as error:  # any: it is the script's code
         changes.warn(
-            f"zerofit: whether {name} steps each element by itself, as ZeRO needs, is not known: on small tensors "
+            f"zerofit: whether {name} steps each element by itself, as ZeRO needs, is not known: on small "
+            "tensors "
             f"it fails ({type(error).__name__}: {error})"
         )
         return
@@ -89,7 +90,8 @@ def _stepped(optimizer: Any, draws: list[list[list[Any]]]) -> list[Any]:
         for parameters, tensors in zip(groups, gradients, strict=True):
             for parameter, tensor in zip(parameters, tensors, strict=True):
                 parameter.grad = tensor.clone()
-        own.step()
+        with without_step_hooks():
+            own.step()
     return _joined(groups)
 
 
@@ -109,9 +111,9 @@ def _copy_of(optimizer: Any, groups: list[list[Any]]) -> Any:
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         for place, parameter in enumerate(group["params"]):
             memo[id(parameter)] = parameters[min(place, len(parameters) - 1)]
-    fields = {name: value for name, value in vars(optimizer).items() if name not in _OWN_TO_OBJECT}
+    fields = {name: value for name, value in vars(optimizer).items() if name not in ("step", *HOOK_FIELDS)}
     own.__dict__.update(copy.deepcopy(fields, memo))
-    for name in _OWN_TO_OBJECT[1:]:
+    for name in HOOK_FIELDS:
         setattr(own, name, OrderedDict())
     for group, parameters in zip(own.param_groups, groups, strict=True):
         group["params"][:] = parameters
@@ -134,9 +136,12 @@ def _depends_on_tensors(name: str, share: float) -> UserError:
     return UserError(
         "optimizer-not-element-wise",
         "the script's optimizer would train differently under ZeRO",
-        found=f"{name}: three steps on small tensors and on their concatenation end {share:.1g} of the way apart",
-        why="ZeRO joins parameters into flat buffers and cuts these over the ranks; an optimizer that looks at "
+        found=f"{name}: three steps on small tensors and on their concatenation end {share:.1g} of the way "
+        "apart",
+        why="ZeRO joins parameters into flat buffers and cuts these over the ranks; an optimizer that "
+        "looks at "
         "single tensors (their norms, ranks or names) then steps otherwise",
-        fix="train without ZeRO: --engine native; or use an optimizer that steps each element by itself, such as "
+        fix="train without ZeRO: --engine native; or use an optimizer that steps each element by itself, "
+        "such as "
         "AdamW",
     )

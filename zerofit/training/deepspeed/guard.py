@@ -1,15 +1,17 @@
-"""Keeps what a script does with weights and gradients under ZeRO, or refuses it before a step would differ."""
+"""Keeps what a script does with weights and gradients under ZeRO, or refuses it before a step differs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream import zero_fragments
-from zerofit.core.upstream.deepspeed import base_optimizer
+from zerofit.core.upstream.deepspeed import READ_WEIGHTS, around_each_step, base_optimizer
+from zerofit.core.upstream.torch import taken_step_hooks
 from zerofit.training.deepspeed.script_gradients import (
     Access,
     ScriptGradients,
@@ -20,12 +22,12 @@ from zerofit.training.deepspeed.script_weights import ScriptWeights
 from zerofit.training.deepspeed.untrained_parameters import UntrainedParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.training.changes import Changes
 
-_SAVING = ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict")
-"""Methods of an engine that read its weights or their master copy."""
+OwnOptimizers = Sequence[tuple[Any, Sequence[Sequence[Any]]]]
+"""A script's optimizers, each with the parameters of its groups."""
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
@@ -35,16 +37,20 @@ class Guard:
 
     Args:
         engine: a DeepSpeedEngine with an optimizer.
-        groups: the parameters of each of the script's optimizer's groups, frozen ones included.
+        own: the script's optimizers, and the parameters of their groups before DeepSpeed was set up.
         changes: receives changes.
     """
 
-    def __init__(self, engine: Any, groups: Sequence[Sequence[Any]], changes: Changes) -> None:
+    def __init__(self, engine: Any, own: OwnOptimizers, changes: Changes) -> None:
+        groups = [group for _, groups in own for group in groups]
         named = list(engine.module.named_parameters())
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         held = {id(parameter) for group in groups for parameter in group}
         self._engine = weakref.proxy(engine)
-        self._groups = _ScriptGroups(base_optimizer(engine), groups)
+        base = base_optimizer(engine)
+        self._groups = _ScriptGroups(base, groups)
+        # With offload DeepSpeed's Adam replaces the script's, and has none of its hooks.
+        self._hooked = list({id(one): one for one in (base, *(optimizer for optimizer, _ in own))}.values())
         self._frozen = [(name, one) for name, one in named if not one.requires_grad and id(one) in held]
         self._num_steps = 0
         self._weights = ScriptWeights(self._engine, trained, changes)
@@ -52,36 +58,38 @@ class Guard:
         self._gradients = ScriptGradients(
             {id(parameter): name for name, parameter in trained}, engine.zero_optimization_stage()
         )
-        self._own_hooks: set[int] = set()
-        self._is_stepping = False
+        self.is_stepping = False
+        """True while the engine steps."""
+        self.modules = frozenset(map(id, engine.module.modules()))
+        """Ids of the model's modules when it was prepared."""
         parameters = [parameter for _, parameter in trained]
         watch_accesses(parameters, Access(self._weights, self._gradients))
         weakref.finalize(engine, forget_accesses, [id(parameter) for parameter in parameters])
         self._hook(engine)
         _guards.add(self)
 
+    @property
+    def shards(self) -> bool:
+        """True under ZeRO-3."""
+        return bool(self._engine.zero_optimization_partition_weights())
+
     def _hook(self, engine: Any) -> None:
         engine.register_forward_pre_hook(lambda module, _: self._before_pass(module))
         base = base_optimizer(engine)
-        self._own_hooks = {
-            base.register_step_pre_hook(lambda *_: self._untrained.save()).id,
-            base.register_step_post_hook(lambda *_: self._untrained.restore()).id,
-        }
-        take_model_step, zero_grad = engine._take_model_step, engine.zero_grad
-        held = weakref.ref(self)
-
-        @functools.wraps(take_model_step)
-        def step(*args: Any, **kwargs: Any) -> None:
-            held().step(base, take_model_step, *args, **kwargs)
+        base.register_step_pre_hook(lambda *_: self._untrained.save())
+        base.register_step_post_hook(lambda *_: self._untrained.restore())
+        zero_grad, held = engine.zero_grad, weakref.ref(self)
 
         @functools.wraps(zero_grad)
         def zero(*args: Any, **kwargs: Any) -> None:
-            if not held()._is_stepping:
-                held().zero_grad()
+            guard = held()
+            if guard is not None and not guard.is_stepping:
+                guard.zero_grad()
             zero_grad(*args, **kwargs)
 
-        engine._take_model_step, engine.zero_grad = step, zero
-        for name in _SAVING:
+        engine.zero_grad = zero
+        around_each_step(engine, functools.partial(_step, held))
+        for name in READ_WEIGHTS:
             setattr(engine, name, _inside(getattr(engine, name), held, Guard.saving))
         engine.load_checkpoint = _inside(engine.load_checkpoint, held, Guard.loading)
         optimizer = engine.optimizer
@@ -121,44 +129,31 @@ class Guard:
 
     def carry_gathered(self, parameters: Iterable[Any]) -> None:
         """Carry what was written inside GatheredParameters."""
-        self._weights.carry_gathered(parameters)
+        self._weights.carry_gathered(parameters, self._num_steps)
 
-    def step(self, base: Any, take_model_step: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Take an engine's step."""
-        self._is_stepping = True
+    def step(self, take: Callable[[], None]) -> None:
+        """Take an engine's step.
+
+        The script's hooks run around it: inside they would run before the weights are written, and once for
+        each group.
+        """
+        self.is_stepping = True
         skipped = self._engine.skipped_steps
         try:
-            with self._without_script_hooks(base) as (before, after):
+            with taken_step_hooks(self._hooked, stay=_is_zerofits) as (before, after):
                 for hook in before:
-                    hook(base, (), {})
+                    hook()
                 self._weights.check(self._num_steps)
                 self._untrained.begin_step()
                 with self._groups.flat():
-                    take_model_step(*args, **kwargs)
+                    take()
                 self._untrained.end_step()
                 self._num_steps += 1
                 if self._engine.skipped_steps == skipped:
                     for hook in after:
-                        hook(base, (), {})
+                        hook()
         finally:
-            self._is_stepping = False
-
-    @contextlib.contextmanager
-    def _without_script_hooks(self, base: Any) -> Iterator[list[list[Any]]]:
-        """Take the script's hooks from the optimizer, and return those before and after a step.
-
-        Inside ZeRO's step they would run before the weights are written, and once for each group.
-        """
-        kept = [dict(hooks) for hooks in (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks)]
-        of_script = [[hook for key, hook in hooks.items() if key not in self._own_hooks] for hooks in kept]
-        for hooks in (base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks):
-            for key in [key for key in hooks if key not in self._own_hooks]:
-                del hooks[key]
-        try:
-            yield of_script
-        finally:
-            base._optimizer_step_pre_hooks.update(kept[0])
-            base._optimizer_step_post_hooks.update(kept[1])
+            self.is_stepping = False
 
 
 class _ScriptGroups:
@@ -195,6 +190,18 @@ class _ScriptGroups:
                 group["params"] = list(parameters)
 
 
+def _is_zerofits(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("zerofit")
+
+
+def _step(held: weakref.ref[Guard], take: Callable[[], None]) -> None:
+    guard = held()
+    if guard is None:
+        take()
+    else:
+        guard.step(take)
+
+
 def _inside(
     original: Callable[..., Any],
     held: weakref.ref[Guard],
@@ -216,16 +223,17 @@ def _refuse_group(*_: Any) -> None:
         "group-added-under-zero",
         "the script adds parameters to its optimizer after ZeRO has sharded them",
         found="optimizer.add_param_group() after accelerator.prepare()",
-        why="ZeRO's buffers hold what the optimizer had when it was prepared; later parameters would not train",
+        why="ZeRO's buffers hold what the optimizer had when it was prepared; later parameters would not "
+        "train",
         fix="add them before accelerator.prepare(), or train without ZeRO: --engine native",
     )
 
 
-def watch(engine: Any, groups: Sequence[Sequence[Any]], changes: Changes) -> None:
+def watch(engine: Any, own: OwnOptimizers, changes: Changes) -> None:
     """Watch an engine under ZeRO, once."""
     if engine.zero_optimization() and not hasattr(engine, "_zerofit_guard"):
         _follow_gathering()
-        Guard(engine, groups, changes)
+        Guard(engine, own, changes)
 
 
 def guard_of(engine: Any) -> Guard | None:
@@ -236,11 +244,29 @@ def guard_of(engine: Any) -> Guard | None:
 
 @functools.cache
 def _follow_gathering() -> None:
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
     def carry(parameters: list[Any]) -> None:
         for guard in tuple(_guards):
             guard.carry_gathered(parameters)
 
     zero_fragments.after_gathering(carry)
+    register_module_parameter_registration_hook(_refuse_registration)
+
+
+def _refuse_registration(module: Any, name: str, parameter: Any) -> None:
+    """Refuse a parameter that the script puts into a module that ZeRO-3 trains."""
+    if parameter is None or not parameter.requires_grad:
+        return
+    for guard in tuple(_guards):
+        if guard.shards and id(module) in guard.modules:
+            raise UserError(
+                "parameter-replaced-under-zero3",
+                "the script puts a parameter into a model that ZeRO-3 has sharded",
+                found=f"{type(module).__name__}.{name} is set after accelerator.prepare()",
+                why="ZeRO-3 gathers the parameters that it found when the model was prepared",
+                fix="build and tie the model before accelerator.prepare(), or use --zero-stage 2",
+            )
 
 
 def _unfrozen(name: str, step: int) -> UserError:
@@ -248,6 +274,7 @@ def _unfrozen(name: str, step: int) -> UserError:
         "unfrozen-under-zero",
         "the script unfreezes a parameter that ZeRO does not step",
         found=f"{name}.requires_grad became True after step {step}",
-        why="ZeRO shards what trains when the model is prepared; what is unfrozen later would never be stepped",
+        why="ZeRO shards what trains when the model is prepared; what is unfrozen later would never be "
+        "stepped",
         fix="train without ZeRO: --engine native; or unfreeze before accelerator.prepare()",
     )

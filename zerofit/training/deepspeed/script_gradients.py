@@ -1,4 +1,5 @@
-"""Refuses scripts that read or write gradients under ZeRO, where `parameter.grad` is None after backward()."""
+"""Refuses scripts that read or write gradients under ZeRO, where `parameter.grad` is None after
+backward()."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
     from zerofit.training.deepspeed.script_weights import ScriptWeights
 
-_LIBRARIES = frozenset({"accelerate", "bitsandbytes", "deepspeed", "peft", "torch", "transformers", "zerofit"})
+_LIBRARIES = frozenset(
+    {"accelerate", "bitsandbytes", "deepspeed", "peft", "torch", "transformers", "zerofit"}
+)
 """Packages that reach gradients and weights as ZeRO lets them."""
 _BY_HAND = ("torch.nn.utils", "torch.func", "torch.optim.swa_utils")
 """Modules of torch that do so for a script."""
@@ -62,7 +65,7 @@ _watched: dict[int, Access] = {}
 
 def watch_accesses(parameters: list[Any], access: Access) -> None:
     """Hand accesses of `.grad` and `.data` of these parameters to an engine's watch."""
-    _install()
+    _replace_properties()
     for parameter in parameters:
         _watched[id(parameter)] = access
 
@@ -74,7 +77,7 @@ def forget_accesses(ids: list[int]) -> None:
 
 
 @functools.cache
-def _install() -> None:
+def _replace_properties() -> None:
     """Put properties on torch.nn.Parameter that look up who accesses; other tensors keep torch's own."""
     import torch
 
@@ -109,7 +112,9 @@ def _install() -> None:
         grad.__set__(self, value)
 
     torch.nn.Parameter.data = property(get_data, set_data, doc=data.__doc__)
-    torch.nn.Parameter.grad = property(get_grad, set_grad, lambda self: set_grad(self, None), doc=grad.__doc__)
+    torch.nn.Parameter.grad = property(
+        get_grad, set_grad, lambda self: set_grad(self, None), doc=grad.__doc__
+    )
     torch.autograd.grad = _without_graphs(torch.autograd.grad)
 
 
@@ -132,7 +137,8 @@ def _second_order(frame: FrameType) -> UserError:
         "second-order-gradients-under-zero",
         "ZeRO can't train a loss that contains gradients",
         found=f"torch.autograd.grad(..., create_graph=True) in {place_of(frame)}",
-        why="a parameter then gets its gradient twice in one backward pass, and ZeRO reduces the first at once",
+        why="a parameter then gets its gradient twice in one backward pass, and ZeRO reduces the first at "
+        "once",
         fix="train without ZeRO: --engine native",
         see="https://github.com/deepspeedai/DeepSpeed/issues/1312",
     )

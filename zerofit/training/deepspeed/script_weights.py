@@ -1,7 +1,7 @@
 """Keeps ZeRO's master copy equal to the weights: carries what the script writes, and finds what else differs.
 
-ZeRO steps a copy of the weights and overwrites the model's from it. What a script writes into the model between
-two steps (a clamp, Lookahead, weights loaded by hand) would be lost at the next step.
+ZeRO steps a copy of the weights and overwrites the model's from it. What a script writes into the model
+between two steps (a clamp, Lookahead, weights loaded by hand) would be lost at the next step.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 _FIRST_STEPS, _EVERY = 10, 50
-"""All weights are compared after each of the first steps, and then every so many. A comparison reads 6 bytes of
-each weight that this rank steps; a step of AdamW reads and writes 28."""
-_CARRIED = "weights that the script writes between steps are carried into the master copy, which DeepSpeed steps"
+"""All weights are compared after each of the first steps, and then every so many. A comparison reads 6
+bytes of each weight that this rank steps; a step of AdamW reads and writes 28."""
+_CARRIED = (
+    "weights that the script writes between steps are carried into the master copy, which DeepSpeed steps"
+)
 
 
 class ScriptWeights:
     """The trained weights of one engine, and what the script has written to them since the last check.
 
-    In-place operations raise a tensor's `_version`, whether they are called on the parameter, on a view of it or
-    on what `parameter.data` returned. DeepSpeed's own writes go to its flat buffers and raise none.
+    In-place operations raise a tensor's `_version`, whether they are called on the parameter, on a view of
+    it or on what `parameter.data` returned. DeepSpeed's own writes go to its flat buffers and raise none.
     """
 
     def __init__(self, engine: Any, trained: Sequence[tuple[str, Any]], changes: Changes) -> None:
@@ -42,6 +44,8 @@ class ScriptWeights:
         """The id of the only gathered ZeRO-3 weight among them: each keeps its memory."""
         self._written: set[int] = set()
         """Ids of parameters that were written through `.data`."""
+        self._carried_at: dict[int, int] = {}
+        """The step after which each parameter was first carried, by its id."""
         self._step_compared = -1
         self._is_comparable = not rounds_weights_otherwise(engine)
 
@@ -88,7 +92,7 @@ class ScriptWeights:
         for name, parameter in self._trained_and_written():
             if not is_gathered(parameter):
                 raise _lost(name)
-            self._carry(parameter)
+            self._carry(parameter, step)
         is_due = step != self._step_compared and (step <= _FIRST_STEPS or step % _EVERY == 0)
         if step and is_due:
             self._step_compared = step
@@ -125,21 +129,25 @@ class ScriptWeights:
             if parameter._version != self._versions[id(parameter)] or id(parameter) in self._written
         ]
 
-    def carry_gathered(self, parameters: Iterable[Any]) -> None:
+    def carry_gathered(self, parameters: Iterable[Any], step: int) -> None:
         """Carry what one rank has written inside GatheredParameters, after ZeRO-3 has sharded it again."""
         for parameter in parameters:
             if id(parameter) in self._versions:
                 self._aliases.pop(id(parameter), None)
-                self._carry(parameter)
+                self._carry(parameter, step)
 
-    def _carry(self, parameter: Any) -> None:
-        self._written.discard(id(parameter))
-        self._versions[id(parameter)] = parameter._version
+    def _carry(self, parameter: Any, step: int) -> None:
+        key = id(parameter)
+        self._written.discard(key)
+        self._versions[key] = parameter._version
         fragment = fragment_of(self._engine, parameter)
         if fragment is None:
             return
         if _copy_to_master(fragment):
             self._changes.add(_CARRIED)
+            carried_at = self._carried_at.setdefault(key, step)
+            if carried_at != step and fragment.weights.dtype != fragment.master.dtype:
+                raise _rounded(self._name_of(parameter), fragment.weights.dtype, carried_at, step)
 
     def _compare(self, step: int, named: Iterable[tuple[str, Any]]) -> None:
         if not self._is_comparable:
@@ -183,10 +191,24 @@ def _lost(name: str) -> UserError:
         "weights-written-under-zero3",
         "the script writes a weight that ZeRO-3 holds in shards",
         found=f"{name}, written outside of deepspeed.zero.GatheredParameters",
-        why="outside of it, or once a module's pass is over, no rank holds the whole weight, and what is written "
+        why="outside of it, or once a module's pass is over, no rank holds the whole weight, and what is "
+        "written "
         "is lost without an error",
         fix="train without ZeRO-3: --zero-stage 2, or --engine native",
         see="https://deepspeed.readthedocs.io/en/latest/zero3.html#modifying-partitioned-states",
+    )
+
+
+def _rounded(name: str, dtype: Any, first: int, step: int) -> UserError:
+    return UserError(
+        "weights-written-in-16-bits",
+        "the script writes weights again and again, which ZeRO holds in 16 bits",
+        found=f"{name} ({str(dtype).removeprefix('torch.')}), written after step {first} and after step "
+        f"{step}",
+        why="each time, what is written is rounded, and the fp32 copy that the optimizer steps loses its "
+        "low bits; "
+        "without ZeRO the weights are fp32",
+        fix="train without ZeRO: --engine native; or in fp32: --mixed-precision no",
     )
 
 
@@ -204,8 +226,10 @@ def _unexplained(name: str, step: int, num_different: int, size: int) -> UserErr
     return UserError(
         "weights-differ-from-master-copy",
         "the model's weights are not what DeepSpeed's optimizer steps",
-        found=f"{name} after step {step}: {num_different:,} of the {size:,} elements that this rank steps differ",
-        why="the next step would overwrite them, so that the run would train differently than the script alone; "
+        found=f"{name} after step {step}: {num_different:,} of the {size:,} elements that this rank steps "
+        "differ",
+        why="the next step would overwrite them, so that the run would train differently than the script "
+        "alone; "
         "nothing that zerofit knows has changed them (memory shared with NumPy, for example, is not seen)",
         fix="train without ZeRO: --engine native",
     )

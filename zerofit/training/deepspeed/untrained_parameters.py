@@ -127,7 +127,8 @@ def _trains_late(name: str, step: int, num_skipped: int) -> UserError:
         "parameter-trains-late-under-zero",
         "a parameter gets a gradient after steps without one, which ZeRO trains differently",
         found=f"{name} in step {step}, after {num_skipped} without a gradient",
-        why="the optimizer corrects its steps by their number, which ZeRO counts for all parameters together and "
+        why="the optimizer corrects its steps by their number, which ZeRO counts for all parameters "
+        "together and "
         "torch for each",
         fix="train without ZeRO: --engine native",
     )

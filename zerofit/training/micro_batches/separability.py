@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.torch import accumulated_hooks
 from zerofit.models.pieces import Inputs, taken
 from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of, rows_per_sample
 from zerofit.training.micro_batches.weights import TORCHS_OWN, weightings
@@ -162,6 +163,10 @@ def evaluation_mode(model: Any) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+_HOOKING_LIBRARIES = ("deepspeed", "zerofit")
+"""Packages whose hooks on accumulated gradients are made for several backward passes a step."""
 
 
 def not_separable(
@@ -328,6 +333,39 @@ def refuse_batch_norm(model: Any) -> None:
         raise not_separable(
             f"{mixing[0]}{more}", why="batch normalization uses mean and variance of the micro-batch"
         )
+
+
+def observe_gradient_hooks(model: Any) -> None:
+    """Refuse hooks of the script that change gradients, or act once they are accumulated.
+
+    They would see each micro-batch's gradient in place of the batch's: a clamp, or a step in backward(), then
+    gives another result. Hooks that only look (a logger's) stay.
+    """
+    for name, parameter in model.named_parameters():
+        for key, hook in tuple((parameter._backward_hooks or {}).items()):
+            if not hasattr(hook, "_zerofit_observes"):
+                parameter._backward_hooks[key] = _observed(hook, name)
+        for hook in accumulated_hooks(parameter):
+            if not str(getattr(hook, "__module__", "")).startswith(_HOOKING_LIBRARIES):
+                raise _hooks_gradients(name, "after it is accumulated")
+
+
+def _observed(hook: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def observe(gradient: Any) -> Any:
+        changed = hook(gradient)
+        if changed is not None:
+            raise _hooks_gradients(name, "which changes it")
+        return None
+
+    observe._zerofit_observes = True  # type: ignore[attr-defined]
+    return observe
+
+
+def _hooks_gradients(name: str, how: str) -> UserError:
+    return not_separable(
+        f"a hook on the gradient of {name}, {how}",
+        why="it would act on the gradient of each micro-batch in place of the batch's",
+    )
 
 
 class Buffers:

@@ -16,6 +16,7 @@ from zerofit.training.micro_batches.separability import (
     evaluation_mode,
     halves_of,
     not_separable,
+    observe_gradient_hooks,
     refuse_batch_norm,
 )
 from zerofit.training.micro_batches.shared_draws import SharedDraws
@@ -91,6 +92,7 @@ class Splitter:
         if num_runs == 1:
             return self._model.original_forward(*args, **kwargs)
         refuse_batch_norm(self._base)
+        observe_gradient_hooks(self._base)
         if is_check_due:
             self._check(kind, inputs, batch)
         return self._split(pieces, self._chosen(kind, weights), num_runs, kind)
