@@ -1,7 +1,7 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-20 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of the
-docs (docs/reference/edits.md).
+20 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
+the docs (docs/reference/edits.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Trains tests/semantics/scripts/edits.py by itself and under zerofit, and measures how far apart they end."""
+"""Trains tests/semantics/scripts/edits.py by itself and under zerofit, and measures how far apart they
+end."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from zerofit.core.secrets import MASK, is_secret, masked
 from zerofit.core.strategy import Precision
 from zerofit.core.validation import parse_strictly
 
-CAPTURE_VERSION = 2
+CAPTURE_VERSION = 3
 """Raised whenever older capture files can no longer be read correctly."""
 
 DECODER_TOKENS = ("decoder_input_ids", "labels")
@@ -129,6 +129,8 @@ class CapturedOptimizer:
     groups: tuple[CapturedGroup, ...]
     is_prepared: bool
     """True if it is passed to Accelerator.prepare() or a Trainer."""
+    is_element_wise: bool | None = None
+    """True if it steps each element by itself, as ZeRO needs; None if that could not be tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,13 @@ class Capture:
     """Class that keeps a moving average of the trained model's weights: "EMA"; empty if there is none."""
     uses_local_sgd: bool = False
     """ACCELERATE: whether the script trains inside accelerate's LocalSGD."""
+    edits_gradients: str = ""
+    """The first line of the source that reads or writes gradients, or makes a graph of them: "train.py:41";
+    empty if none does."""
+    edits_weights: str = ""
+    """The first line of the source that writes weights inside a training loop; empty if none does."""
+    hooks_gradients: bool = False
+    """True if the script has put hooks on parameters' gradients."""
     other_weight_bytes: int = 0
     """Bytes of parameters of other models in the script, such as a teacher or an encoder, in the formats it
     created them in."""
@@ -287,6 +296,7 @@ class Capture:
         """
         return (
             self.route is Route.TRAINER
+            and not self.hooks_gradients
             and self.model.passes_num_items
             and not self.trainer_overrides
             and self.loader is not None

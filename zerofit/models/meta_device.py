@@ -169,7 +169,7 @@ def _largest_layer(model: PreTrainedModel) -> int:
     import torch
 
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    blocks = [block for modules in lists for block in modules]
+    blocks = [block for modules in lists for block in modules.children()]  # not None, as iteration gives
     return max((sum(part.numel() for part in block.parameters()) for block in blocks), default=0)
 
 

@@ -177,6 +177,7 @@ def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
 
 def _of_engine(capture: Capture) -> Iterator[Pin]:
     prepared = [one for one in capture.optimizers if one.is_prepared]
+    own = capture.optimizer
     why = ""
     if capture.uses_local_sgd:
         why = "accelerate's LocalSGD runs without DeepSpeed alone"
@@ -193,9 +194,15 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
             "DeepSpeed's engine steps what the model trains, and the optimizer has "
             f"{num_foreign:,} elements beside it"
         )
-    if why:
+    elif own is not None and own.is_element_wise is False:
+        why = f"ZeRO joins and cuts tensors, and {own.class_path.rpartition('.')[2]} looks at whole ones"
+    habit = ""
+    if capture.edits_gradients:
+        habit = f"the script edits gradients ({capture.edits_gradients}), which ZeRO moves in backward()"
+    if why or habit:
         for field in ("engine", "zero_stage", "optimizer_offload", "param_offload"):
-            yield Pin(field=field, values=(getattr(Strategy(), field),), why=why)
+            value = getattr(Strategy(), field)
+            yield Pin(field=field, values=(value,), why=why or habit, is_habit=not why)
     elif capture.made_by_engine:
         sections = listed(capture.made_by_engine)
         why = f"the script's DeepSpeed configuration makes its {sections}, which no other engine reads"
@@ -310,6 +317,8 @@ def _why_not_partitioned(capture: Capture) -> str:
         return "a quantized base at stage 3 was not measured on GPUs"
     if capture.averages:
         return f"{capture.averages} averages the model's weights, which stage 3 partitions"
+    if capture.edits_weights:
+        return f"the script writes weights ({capture.edits_weights}), which stage 3 partitions"
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (

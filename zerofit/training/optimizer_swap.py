@@ -17,7 +17,7 @@ from zerofit.core.setting import Said
 from zerofit.core.strategy import OptimizerName
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.core.upstream.torch import move_step_hooks
-from zerofit.training.deepspeed.element_wise import check_element_wise
+from zerofit.models.element_wise import try_element_wise
 from zerofit.training.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.training.schedulers import lead_schedulers, live_objects
 from zerofit.training.wrapping import wrap
@@ -100,11 +100,32 @@ def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Ch
             if isinstance(optimizer, Optimizer):
                 _check_optimizer(optimizer, settings.plan, changes)
                 if is_plain_optimizer(optimizer) and settings.strategy.zero_stage:
-                    check_element_wise(optimizer, changes)
+                    _check_element_wise(optimizer, changes)
         return original(self, *objects, **kwargs)
 
     if settings.uses_deepspeed and settings.plan.is_checked:
         wrap(accelerator_class, "prepare", prepare)
+
+
+def _check_element_wise(optimizer: Any, changes: Changes) -> None:
+    """Refuse an optimizer that looks at whole tensors, which ZeRO joins and cuts."""
+    tried = try_element_wise(optimizer)
+    if tried.is_kept is None:
+        changes.warn(
+            f"zerofit: whether {tried.name} steps each element by itself, as ZeRO needs, is not known: "
+            f"{tried.found}"
+        )
+    elif not tried.is_kept:
+        raise UserError(
+            "optimizer-not-element-wise",
+            "the script's optimizer would train differently under ZeRO",
+            found=f"{tried.name}: {tried.found}",
+            why="ZeRO joins parameters into flat buffers and cuts these over the ranks; an optimizer that "
+            "looks "
+            "at single tensors (their norms, shapes or names) then steps otherwise",
+            fix="train without ZeRO: --engine native; or use an optimizer that steps each element by itself, "
+            "such as AdamW",
+        )
 
 
 def _check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:

@@ -57,6 +57,8 @@ def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
         is_inside = any(path.startswith(f"{stack.path}.") for stack in stacks)
         if not isinstance(module, ModuleList) or is_inside or len(module) < 2:
             continue
+        if any(layer is None for layer in module):  # has no forward pass that could be repeated
+            continue
         config = getattr(model, "config", None)
         stack = replace(_repetition(path, _signatures(module, config)), shift=shift)
         if stack.few(1) < len(module):

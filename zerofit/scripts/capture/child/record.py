@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from zerofit.core.capture import Capture
 from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
+from zerofit.core.upstream.torch import accumulated_hooks
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
 from zerofit.models.pieces import Inputs, batch_of
 from zerofit.models.trace.live_batch import rows_per_sample
@@ -31,7 +32,12 @@ from zerofit.scripts.capture.child.model_record import (
 )
 from zerofit.scripts.capture.child.observations import Live
 from zerofit.scripts.capture.child.outcome import exit_captured, exit_failed, needs_values, place_in_script
-from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
+from zerofit.scripts.capture.child.script_source import (
+    called_methods,
+    edits_by_hand,
+    manual_accumulation,
+    own_sources,
+)
 from zerofit.scripts.capture.child.training_record import (
     captured_loader,
     captured_optimizers,
@@ -168,9 +174,10 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     arguments = _arguments(trainer)
     deepspeed = _deepspeed_config(arguments)
     sources = own_sources()
-    calls = called_methods(sources)
+    edits = edits_by_hand(sources)
+    calls = called_methods(sources.values())
     shown = forward_on_meta(model, found.batch)
-    manual = manual_accumulation(seen, sources, found.frame) if trainer is None else None
+    manual = manual_accumulation(seen, sources.values(), found.frame) if trainer is None else None
     prepared = {
         id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
     }
@@ -220,6 +227,9 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         else unprepared_models(model, prepared_models(accelerator)),
         averages=averaging_class(model),
         uses_local_sgd=seen.uses_local_sgd,
+        edits_gradients=edits.gradients,
+        edits_weights=edits.weights,
+        hooks_gradients=_hooks_gradients(model),
         other_weight_bytes=other_weight_bytes(model),
         trainer_class=class_path(type(trainer)) if trainer is not None else "",
         trainer_arguments=arguments,
@@ -288,9 +298,25 @@ def _names_precision(accelerator: Any, trainer: Any) -> bool:
     return not {"bf16", "fp16"}.isdisjoint(getattr(trainer.args, "_zerofit_given", ()))
 
 
+_LOOKING = ("wandb",)
+"""Packages whose hooks on gradients only look at them."""
+
+
+def _hooks_gradients(model: Any) -> bool:
+    """Return True if the script has put hooks on gradients, which may change them."""
+    hooks = (
+        hook
+        for parameter in model.parameters()
+        for hook in (*(parameter._backward_hooks or {}).values(), *accumulated_hooks(parameter))
+    )
+    return any(not str(getattr(hook, "__module__", "")).startswith(_LOOKING) for hook in hooks)
+
+
 def _why_whole(found: _Found, draws: tuple[str, ...]) -> str:
     """Return why the forward pass can't be split; empty if nothing forbids it."""
     name = class_path(type(base_of(found.model))).rpartition(".")[2]
+    if _hooks_gradients(found.model):
+        return "the script has hooks on gradients, which would act on those of parts"
     if draws:
         drawn = f"draws random numbers ({', '.join(draws)})"
         return f"the forward pass of {name} {drawn}, which would differ in parts"

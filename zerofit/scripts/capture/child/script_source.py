@@ -51,22 +51,22 @@ def called_methods(texts: Iterable[str]) -> CalledMethods:
     )
 
 
-def own_sources() -> list[str]:
-    """Return the sources of the main module and of modules beside or below it."""
+def own_sources() -> dict[str, str]:
+    """Return the sources of the main module and of modules beside or below it, by their files."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     if main is None:
-        return []
+        return {}
     folder = os.path.dirname(os.path.abspath(main)) + os.sep
     files = {main}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.startswith(folder) and file.endswith(".py") and is_own_code(file):
             files.add(file)
-    texts = []
+    texts = {}
     for file in sorted(files):
         try:
             with open(file, encoding="utf-8") as opened:
-                texts.append(opened.read())
+                texts[file] = opened.read()
         except (OSError, UnicodeDecodeError):
             continue
     return texts
@@ -136,3 +136,89 @@ def _value(node: ast.expr, scope: Any) -> Any:
     except Exception:  # arbitrary objects of the script
         return None
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edits:
+    """Where sources edit by hand what an engine shards; "train.py:41", empty if nowhere."""
+
+    gradients: str
+    weights: str
+
+
+def edits_by_hand(texts: dict[str, str]) -> Edits:
+    """Return the first lines that edit gradients, and weights in a training loop.
+
+    Args:
+        texts: sources by their files; the main module's need not come first.
+    """
+    gradients, weights = [], []
+    for file, text in texts.items():
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+        name = os.path.basename(file)
+        gradients += [f"{name}:{line}" for line in sorted(_gradient_lines(tree))]
+        weights += [f"{name}:{line}" for line in sorted(_weight_lines(tree))]
+    return Edits(gradients=next(iter(gradients), ""), weights=next(iter(weights), ""))
+
+
+_OF_OPTIMIZERS = ("__init__", "step", "zero_grad")
+"""Methods of an optimizer that work on the parameters it gets, which an engine may have joined."""
+
+
+def _gradient_lines(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that read or write `.grad`, or make a graph of gradients."""
+    if isinstance(tree, ast.ClassDef) and any("Optimizer" in ast.unparse(base) for base in tree.bases):
+        inside: Iterable[ast.AST] = (
+            node for node in tree.body if getattr(node, "name", "") not in _OF_OPTIMIZERS
+        )
+    else:
+        inside = ast.iter_child_nodes(tree)
+    if isinstance(tree, ast.Assign) and _is_none(tree.value):
+        return  # p.grad = None zeroes it
+    if isinstance(tree, ast.Attribute) and tree.attr == "grad" and "autograd" not in ast.unparse(tree.value):
+        yield tree.lineno
+    if isinstance(tree, ast.keyword) and tree.arg == "create_graph" and _is_true(tree.value):
+        yield tree.value.lineno
+    for node in inside:
+        yield from _gradient_lines(node)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _weight_lines(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines in training loops that write to the elements of a loop over parameters."""
+    for loop in ast.walk(tree):
+        if not isinstance(loop, ast.For | ast.While) or not _calls(loop, ("backward", "step")):
+            continue
+        for inner in ast.walk(loop):
+            if isinstance(inner, ast.For) and "parameters(" in ast.unparse(inner.iter):
+                names = {node.id for node in ast.walk(inner.target) if isinstance(node, ast.Name)}
+                yield from (line for part in inner.body for line in _written_lines(part, names))
+
+
+def _written_lines(part: ast.AST, names: set[str]) -> Iterator[int]:
+    for node in ast.walk(part):
+        if not isinstance(node, ast.Attribute):
+            continue
+        owner = node.value
+        if isinstance(owner, ast.Attribute) and owner.attr == "data":
+            owner = owner.value
+        is_named = isinstance(owner, ast.Name) and owner.id in names
+        writes = node.attr == "data" and isinstance(node.ctx, ast.Store)
+        in_place = node.attr.endswith("_") and not node.attr.startswith("_") and node.attr != "requires_grad_"
+        if is_named and (writes or in_place):
+            yield node.lineno
+
+
+def _calls(loop: ast.AST, methods: tuple[str, ...]) -> bool:
+    calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr in methods for called in calls)

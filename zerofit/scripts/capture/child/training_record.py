@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.capture import CapturedGroup, CapturedLoader, CapturedOptimizer, CapturedScheduler
+from zerofit.models.element_wise import try_element_wise
 from zerofit.scripts.capture.child.model_record import class_path
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def captured_optimizers(
             class_path=class_path(type(one)),
             groups=tuple(_group(group) for group in one.param_groups),
             is_prepared=id(one) in prepared,
+            is_element_wise=try_element_wise(one).is_kept if id(one) in prepared else None,
         )
         for one in optimizers
     )

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from zerofit.core.errors import UserError
 from zerofit.core.upstream.torch import HOOK_FIELDS, without_step_hooks
-
-if TYPE_CHECKING:
-    from zerofit.training.changes import Changes
 
 _NUM_STEPS = 3
 _MAX_TENSORS = 4
@@ -24,21 +21,37 @@ share a scale in blocks of 64 to 2,048 elements: in a flat buffer a block holds 
 tensor, and rounds them with the same error (measured after 6 steps: at most 5e-2 of the way)."""
 
 
-def check_element_wise(optimizer: Any, changes: Changes) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementWise:
+    """Whether an optimizer steps each element by itself."""
+
+    is_kept: bool | None
+    """None if it can't be tried."""
+    name: str
+    """The optimizer's package and class: "peft's LoraFAOptimizer"."""
+    found: str = ""
+    """How it differs, or why it can't be tried."""
+
+
+def try_element_wise(optimizer: Any) -> ElementWise:
     """Step small copies of an optimizer on tensors and on their concatenation, and compare.
 
     Args:
         optimizer: a torch.optim.Optimizer with the script's settings; it is not changed.
-        changes: receives a warning if the optimizer can't be tried.
-
-    Raises:
-        UserError: the two differ, or the optimizer can't step a flat buffer.
     """
     import torch
 
-    if type(optimizer).__module__.partition(".")[0] in _KNOWN:
-        return
-    name = f"{type(optimizer).__module__.partition('.')[0]}'s {type(optimizer).__name__}"
+    with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.enable_grad():
+        return _tried(optimizer)
+
+
+def _tried(optimizer: Any) -> ElementWise:
+    import torch
+
+    package = type(optimizer).__module__.partition(".")[0]
+    name = f"{package}'s {type(optimizer).__name__}"
+    if package in _KNOWN:
+        return ElementWise(is_kept=True, name=name)
     generator = torch.Generator().manual_seed(0)
     draws = [
         [[torch.randn(shape, generator=generator) for shape in group] for group in _small_shapes(optimizer)]
@@ -47,21 +60,20 @@ def check_element_wise(optimizer: Any, changes: Changes) -> None:
     try:
         apart = _stepped(optimizer, draws)
     except Exception as error:  # any: it is the script's code
-        changes.warn(
-            f"zerofit: whether {name} steps each element by itself, as ZeRO needs, is not known: on small "
-            "tensors "
-            f"it fails ({type(error).__name__}: {error})"
-        )
-        return
+        found = f"on small tensors it fails ({type(error).__name__}: {error})"
+        return ElementWise(is_kept=None, name=name, found=found)
     flat = [[[torch.cat([tensor.flatten() for tensor in group])] for group in draw] for draw in draws]
     try:
         together = _stepped(optimizer, flat)
     except Exception as error:  # any: it is the script's code
-        raise _not_flat(name, error) from error
+        return ElementWise(is_kept=False, name=name, found=f"{type(error).__name__}: {error}")
     way = max(float((end - start).abs().max()) for end, start in zip(apart, _joined(draws[0]), strict=True))
     distance = max(float((one - two).abs().max()) for one, two in zip(apart, together, strict=True))
-    if not distance <= _TOLERANCE * way:
-        raise _depends_on_tensors(name, distance / way if way else float("inf"))
+    if distance <= _TOLERANCE * way:
+        return ElementWise(is_kept=True, name=name)
+    share = distance / way if way else float("inf")
+    found = f"three steps on small tensors and on their concatenation end {share:.1g} of the way apart"
+    return ElementWise(is_kept=False, name=name, found=found)
 
 
 def _small_shapes(optimizer: Any) -> list[list[tuple[int, ...]]]:
@@ -120,28 +132,3 @@ def _copy_of(optimizer: Any, groups: list[list[Any]]) -> Any:
         if "capturable" in group:
             group["capturable"] = False  # needs a GPU, and changes no result
     return own
-
-
-def _not_flat(name: str, error: Exception) -> UserError:
-    return UserError(
-        "optimizer-not-element-wise",
-        "the script's optimizer can't step ZeRO's flat buffers",
-        found=f"{name}: {type(error).__name__}: {error}",
-        why="ZeRO joins parameters into flat buffers, which lack the shapes that this optimizer works with",
-        fix="train without ZeRO: --engine native",
-    )
-
-
-def _depends_on_tensors(name: str, share: float) -> UserError:
-    return UserError(
-        "optimizer-not-element-wise",
-        "the script's optimizer would train differently under ZeRO",
-        found=f"{name}: three steps on small tensors and on their concatenation end {share:.1g} of the way "
-        "apart",
-        why="ZeRO joins parameters into flat buffers and cuts these over the ranks; an optimizer that "
-        "looks at "
-        "single tensors (their norms, ranks or names) then steps otherwise",
-        fix="train without ZeRO: --engine native; or use an optimizer that steps each element by itself, "
-        "such as "
-        "AdamW",
-    )
