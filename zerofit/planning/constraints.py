@@ -318,7 +318,7 @@ def _why_not_partitioned(capture: Capture) -> str:
     if capture.averages:
         return f"{capture.averages} averages the model's weights, which stage 3 partitions"
     if capture.edits_weights:
-        return f"the script writes weights ({capture.edits_weights}), which stage 3 partitions"
+        return f"the script works with weights by hand ({capture.edits_weights}), which stage 3 partitions"
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
         return (

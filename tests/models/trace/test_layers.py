@@ -6,12 +6,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from tiny_traces import run_once, tiny
 
 from zerofit.core.allocation_log import AllocationLog, TraceRequest
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.trace.affine import exact, to_allocation_log
 from zerofit.models.trace.entry import trace_config
+from zerofit.models.trace.layers import find_stacks
 from zerofit.models.trace.raw import Skeleton
 
 _PLAIN = TraceRequest(sequence_length=16)
@@ -94,3 +96,22 @@ def test_a_replicated_log_is_the_log_of_all_layers_in_every_family(
     whole = trace_config(config, build, request_, all_layers=True)
     assert f"of {num_layers} layers" in said[-1], "it fell back to all layers"
     assert short == whole
+
+
+def _list(*layers: torch.nn.Module | None) -> torch.nn.Module:
+    return torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)})
+
+
+@pytest.mark.parametrize(
+    ("model", "stacks"),
+    [
+        (_list(*(torch.nn.Linear(2, 2) for _ in range(8))), ["layers"]),
+        (_list(None, *(torch.nn.Linear(2, 2) for _ in range(8))), []),
+        (_list(*(torch.nn.Linear(2, 2) if place % 2 else None for place in range(8))), []),
+        (_list(*(_list(torch.nn.Linear(2, 2), None) for _ in range(8))), ["layers"]),
+        (_list(None, None, None, None, None, None), []),
+        (_list(_list(*(torch.nn.Linear(2, 2) for _ in range(8))), None), ["layers.0.layers"]),
+    ],
+)
+def test_a_list_with_none_in_it_is_traced_whole(model: torch.nn.Module, stacks: list[str]) -> None:
+    assert [stack.path for stack in find_stacks(model)] == stacks
