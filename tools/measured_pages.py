@@ -317,6 +317,49 @@ def versions_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([_VERSIONS_HEAD, *ranges, _SMOKE, *_table(measured), *_peaks(measured), ""])
 
 
+_EDITS_HEAD = """\
+<!-- Written by `make docs` from tests/evidence/measured/edits.json. -->
+# Scripts that edit weights and gradients by hand
+
+Each row is one kind of edit in an otherwise plain loop of eight steps
+([edits.py](../../tests/semantics/scripts/edits.py)), trained by itself and by `zerofit launch` on real engines
+on CPU ranks. A number is the distance between both final weights, as a share of the way that training took
+(2-norms). In fp32 up to 2e-5 counts as equal. A word is the error by which zerofit refuses the training, before
+the first step that would differ.
+
+- "split": one process, each batch in two micro-batches; the others: two ranks, half of the batch each.
+- In bf16, ZeRO computes in bf16 throughout and accelerate's DDP in autocast: compare a row with the row
+  `nothing`, which edits nothing.
+"""
+_EDIT_PRECISIONS = {"no": "fp32", "bf16": "bf16"}
+_EDIT_LAYOUTS = ("split", "ddp", "z1", "z2", "z3", "z3-offload")
+
+
+def edits_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the page.
+
+    Args:
+        measured: by "edit, layout, precision", the error that refused the training, or the distance.
+    """
+    edits = dict.fromkeys(key.split(", ")[0] for key in measured)
+    lines = [_EDITS_HEAD]
+    for precision, title in _EDIT_PRECISIONS.items():
+        lines += [
+            f"## {title}\n",
+            f"| edit | {' | '.join(_EDIT_LAYOUTS)} |",
+            f"|{'---|' * (len(_EDIT_LAYOUTS) + 1)}",
+        ]
+        for edit in edits:
+            cells = (_edit_cell(measured[f"{edit}, {layout}, {precision}"]) for layout in _EDIT_LAYOUTS)
+            lines.append(f"| {edit} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _edit_cell(row: Mapping[str, Any]) -> str:
+    return f"`{row['refused']}`" if row["refused"] else f"{row['distance']:.0e}"
+
+
 _MEMORY = """
 ## What differs in memory
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.measured_pages import (
+    edits_page,
     evidence_page,
     optimizer_page,
     predictions_page,
@@ -43,6 +44,7 @@ def reference_pages(root: Path) -> dict[Path, str]:
             )
         ),
         folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
+        folder / "edits.md": edits_page(json.loads((measured / "edits.json").read_text("utf-8"))),
         folder / "plan.schema.json": plan_schema(),
     }
 

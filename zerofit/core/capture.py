@@ -231,8 +231,8 @@ class Capture:
     """The first line of the source that reads or writes gradients, or makes a graph of them: "train.py:41";
     empty if none does."""
     edits_weights: str = ""
-    """The first line in a training loop that writes weights, or an average of them, in a loop over parameters;
-    empty if none does."""
+    """The first line in a training loop that goes through parameters and writes weights, or an average of
+    them; empty if none does."""
     hooks_gradients: bool = False
     """True if the script has put hooks on parameters' gradients."""
     other_weight_bytes: int = 0
