@@ -289,6 +289,7 @@ class OwnModel(PreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(3)])
+        self.skips = torch.nn.ModuleList([None, None])
         self.post_init()
 
     def _init_weights(self, module):

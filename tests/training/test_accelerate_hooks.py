@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import DeepSpeedPlugin
 from accelerators import hooked, own_class, quiet, settings
 from captures import LOOP
 from refusals import refusal
@@ -62,8 +64,12 @@ def test_a_script_that_asks_for_the_cpu_does_not_switch_deepspeed_off(
     def init(self: Any, *, cpu: bool = False) -> None:
         given.append(cpu)
         original(self)
+        config = {"zero_optimization": {"stage": 2}}
+        self.state = SimpleNamespace(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
 
     monkeypatch.setattr(accelerator_class, "__init__", init)
+    kind = "DEEPSPEED" if uses_deepspeed else "NO"
+    monkeypatch.setattr(accelerator_class, "distributed_type", kind)
     wanted = settings(uses_deepspeed=uses_deepspeed)
     wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(world_size=1, on_cpu=True)))
     install_all(ACCELERATOR_HOOKS, accelerator_class, wanted, changes)

@@ -64,6 +64,8 @@ def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes
             _leave_out_deepspeed(arguments, changes)
         original(**arguments)
         _check_engine(self, settings)
+        if self._zerofit_by_script and settings.uses_deepspeed:
+            _fill_early(self, settings)
         set_number_formats(settings, changes)
 
     wrap(accelerator_class, "__init__", init)
@@ -159,6 +161,7 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
         plugin = getattr(self.state, "deepspeed_plugin", None)
         if plugin is None:
             return original(self, *args, **kwargs)
+        _undo_early(plugin)
         _fill_auto(self, plugin.hf_ds_config.config, settings, args)
         schedulers.drop_empty_groups(args)
         state_overrides.keep_overrides(args, changes)
@@ -176,6 +179,33 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
     wrap(accelerator_class, "prepare", prepare)
 
 
+def _fill_early(accelerator: Any, settings: AppliedSettings) -> None:
+    """Replace "auto" values that are known when the Accelerator is made, for scripts that read them then.
+
+    prepare() decides anew: until then the script may set its accumulation, or one of these values.
+    """
+    plugin = accelerator.state.deepspeed_plugin
+    known = {
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        "gradient_clipping": settings.strategy.gradient_clipping or 0.0,
+        "train_micro_batch_size_per_gpu": _captured_batch_size(settings),
+    }
+    config = plugin.hf_ds_config.config
+    early = {key: value for key, value in known.items() if config.get(key) == "auto" and value is not None}
+    config.update(early)
+    plugin.zerofit_early = {**getattr(plugin, "zerofit_early", {}), **early}
+    if plugin.gradient_accumulation_steps == "auto":
+        plugin.gradient_accumulation_steps = accelerator.gradient_accumulation_steps
+
+
+def _undo_early(plugin: Any) -> None:
+    """Make early values "auto" again, except where the script has set others."""
+    config = plugin.hf_ds_config.config
+    early = getattr(plugin, "zerofit_early", {})
+    config.update({key: "auto" for key, value in early.items() if config.get(key) == value})
+    plugin.zerofit_early = {}
+
+
 def _fill_auto(
     accelerator: Any, config: dict[str, Any], settings: AppliedSettings, objects: tuple[Any, ...]
 ) -> None:
@@ -185,9 +215,10 @@ def _fill_auto(
         config["gradient_clipping"] = settings.strategy.gradient_clipping or 0.0
     if config.get("train_micro_batch_size_per_gpu") == "auto":
         # accelerate would use the smallest of all DataLoaders, and fail without one. DeepSpeed only uses it
-        # to count samples, so 1 is harmless if the data comes from elsewhere.
+        # to count samples, so any number is harmless if the data comes from elsewhere.
         sizes = [_batch_sizes(accelerator, objects, settings, shuffled=one) for one in (True, False)]
-        config["train_micro_batch_size_per_gpu"] = next((some[0] for some in sizes if some), 1)
+        fallback = _captured_batch_size(settings) or 1
+        config["train_micro_batch_size_per_gpu"] = next((some[0] for some in sizes if some), fallback)
 
 
 def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings) -> int | None:
@@ -202,8 +233,13 @@ def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: A
     num_loaders = sum(isinstance(item, DataLoader) for item in objects)
     is_only_one = num_loaders == 1 and any(isinstance(item, Optimizer) for item in objects)
     sizes = _batch_sizes(accelerator, objects, settings, shuffled=not is_only_one)
-    captured = settings.plan.capture.micro_batch_size if settings.plan.capture is not None else None
+    captured = _captured_batch_size(settings)
     return captured if captured in sizes else max(sizes, default=None)
+
+
+def _captured_batch_size(settings: AppliedSettings) -> int | None:
+    """Return the script's batch size per rank as captured; None without a capture."""
+    return settings.plan.capture.micro_batch_size if settings.plan.capture is not None else None
 
 
 def _batch_sizes(

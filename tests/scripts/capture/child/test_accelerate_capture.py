@@ -118,6 +118,13 @@ def test_a_moving_average_of_the_trained_weights_is_seen(captured_in_forks: Any)
     assert captured_in_forks("distils").capture.averages == ""
 
 
+def test_a_model_whose_containers_have_none_in_them_is_captured(captured_in_forks: Any) -> None:
+    facts = captured_in_forks("skips").capture.model.facts
+    block = 2 * 20 + 8  # two linear layers and a norm; the first block has one layer less
+    assert facts.num_parameters == 3 * block - 20 + 5
+    assert (facts.num_layers, facts.num_largest_layer_parameters) == (5, block)
+
+
 def test_a_model_of_diffusers_can_checkpoint(captured_in_forks: Any) -> None:
     pytest.importorskip("diffusers", reason="it comes with the extra dev")
     model = captured_in_forks("unet").capture.model

@@ -109,8 +109,9 @@ def _blocks(model: Any) -> Iterator[tuple[int, int]]:
 
     for module in model.modules():
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and len(module):
-            counts = [sum(_num_elements(one) for one in block.parameters()) for block in module]
-            yield len(module), max(counts)
+            # A member may be None, such as a skip connection that some blocks lack.
+            counts = [sum(map(_num_elements, block.parameters())) for block in module.children()]
+            yield len(module), max(counts, default=0)
 
 
 def _modules(model: Any) -> Iterator[CapturedModule]:
