@@ -21,7 +21,7 @@ _KEYS = ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_
 
 
 class _Accelerator:
-    """What the hooks use of accelerate's, with DeepSpeed: prepare() keeps the configuration that it is given."""
+    """What the hooks use of accelerate's under DeepSpeed; prepare() keeps what it is given."""
 
     distributed_type = "DistributedType.DEEPSPEED"
     num_processes = 2

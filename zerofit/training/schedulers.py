@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import ModuleType
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
 
 _PER_GROUP = (
     "base_lrs",
@@ -23,6 +27,23 @@ _PER_GROUP = (
     "max_momentums",
 )
 """Lists in which torch's schedulers have one entry per parameter group (torch/optim/lr_scheduler.py)."""
+
+
+def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Give DeepSpeed's optimizers the `defaults` of those inside.
+
+    torch's OneCycleLR and CyclicLR look there for a momentum to cycle, and a script may create them for the
+    prepared optimizer. DeepSpeed 0.19's optimizers have no such attribute.
+
+    Args:
+        module: deepspeed.runtime.base_optimizer.
+    """
+
+    def set_defaults(self: Any, values: dict[str, Any]) -> None:
+        self.optimizer.defaults = values
+
+    if not hasattr(module.DeepSpeedOptimizer, "defaults"):
+        module.DeepSpeedOptimizer.defaults = property(lambda self: self.optimizer.defaults, set_defaults)
 
 
 def live_objects(kind: type) -> list[Any]:
