@@ -15,7 +15,7 @@ PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 SPREAD := -n auto --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -56,6 +56,9 @@ test-versions: $(VENV)/.installed  ## smoke tests on sets of versions, each in a
 
 evidence: $(VENV)/.installed  ## run what rules and estimates say against the real libraries; EVIDENCE=--anew forgets what ran; needs libaio-dev
 	@$(BIN)/python -m pytest tests tests/evidence -m evidence $(EVIDENCE)
+
+accelerate-programs: $(VENV)/.installed  ## accelerate's own test programs under both launchers; writes the table of docs/reference/programs.md
+	@$(BIN)/python -m pytest tests/semantics/test_accelerates_programs.py -m evidence && $(MAKE) docs
 
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -7,7 +7,15 @@ from pathlib import Path
 from tools.write_docs import reference_pages
 
 _ROOT = Path(__file__).parents[1]
-_PAGES = ("rules.md", "optimizers.md", "evidence.md", "versions.md", "predictions.md", "edits.md")
+_PAGES = (
+    "rules.md",
+    "optimizers.md",
+    "evidence.md",
+    "versions.md",
+    "predictions.md",
+    "edits.md",
+    "programs.md",
+)
 """The schema of a plan has its own test, in tests/tools."""
 
 

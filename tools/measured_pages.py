@@ -288,7 +288,6 @@ Why not older ones:
   hooks for a script's own `loss.backward()`, which zerofit trains under.
 - **transformers 4** needs huggingface_hub below 1, loads weights in fp32 unless told otherwise, and has other
   private functions in nearly every place that a capture stands in for: each would be a second way to do it.
-- **Python 3.13**: nothing keeps it out, but no set of versions below was run on it.
 
 On CPU ranks, DeepSpeed 0.18.3 to 0.19.0 (later ones up to 0.19.7 were not looked at) may use weights of
 ZeRO-3 before they have come: it waits for the last of several gathers alone, which is enough on GPUs. zerofit
@@ -322,10 +321,10 @@ _EDITS_HEAD = """\
 # Scripts that edit weights and gradients by hand
 
 Each row is one kind of edit in an otherwise plain loop of eight steps
-([edits.py](../../tests/semantics/scripts/edits.py)), trained by itself and by `zerofit launch` on real engines
-on CPU ranks. A number is the distance between both final weights, as a share of the way that training took
-(2-norms). In fp32 up to 2e-5 counts as equal. A word is the error by which zerofit refuses the training, before
-the first step that would differ.
+([edits.py](../../tests/semantics/scripts/edits.py)), trained by itself and by `zerofit launch` on real
+engines on CPU ranks. A number is the distance between both final weights, as a share of the way that training
+took (2-norms). In fp32 up to 2e-5 counts as equal. A word is the error by which zerofit refuses the training,
+before the first step that would differ.
 
 - "split": one process, each batch in two micro-batches; the others: two ranks, half of the batch each.
 - In bf16, ZeRO computes in bf16 throughout and accelerate's DDP in autocast: compare a row with the row
@@ -354,6 +353,32 @@ def edits_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
             lines.append(f"| {edit} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+_PROGRAMS_HEAD = """\
+<!-- Written by `make docs` from tests/evidence/measured/accelerate_programs.json. -->
+# accelerate's own test programs
+
+The programs of `accelerate.test_utils.scripts`, run by `accelerate launch` and by `zerofit launch` with the
+same number of CPU ranks and no other flag (`make accelerate-programs`). A number is the exit code.
+
+| program | ranks | accelerate launch | zerofit launch | ends the same |
+|---|---|---|---|---|
+"""
+
+
+def programs_page(measured: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        measured: by "program, ranks", the exit code under each launcher, and why they differ if they do.
+    """
+    rows = []
+    for key, row in measured["programs"].items():
+        program, ranks = key.split(", ")
+        same = "yes" if bool(row["accelerate"]) == bool(row["zerofit"]) else f"no: {row['why']}"
+        rows.append(f"| {program} | {ranks} | {row['accelerate']} | {row['zerofit']} | {same} |\n")
+    return _PROGRAMS_HEAD + "".join(rows) + f"\naccelerate {measured['accelerate']}.\n"
 
 
 def _edit_cell(row: Mapping[str, Any]) -> str:

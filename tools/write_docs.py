@@ -11,6 +11,7 @@ from tools.measured_pages import (
     evidence_page,
     optimizer_page,
     predictions_page,
+    programs_page,
     versions_page,
 )
 from tools.rules_reference import rules_reference
@@ -45,6 +46,9 @@ def reference_pages(root: Path) -> dict[Path, str]:
         ),
         folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
         folder / "edits.md": edits_page(json.loads((measured / "edits.json").read_text("utf-8"))),
+        folder / "programs.md": programs_page(
+            json.loads((measured / "accelerate_programs.json").read_text("utf-8"))
+        ),
         folder / "plan.schema.json": plan_schema(),
     }
 

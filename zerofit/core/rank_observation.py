@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import RunPhase
+from zerofit.core.own_file import OwnFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +73,8 @@ class RankObservation:
     """Longest time without progress so far, in the phases of a step."""
     dump_signal: int
     """Signal on which the rank writes its stacks; 0 while it can't."""
+    dump_descriptor: int
+    """Descriptor that it writes them to, whatever the script has opened there: compare before signalling."""
     host_bytes: int
     """Resident memory, at most a second old at the last progress."""
     checkpoint_step: int
@@ -82,7 +85,7 @@ class RankObservation:
     """GPU memory by phase; empty without a GPU."""
 
 
-_HEAD = struct.Struct("<QqqqqddqqqQ")
+_HEAD = struct.Struct("<QqqqqddqqqqQ")
 """A sequence number, the fields up to `checkpoint_step` (the phase by its index), and the number again."""
 _PEAKS = struct.Struct(f"<{2 * len(_PHASES)}q")
 """Allocated and reserved bytes of each phase; -1 if unset."""
@@ -95,38 +98,39 @@ class LiveFile:
     """The file that one rank keeps up to date.
 
     Each update is one pwrite(2) of some 100 bytes into the page cache, which survives a killed process. A
-    memory mapping would end the process by SIGBUS if the disk is full.
+    memory mapping would end the process by SIGBUS if the disk is full. Writing raises OSError if the disk is
+    full or gone.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(live_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._file = OwnFile(live_file(folder, rank))
         self._sequence = 0
-        os.pwrite(self._fd, _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b""), _HEAD.size)
+        self._file.write_at(_HEAD.size, _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b""))
 
     def write(self, phase: Phase, numbers: tuple[int, ...], times: tuple[float, float]) -> None:
         """Write the rank's state.
 
         Args:
             phase: its phase.
-            numbers: pid, step, num_steps, dump_signal, host_bytes, checkpoint_step.
+            numbers: pid, step, num_steps, dump_signal, dump_descriptor, host_bytes, checkpoint_step.
             times: changed_at, longest_phase_s.
         """
         self._sequence += 1
         pid, step, num_steps, *rest = numbers
         place = _PHASES.index(phase)
         head = _HEAD.pack(self._sequence, pid, place, step, num_steps, *times, *rest, self._sequence)
-        os.pwrite(self._fd, head, 0)
+        self._file.write_at(0, head)
 
     def write_peak(self, phase: Phase, peak: PhasePeak) -> None:
         """Write the peak memory of a phase."""
         both = struct.pack("<2q", peak.allocated_bytes, peak.reserved_bytes)
-        os.pwrite(self._fd, both, _HEAD.size + len(both) * _PHASES.index(phase))
+        self._file.write_at(_HEAD.size + len(both) * _PHASES.index(phase), both)
 
     def write_checkpoint(self, path: str) -> None:
         """Write the folder of the last checkpoint; a path that is too long is cut at its start."""
         data = os.fsencode(path)[-1022:]
-        os.pwrite(self._fd, _PATH.pack(len(data), data), _PATH_AT)
+        self._file.write_at(_PATH_AT, _PATH.pack(len(data), data))
 
 
 def live_file(folder: Path, rank: int) -> Path:
@@ -138,7 +142,8 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
     """Return a rank's last written state; None if there is none that can be read."""
     try:
         data = live_file(folder, rank).read_bytes()
-        first, pid, place, step, num_steps, at, longest, number, host, saved, last = _HEAD.unpack_from(data)
+        first, pid, place, step, num_steps, at, longest, *rest, last = _HEAD.unpack_from(data)
+        number, descriptor, host, saved = rest
         peaks = _PEAKS.unpack_from(data, _HEAD.size)
         length, path = _PATH.unpack_from(data, _PATH_AT)
         phase = _PHASES[place]
@@ -154,6 +159,7 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
         changed_at=at,
         longest_phase_s=longest,
         dump_signal=number,
+        dump_descriptor=descriptor,
         host_bytes=host,
         checkpoint_step=saved,
         checkpoint=os.fsdecode(path[:length]),

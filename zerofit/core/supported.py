@@ -77,7 +77,7 @@ SUPPORTED = {
     )
 }
 """Packages of a run, as in pyproject.toml and constraints.txt."""
-PYTHON = SupportedRange(package="Python", at_least="3.11", tested="3.12")
+PYTHON = SupportedRange(package="Python", at_least="3.11", tested="3.13")
 """Supported Python versions; pip refuses others."""
 ALWAYS_USED = ("torch", "accelerate", "deepspeed", "transformers", "huggingface_hub")
 """Packages that every run, capture and generation imports; the others depend on the strategy."""

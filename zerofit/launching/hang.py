@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zerofit.core.own_file import identity_of
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.core.units import format_bytes
 from zerofit.launching.diagnose import Hang, describe
@@ -233,18 +234,19 @@ class RunWatch:
 def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> None:
     """Make ranks and their DataLoader workers write their stacks to `rank<N>.stack` in the ranks' folder.
 
-    For a rank that does not respond, py-spy writes them, if installed.
+    For a rank that does not respond, or whose script has closed the file, py-spy writes them, if installed.
     """
-    for one in ranks.values():
+    for rank, one in ranks.items():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, one.dump_signal)
+            if _writes_to(one.pid, one.dump_descriptor, _stack_file(folder, rank)):
+                os.kill(one.pid, one.dump_signal)
     until = time.monotonic() + _DUMP_S
     silent = list(ranks)
     while silent and time.monotonic() < until:
         time.sleep(_DUMP_S / 50)
         silent = [rank for rank in silent if not _size(_stack_file(folder, rank))]
     for rank in ranks.keys() - silent:
-        _dump_workers(ranks[rank])
+        _dump_workers(ranks[rank], _stack_file(folder, rank))
     if silent and (py_spy := shutil.which("py-spy")):
         for rank in silent:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -253,12 +255,15 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> None:
                 _stack_file(folder, rank).write_bytes(done.stdout)
 
 
-def _dump_workers(rank: RankObservation) -> None:
+def _dump_workers(rank: RankObservation, file: Path) -> None:
     """Make a rank's DataLoader workers, forks that inherited its signal handler, write their stacks."""
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(rank.pid).children():
             with contextlib.suppress(psutil.Error, OSError):
-                if _handles(process.pid, rank.dump_signal):  # others would be killed by it
+                # Others would be killed by it, or write into a file of the script's.
+                if _handles(process.pid, rank.dump_signal) and _writes_to(
+                    process.pid, rank.dump_descriptor, file
+                ):
                     process.send_signal(rank.dump_signal)
                     time.sleep(_WORKER_DUMP_S)
 
@@ -268,6 +273,12 @@ def _handles(pid: int, number: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _writes_to(pid: int, descriptor: int, file: Path) -> bool:
+    """Return True if a process has a file open under a number: its script may have closed and reused it."""
+    found = identity_of(f"/proc/{pid}/fd/{descriptor}")
+    return found is not None and found == identity_of(file)
 
 
 def _stack_file(folder: Path, rank: int) -> Path:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+
+from zerofit.core.own_file import identity_of
+
+_STDERR = 2
 
 
 class Changes:
@@ -10,6 +16,7 @@ class Changes:
 
     def __init__(self, *, announce: bool) -> None:
         self._announce = announce
+        self._stderr = identity_of(_STDERR)
         self._lines: list[str] = []
         self._noted: set[str] = set()
 
@@ -24,13 +31,17 @@ class Changes:
             if (once or line) not in self._noted:
                 self._noted.add(once or line)
                 self._lines.append(line)
-                if self._announce:
-                    print(f"zerofit: {line}", file=sys.stderr, flush=True)
+                self.warn(f"zerofit: {line}")
 
     def warn(self, text: str) -> None:
         """Print a warning, which is not a change."""
-        if self._announce:
+        if self._announce and self._has_stderr():
             print(text, file=sys.stderr, flush=True)
+
+    def _has_stderr(self) -> bool:
+        """Return False if the script has closed it, or opened a file in its place."""
+        found = identity_of(_STDERR)
+        return found is not None and (found == self._stderr or not stat.S_ISREG(os.fstat(_STDERR).st_mode))
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ zerofit/launching/hang.py reads it meanwhile, and zerofit/launching/diagnose.py 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import os
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.own_file import OwnFile
 from zerofit.core.rank_observation import LiveFile, Phase, PhasePeak
 from zerofit.training.wrapping import wrap
 
@@ -28,7 +30,8 @@ _DUMP_SIGNAL = signal.SIGRTMAX - 3
 """Makes the rank write its stacks. ASSUMPTION: no script uses this one, since Slurm's users use SIGUSR1 and
 SIGUSR2."""
 _MEMORY_EVERY_S = 1.0
-"""Reading the resident memory takes as long as ten updates of the live file (measured: 41 and 2 us)."""
+"""Reading the resident memory takes as long as ten updates of the live file (measured: 41 and 3 us). The
+descriptor of the stacks is checked as often."""
 _BEFORE_TRAINING = (Phase.LOADING, Phase.PREPARING)
 _IN_A_STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -68,8 +71,8 @@ class Observed:
         self.on_step: Callable[[], None] | None = None
         """Called after each step."""
         self._step_before = 0
-        stacks = os.open(folder / f"rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        faulthandler.register(_DUMP_SIGNAL, file=stacks, all_threads=True)
+        self._stacks = OwnFile(folder / f"rank{rank}.stack")
+        faulthandler.register(_DUMP_SIGNAL, file=self._stacks.number, all_threads=True)
         os.register_at_fork(after_in_child=self._leave)
         self._write()
 
@@ -91,6 +94,7 @@ class Observed:
             self.step = self.engine.global_steps
         if now - self._host_at > _MEMORY_EVERY_S:
             self._host_at, self._host_bytes = now, _resident_bytes()
+            self._keep_stacks()
         self._changed_at = now
         self._write()
         if self.on_step is not None and self.step > self._step_before:
@@ -131,7 +135,7 @@ class Observed:
         """Record a written checkpoint."""
         if self._is_here:
             self._checkpoint_step = self.step
-            self._live.write_checkpoint(os.path.abspath(path))
+            self._save(self._live.write_checkpoint, os.path.abspath(path))
             self._write()
 
     def _note_peak(self) -> None:
@@ -146,14 +150,32 @@ class Observed:
         peaks = tuple(stats[f"{name}_bytes"]["all"]["peak"] for name in ("allocated", "reserved"))
         if peaks != self._highest:
             self._highest = peaks
-            self._live.write_peak(self.phase, PhasePeak(allocated_bytes=peaks[0], reserved_bytes=peaks[1]))
+            peak = PhasePeak(allocated_bytes=peaks[0], reserved_bytes=peaks[1])
+            self._save(self._live.write_peak, self.phase, peak)
 
     def _write(self) -> None:
-        numbers = (self.step, self.num_steps, _DUMP_SIGNAL, self._host_bytes, self._checkpoint_step)
+        dump = (_DUMP_SIGNAL, self._stacks.number)
+        numbers = (self._pid, self.step, self.num_steps, *dump, self._host_bytes, self._checkpoint_step)
         try:
-            self._live.write(self.phase, (self._pid, *numbers), (self._changed_at, self._longest_s))
+            self._live.write(self.phase, numbers, (self._changed_at, self._longest_s))
         except OSError:  # the disk is full or gone: no reason to end a training
             self._is_here = False
+
+    def _save(self, write: Callable[..., None], *values: Any) -> None:
+        try:
+            write(*values)
+        except OSError:
+            self._is_here = False
+
+    def _keep_stacks(self) -> None:
+        """Open the file for stacks again if the script has closed its descriptor.
+
+        faulthandler writes to the number that it was given. Until this notices, the launcher, which sends the
+        signal, sees that the number is no longer the file's, and does not.
+        """
+        with contextlib.suppress(OSError):
+            if self._stacks.reopen():
+                faulthandler.register(_DUMP_SIGNAL, file=self._stacks.number, all_threads=True)
 
 
 def _resident_bytes() -> int:

@@ -113,6 +113,11 @@ def is_gathered(parameter: Any) -> bool:
     return not hasattr(parameter, "ds_tensor") or parameter.ds_status.name == "AVAILABLE"
 
 
+def holds_master_in_files(engine: Any) -> bool:
+    """Return True if the master copy is in files, where no fragment of it can be read or written."""
+    return bool(getattr(engine.optimizer, "swap_optimizer", False))
+
+
 def rounds_weights_otherwise(engine: Any) -> bool:
     """Return True if the weights are no rounding of the master copy: quantized, or updated later.
 

@@ -114,7 +114,9 @@ class Guard:
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Handle the script's zero_grad()."""
         self._gradients.are_there = False
-        if not set_to_none:
+        if set_to_none:
+            self._untrained.discard()
+        else:
             self._untrained.keep_zeros()
 
     @contextlib.contextmanager

@@ -10,7 +10,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.zero_fragments import fragment_of, is_gathered, rounds_weights_otherwise
+from zerofit.core.upstream.zero_fragments import (
+    fragment_of,
+    holds_master_in_files,
+    is_gathered,
+    rounds_weights_otherwise,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -140,6 +145,8 @@ class ScriptWeights:
         key = id(parameter)
         self._written.discard(key)
         self._versions[key] = parameter._version
+        if holds_master_in_files(self._engine):
+            raise _in_files(self._name_of(parameter))
         fragment = fragment_of(self._engine, parameter)
         if fragment is None:
             return
@@ -196,6 +203,16 @@ def _lost(name: str) -> UserError:
         "is lost without an error",
         fix="train without ZeRO-3: --zero-stage 2, or --engine native",
         see="https://deepspeed.readthedocs.io/en/latest/zero3.html#modifying-partitioned-states",
+    )
+
+
+def _in_files(name: str) -> UserError:
+    return UserError(
+        "weights-written-under-nvme-offload",
+        "the script writes a weight whose master copy is in a file",
+        found=f"{name}, with optimizer offload to NVMe",
+        why="DeepSpeed steps the copy in its file and overwrites the weight from it",
+        fix="train without offload to NVMe: --offload-optimizer cpu, or none",
     )
 
 

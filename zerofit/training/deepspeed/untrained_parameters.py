@@ -13,6 +13,7 @@ from zerofit.core.upstream.zero_fragments import (
     counts_steps,
     fragment_of,
     has_unsplit_states,
+    holds_master_in_files,
     zero_gradient,
 )
 
@@ -51,6 +52,10 @@ class UntrainedParameters:
                 self._without.discard(place)
 
             parameter.register_post_accumulate_grad_hook(receive)
+
+    def discard(self) -> None:
+        """Handle the script's zero_grad(), which discards the gradients so far."""
+        self._without = set(range(len(self._trained)))
 
     def keep_zeros(self) -> None:
         """Handle zero_grad(set_to_none=False): a parameter that had a gradient is stepped with zeros."""
@@ -93,11 +98,13 @@ class UntrainedParameters:
                 self._changes.add(_NOT_STEPPED)
         for place in self._without_anywhere:
             name, parameter = self._trained[place]
+            if holds_master_in_files(self._engine):
+                raise _has_blocks(name, "states in files of NVMe offload")
             fragment = fragment_of(self._engine, parameter)
             if fragment is None:
                 continue
             if has_unsplit_states(self._engine):
-                raise _has_blocks(name)
+                raise _has_blocks(name, "8-bit states")
             for tensor in (fragment.master, *fragment.states):
                 self._saved.append((tensor, tensor.clone()))
 
@@ -134,11 +141,12 @@ def _trains_late(name: str, step: int, num_skipped: int) -> UserError:
     )
 
 
-def _has_blocks(name: str) -> UserError:
+def _has_blocks(name: str, what: str) -> UserError:
     return UserError(
         "parameter-without-gradient-under-zero",
         "a parameter gets no gradient, and its optimizer states can't be kept apart under ZeRO",
-        found=f"{name}, with 8-bit states",
-        why="a scale of 8-bit states belongs to a block of several parameters in ZeRO's flat buffers",
+        found=f"{name}, with {what}",
+        why="ZeRO would decay and move it with the others; a scale of 8-bit states belongs to a block of several "
+        "parameters, and files are written whole",
         fix="freeze the parameter before the optimizer is made, or use an optimizer with 32-bit states",
     )
