@@ -11,8 +11,10 @@ FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_
 FAULTS_CI := $(addprefix tests/faults/test_,ends.py hangs.py saved_state.py told_to_stop.py)
 SLURM ?=
 ONLY ?=
-PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
-SPREAD := -n auto --dist worksteal
+# One worker more than cores: a launch waits for its ranks a third of its time.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
 .PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
@@ -58,7 +60,7 @@ evidence: $(VENV)/.installed  ## run what rules and estimates say against the re
 	@$(BIN)/python -m pytest tests tests/evidence -m evidence $(EVIDENCE)
 
 accelerate-programs: $(VENV)/.installed  ## accelerate's own test programs under both launchers; writes the table of docs/reference/programs.md
-	@$(BIN)/python -m pytest tests/semantics/test_accelerates_programs.py -m evidence && $(MAKE) docs
+	@$(BIN)/python -m pytest tests/semantics/test_accelerates_programs.py -m evidence && $(BIN)/python -m tools.write_docs
 
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -76,6 +76,7 @@ _NOT_PURE = (
     "core/cache_folder.py",
     "core/catalog_folder.py",
     "core/checkpoints.py",
+    "core/own_file.py",
     "core/rank_observation.py",
     "core/rank_record.py",
     "core/upstream",

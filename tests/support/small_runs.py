@@ -27,6 +27,7 @@ def observation(phase: Phase, **fields: Any) -> RankObservation:
         "changed_at": 0.0,
         "longest_phase_s": 0.0,
         "dump_signal": 0,
+        "dump_descriptor": 0,
         "host_bytes": 0,
         "checkpoint_step": 0,
         "checkpoint": "",

@@ -8,8 +8,8 @@ from pathlib import Path
 from zerofit.core.rank_observation import Phase, read_observation
 from zerofit.training.observe import Observed
 
-_MOST_PYTHON_CALLS = 3
-"""To move(), and to what writes; a call with cold caches takes some 20 us (measured between two products of
+_MOST_PYTHON_CALLS = 4
+"""To move(), and to what checks the descriptor and writes; a call with cold caches takes some 20 us (measured between two products of
 matrices)."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -9,6 +10,12 @@ import sys
 from zerofit.core.own_file import identity_of
 
 _STDERR = 2
+
+
+def tell(text: str) -> None:
+    """Print a message on standard error, unless the script has closed it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Changes:

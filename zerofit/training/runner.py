@@ -21,7 +21,7 @@ from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.machine.stopping import end_with_agent
 from zerofit.scripts.run_target import code_of, run_target, script_frames
 from zerofit.training import observe, stop_signal, trial
-from zerofit.training.changes import Changes
+from zerofit.training.changes import Changes, tell
 from zerofit.training.deepspeed.placeholders import sharded_weight_error
 from zerofit.training.hooks import install
 from zerofit.training.record import write_record
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str]) -> int:
                 step_time_s=trial.step_time_s(),
             )
         except OSError as unwritten:
-            print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
+            tell(f"zerofit: the record of rank {rank} can't be written: {unwritten}")
 
     def leave(stuck: UserError) -> None:
-        print(stuck, file=sys.stderr)
+        tell(str(stuck))
         end(stuck.exit_code, stuck)
         last_exit.leave()
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         error = (_memory_error_of(stop) or stop) if exit_code else None
     except UserError as refused:
         exit_code, error = refused.exit_code, refused
-        print(refused, file=sys.stderr)
+        tell(str(refused))
     except KeyboardInterrupt as interrupt:
         exit_code, error = 130, interrupt
     except BaseException as failure:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.excepthook(type(failure), failure, failure.__traceback__)
         if (named := sharded_weight_error(failure)) is not None:
             error = named
-            print(named, file=sys.stderr)
+            tell(str(named))
     if exit_code == 0:
         observe.end()
     end(exit_code, error)

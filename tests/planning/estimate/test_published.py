@@ -18,6 +18,15 @@ _NAMES = ("hf-bertL-adam8bit-all", pytest.param("litgpt-30", marks=pytest.mark.s
 """Quick cases of full training, in 8 bits with all else, and of adapters; `make test-published` has all."""
 
 
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A cache of traces that begins empty; pytest's workers share it, as many cases train the same model."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "published-traces"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((_ROOT / "benchmarks" / "measured" / "published.json").read_text())
@@ -42,9 +51,9 @@ def test_every_case_that_can_be_predicted_was_predicted(recorded: dict[str, Any]
     "name", [*_NAMES, *(pytest.param(name, marks=pytest.mark.evidence) for name in _rows())]
 )
 def test_the_recorded_prediction_is_todays(
-    name: str, recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, recorded: dict[str, Any], traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "_CACHE", tmp_path)
+    monkeypatch.setattr(published, "_CACHE", traces)
     today = published.predict(*_rows()[name])
     case = next(case for case in recorded["cases"] if case["id"] == name)
     assert (today.predicted_bytes, today.uncertainty) == (case["predicted_bytes"], case["uncertainty"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from zerofit.core.facts import GpuSpec
 
 _COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
+_MAX_ALLOWED = 4
+"""How often a script is started again with another path that it may write. ASSUMPTION: few libraries write
+by themselves, each in one folder."""
 _TRACE_LIMIT_S = 600.0
 """ASSUMPTION: only a few layers are traced, which takes seconds."""
 _LOADING_FACTOR = 2
@@ -113,6 +117,8 @@ class CapturedScript:
     """After close(): sentences on what captures left behind, such as folders with unrecorded files."""
     _child: Child | None = None
     _folder: CaptureFolder | None = None
+    _allowed: tuple[str, ...] = ()
+    """Paths where the script may write unseen, as it was denied before."""
     _ended_ns: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -214,8 +220,24 @@ class CapturedScript:
 
     def _attempt(self, weights: str, until: float, tell: Callable[[str], None]) -> Capture | Failure:
         assert self._folder is not None
-        self._child = Child(self.run, folder=self._folder, weights=weights, command=self.command)
-        return self._child.wait(until, tell)
+        while True:
+            self._child = Child(
+                self.run, folder=self._folder, weights=weights, allowed=self._allowed, command=self.command
+            )
+            result = self._child.wait(until, tell)
+            if not isinstance(result, Failure) or result.kind is not FailureKind.CONFINED:
+                return result
+            if len(self._allowed) >= _MAX_ALLOWED:
+                return result
+            self._allowed += (_next_allowed(result.path, self._allowed),)
+            self._end_child()
+            self._folder.reset(ended_ns=self._ended())
+
+
+def _next_allowed(path: str, allowed: tuple[str, ...]) -> str:
+    """Return the path to allow: the folder of the one that was denied if it is the second in that folder."""
+    folder = os.path.dirname(path)
+    return folder if any(os.path.dirname(known) == folder for known in allowed) else path
 
 
 def _may_need_weights(failure: Failure, free_bytes: int) -> bool:

@@ -60,6 +60,7 @@ class Child:
         run: the script.
         folder: the capture's own.
         weights: "meta" leaves transformers' models without values, "real" loads them and downloads nothing.
+        allowed: paths where compiled code and forked processes may write, beside the capture's own folders.
         command: the program that captures; its arguments are the folder and the target.
     """
 
@@ -67,7 +68,13 @@ class Child:
     """When end() had ended the last process, as time.time_ns()."""
 
     def __init__(
-        self, run: ScriptRun, *, folder: CaptureFolder, weights: str, command: Sequence[str]
+        self,
+        run: ScriptRun,
+        *,
+        folder: CaptureFolder,
+        weights: str,
+        allowed: Sequence[str],
+        command: Sequence[str],
     ) -> None:
         self._run = run
         self._folder = folder.path
@@ -85,7 +92,8 @@ class Child:
         named["caches"].append(str(folder.temporary))
         gpus = [asdict(gpu) for gpu in run.gpus]
         pipes = [its_reader, its_writer]
-        spec = {"weights": weights, "num_batches": _NUM_BATCHES, "gpus": gpus, "serve": pipes, **named}
+        asked = {"weights": weights, "num_batches": _NUM_BATCHES, "gpus": gpus, "serve": pipes}
+        spec = {**asked, **named, "allowed": [*allowed]}
         for name in (CAPTURE, FAILURE, REFUSED):
             (folder.path / name).unlink(missing_ok=True)
         tools = nvidia_smi.install(folder.path) if gpus else None

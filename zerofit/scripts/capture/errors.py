@@ -29,6 +29,8 @@ class FailureKind(StrEnum):
     NEEDS_VALUES = "needs-values"
     UNSUPPORTED = "unsupported"
     WOULD_OVERWRITE = "would-overwrite"
+    CONFINED = "confined"
+    """It would write where the kernel keeps a capture from writing; it can be started again with the path."""
     SPAWNS = "spawns"
     SLOW = "slow"
     """The time limit was reached."""
@@ -50,6 +52,8 @@ class Failure:
     """The failure, in one line."""
     where: str = ""
     """File and line of the script; "" if unknown."""
+    path: str = ""
+    """CONFINED: the file or folder."""
     weight_bytes: int | None = None
     """RAISED and NEEDS_VALUES: host memory that unloaded weights would take; None if unknown."""
 
@@ -117,6 +121,13 @@ _TEXTS = {
         why="zerofit runs it twice: in the first run, the capture, files up to 1 GiB are copied before "
         "they are overwritten, and only files that the script made itself may be removed or renamed",
         fix="move them away, or name another folder in its arguments; or {instead}",
+    ),
+    FailureKind.CONFINED: _Text(
+        rule="capture-confined",
+        summary="{name} writes by compiled code in too many places before it trains",
+        why="a capture may only write where zerofit can restore it: it was started again with each path "
+        "allowed, and needed yet another one",
+        fix="let it write in one folder; or {instead}",
     ),
     FailureKind.SPAWNS: _Text(
         rule="capture-spawns",

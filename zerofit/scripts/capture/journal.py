@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+import stat
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ LOG = "output.log"
 """The script's output."""
 COPIES = "copies"
 """Folder with copies of changed files."""
+UNCONFINED = "unconfined"
+"""Exists if compiled code could write somewhere in the user's folders."""
 _JOURNAL = "files.jsonl"
 _READ = "read.jsonl"
 MAX_FILES_READ = 5000
@@ -41,6 +44,40 @@ class Change(StrEnum):
     """A file whose content, times or permissions were about to change was copied."""
     REMOVED_FOLDER = "removed folder"
     """An empty folder was about to be removed."""
+    REPLACED = "replaced"
+    """A file that another one was about to replace was kept as a hard link."""
+    TOUCHED = "touched"
+    """Times, permissions or owner of a file or folder were about to change."""
+    MADE_CACHE = "made cache"
+    """The folder of a cache, which stays unless it is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What tells whether a file is as it was."""
+
+    size: int = 0
+    mtime_ns: int = 0
+    inode: int = 0
+    mode: int = 0
+    user: int = 0
+    group: int = 0
+    ctime_ns: int = 0
+    """When anything of it last changed; never put back."""
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return the stamp of a file; a folder's size and time tell of its contents, and are left out."""
+    is_folder = stat.S_ISDIR(status.st_mode)
+    return Stamp(
+        size=0 if is_folder else status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        inode=status.st_ino,
+        mode=stat.S_IMODE(status.st_mode),
+        user=status.st_uid,
+        group=status.st_gid,
+        ctime_ns=status.st_ctime_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +88,14 @@ class JournalEntry:
     path: str
     """Absolute path."""
     copy: str = ""
-    """KEPT: name of the copy in COPIES."""
-    size: int = 0
-    """Bytes before."""
-    mtime_ns: int = 0
-    mode: int = 0
+    """KEPT: name of the copy in COPIES; REPLACED: of the hard link."""
+    stamp: Stamp = field(default_factory=Stamp)
+    """The file's before; that of what was not there is all zeros."""
 
 
 def reset(folder: Path) -> None:
     """Clear the journal after it was undone."""
-    for name in (_JOURNAL, _READ):
+    for name in (_JOURNAL, _READ, UNCONFINED):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / COPIES, ignore_errors=True)
 
@@ -76,15 +111,19 @@ def append(folder: Path, entry: JournalEntry) -> None:
     _append(folder / _JOURNAL, asdict(entry))
 
 
-def append_read(folder: Path, path: str) -> None:
+def append_read(folder: Path, path: str, stamp: Stamp) -> None:
     """Record that the script reads a file."""
-    _append(folder / _READ, path)
+    _append(folder / _READ, [path, asdict(stamp)])
 
 
 def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[JournalEntry], int]:
     """Return the entries of a journal from an offset on, and the offset of the next ones."""
     lines, offset = _lines(folder / _JOURNAL, offset)
-    return [JournalEntry(**{**line, "change": Change(line["change"])}) for line in lines], offset
+    entries = [
+        JournalEntry(**{**line, "change": Change(line["change"]), "stamp": Stamp(**line["stamp"])})
+        for line in lines
+    ]
+    return entries, offset
 
 
 def is_of_hub(path: str) -> bool:
@@ -95,10 +134,13 @@ def is_of_hub(path: str) -> bool:
     return any(part in path for part in ("/refs/", "/blobs/", "/snapshots/"))
 
 
-def read_paths(folder: Path) -> list[str]:
-    """Return the files that the script read, without duplicates."""
+def read_paths(folder: Path) -> dict[str, Stamp]:
+    """Return the files that the script read, and the stamp of each when it was first read."""
     lines, _ = _lines(folder / _READ, 0)
-    return sorted(set(lines))
+    found: dict[str, Stamp] = {}
+    for path, stamp in lines:
+        found.setdefault(path, Stamp(**stamp))
+    return found
 
 
 def _append(file: Path, value: object) -> None:

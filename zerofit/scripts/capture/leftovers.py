@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 from zerofit.core.errors import UserError
 from zerofit.scripts.capture.journal import last_written_ns, reset
 from zerofit.scripts.capture.process import kill_marked
-from zerofit.scripts.capture.restore_files import undo
+from zerofit.scripts.capture.restore_files import undo, unseen_changes
 
 if TYPE_CHECKING:
     from zerofit.scripts.capture.restore_files import UndoResult
@@ -28,6 +28,8 @@ _OWNER = "owner.json"
 _TEMPORARY = "temporary"
 """Name of the folder for the script's temporary files."""
 _PREFIX = "zerofit-"
+_NUM_NAMED = 3
+"""Number of restored files that are named."""
 _MAX_CHARACTERS = 60
 """Maximum path length of a temporary folder that may contain sockets: their paths may have 108 characters
 (unix(7)), of which multiprocessing uses 33 (multiprocessing/connection.py, arbitrary_address). ASSUMPTION:
@@ -74,19 +76,30 @@ class CaptureFolder:
             reset(self.path)
 
     def clear(self, *, ended_ns: int) -> tuple[str, ...]:
-        """Restore the user's files, remove the folder, and return sentences on what is left.
+        """Restore the user's files, remove the folder, and return sentences on what was restored or is left.
 
         Raises:
-            UserError: a file could not be restored; the folder with its copy is kept.
+            UserError: a file could not be restored, and the folder with its copy is kept; or a file differs
+                that the script was not seen to change.
         """
         with self._owner:
             undone = _undo(self.path, ended_ns)
-            told = _leftover_words(self.path, undone)
+            told = (*_restored_words(undone), *_leftover_words(self.path, undone))
+            unseen = unseen_changes(self.path, ended_ns=ended_ns)
             if undone.newer:
                 keep(self.path)
             else:
                 _remove(self.path)
-            return told
+        if unseen:
+            raise UserError(
+                "capture-changed-unseen",
+                "files changed while the script was captured, and zerofit did not see how",
+                found="\n         ".join(unseen),
+                why="zerofit restores what it sees a script do, and this kernel does not keep compiled code "
+                "from doing more (Landlock, Linux 5.19 and later)",
+                fix="compare them with your own copies; if you changed them yourself, run the command again",
+            )
+        return told
 
 
 def clear_leftovers(cache_folder: Path) -> dict[Path, tuple[str, ...]]:
@@ -158,6 +171,21 @@ def _undo(folder: Path, ended_ns: int) -> UndoResult:
             fix="make them writable, or free disk space, and copy them back",
         )
     return undone
+
+
+def _restored_words(undone: UndoResult) -> tuple[str, ...]:
+    """Return one sentence on the files that the capture changed or made, and that are as they were."""
+    said = [
+        f"{verb} {_some_of(paths)}"
+        for verb, paths in (("restored", undone.restored), ("removed", undone.removed))
+        if paths
+    ]
+    return (f"after the capture, what the script wrote was undone: {'; '.join(said)}",) if said else ()
+
+
+def _some_of(paths: tuple[str, ...]) -> str:
+    more = f" and {len(paths) - _NUM_NAMED} more" if len(paths) > _NUM_NAMED else ""
+    return ", ".join(paths[:_NUM_NAMED]) + more
 
 
 def _leftover_words(folder: Path, undone: UndoResult) -> tuple[str, ...]:

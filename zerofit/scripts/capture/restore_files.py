@@ -6,28 +6,44 @@ import contextlib
 import os
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.scripts.capture.journal import COPIES, Change, JournalEntry, read_entries
+from zerofit.scripts.capture.journal import (
+    COPIES,
+    UNCONFINED,
+    Change,
+    JournalEntry,
+    Stamp,
+    read_entries,
+    read_paths,
+    stamp_of,
+)
 from zerofit.scripts.target import script_arguments, script_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _CACHE_VARIABLES = (
     *("HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE"),
     *("KERAS_HOME", "MPLCONFIGDIR", "NLTK_DATA", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TORCH_HOME"),
     *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRANSFORMERS_CACHE", "TRITON_CACHE_DIR"),
-    "XDG_CACHE_HOME",
 )
 """Variables that name folders of files that are downloaded or computed again if missing.
 
 Source: https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables and the manuals of
 the others.
 """
-_CACHES_AT_HOME = (".cache", ".triton", ".nv", ".config/matplotlib", "nltk_data")
+_CACHES_AT_HOME = (".triton", ".nv", ".config/matplotlib", "nltk_data")
+_CACHES = (
+    *("clip", "deepspeed", "flashinfer", "fontconfig", "gdown", "gensim-data", "huggingface", "kagglehub"),
+    *("keras", "matplotlib", "modelscope", "nvidia", "open_clip", "pip", "tiktoken", "torch"),
+    *("torch_extensions", "triton", "uv", "vllm", "whisper"),
+)
+"""Folders below ~/.cache of such files; others are programs' own, or users'."""
+_MADE_CACHES = ("huggingface",)
+"""Those that compiled code (hf_xet) and forked processes (datasets) write."""
 _CACHES_IN_TMP = ("data-gym-cache", "ray", "tfhub_modules")
 """Cache folders in /tmp of tiktoken (tiktoken/load.py), ray and tensorflow_hub (resolver.py)."""
 _TMP = Path("/tmp")
@@ -43,17 +59,22 @@ def places(
     """Return the user's folders ("roots"), and cache folders, which stay as a script leaves them.
 
     The user's are the script's working folder and paths in its arguments, and named files in /tmp, since
-    temporary files have a separate folder. A folder given by a flag such as --cache_dir is a cache.
+    temporary files have a separate folder. A folder given by a flag such as --cache_dir is a cache. Under
+    "made_caches" are those caches that must exist.
     """
     named = [environment[name] for name in _CACHE_VARIABLES if os.path.isabs(environment.get(name, ""))]
     flagged = [str(cwd / value) for flag, value in _arguments(target) if "cache" in flag]
     at_home = [str(home / name) for name in _CACHES_AT_HOME]
+    base = Path(environment.get("XDG_CACHE_HOME", ""))
+    below = base if base.is_absolute() else home / ".cache"
     script = script_path(target)
     here = [cwd] if script is None else [cwd, (cwd / script).parent]
-    caches = [*named, *flagged, *at_home, *(str(_TMP / name) for name in _CACHES_IN_TMP)]
+    in_tmp = [str(_TMP / name) for name in _CACHES_IN_TMP]
+    caches = [*named, *flagged, *(str(below / name) for name in _CACHES), *at_home, *in_tmp]
     return {
         "roots": [str(path) for path in (*here, *argument_paths(target, cwd))],
         "caches": [path for path in caches if Path(path) not in here],
+        "made_caches": [*named, *(str(below / name) for name in _MADE_CACHES)],
     }
 
 
@@ -84,52 +105,80 @@ def _arguments(target: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoResult:
-    """What could not be restored; empty if everything was."""
+    """What was restored, and what could not be."""
 
+    restored: tuple[str, ...] = ()
+    """Files and folders that are again as they were."""
+    removed: tuple[str, ...] = ()
+    """Files and folders that the capture had made."""
     left: tuple[str, ...] = ()
     """Folders made by the capture that are kept, since they contain unrecorded files."""
     lost: tuple[str, ...] = ()
-    """Files that could not be restored, each with its copy."""
+    """Files that could not be restored, each with its copy or how it differs."""
     newer: tuple[str, ...] = ()
     """Files that changed after the capture's end, and are kept: each with its copy."""
 
 
 def undo(folder: Path, *, ended_ns: int) -> UndoResult:
-    """Undo the changes in a capture's journal, and return what is left; may be called repeatedly.
+    """Undo the changes in a capture's journal, and compare; may be called repeatedly.
 
-    Files get their content, times and permissions back; what the capture made is removed, a folder only if
-    empty. Changes after the capture are the user's, and are kept.
+    Files get their content, times, permissions and owner back; what the capture made is removed, a folder only
+    if empty. Changes after the capture are the user's, and are kept.
 
     Args:
         folder: the capture's.
         ended_ns: when its last process ended, as time.time_ns().
     """
     until_ns = ended_ns + _CLOCKS_NS
-    entries, _ = read_entries(folder)
     by_path: dict[str, list[JournalEntry]] = {}
-    for entry in entries:
+    for entry in read_entries(folder)[0]:
         by_path.setdefault(entry.path, []).append(entry)
-    made = [path for path, changes in by_path.items() if changes[0].change is Change.MADE]
-    folders = [path for path, changes in by_path.items() if changes[0].change is Change.MADE_FOLDER]
-    newer = [path for path in by_path.keys() - {*folders} if _changed_ns(path) > until_ns]
-    newer = [path for path in newer if not _is_as_before(path, by_path[path][0])]
-    for path in set(made) - {*newer}:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    for path in sorted(folders, key=len, reverse=True):
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
-    lost = []
-    for path in by_path.keys() - {*made, *folders, *newer}:
+    first = {path: changes[0].change for path, changes in by_path.items()}
+    folders = [path for path, change in first.items() if change in (Change.MADE_FOLDER, Change.MADE_CACHE)]
+    newer = {path for path in by_path.keys() - {*folders} if _changed_ns(path) > until_ns}
+    newer = {path for path in newer if not _is_as_before(path, by_path[path][0].stamp)}
+    made = [path for path, change in first.items() if change is Change.MADE and path not in newer]
+    removed = [path for path in made if _remove(os.unlink, path)]
+    removed += [path for path in sorted(folders, key=len, reverse=True) if _remove(os.rmdir, path)]
+    restored, lost = [], [f"{path}, made by the script" for path in made if os.path.lexists(path)]
+    changed = by_path.keys() - {*made, *folders, *newer}
+    for path in sorted(changed, key=len, reverse=True):  # a folder's time changes with what is in it
         try:
-            _put_back(folder, path, by_path[path])
+            if _put_back(folder, path, by_path[path]):
+                restored.append(path)
         except OSError as error:
-            lost.append(f"{path}, its copy is {_copy(folder, by_path[path])}: {error.strerror}")
+            copy = _copy(folder, by_path[path])
+            lost.append(f"{path}, its copy is {copy}: {error.strerror}" if copy else f"{path}: {error.strerror}")
     return UndoResult(
-        left=tuple(path for path in folders if os.path.isdir(path)),
+        restored=tuple(sorted(restored)),
+        removed=tuple(sorted(path for path in removed if first[path] is not Change.MADE_CACHE)),
+        left=tuple(path for path in folders if first[path] is Change.MADE_FOLDER and os.path.isdir(path)),
         lost=tuple(sorted(lost)),
         newer=tuple(_with_copy(folder, path, by_path[path]) for path in sorted(newer)),
     )
+
+
+def unseen_changes(folder: Path, *, ended_ns: int) -> tuple[str, ...]:
+    """Return the files that a script only read as far as was seen, and that differ nevertheless.
+
+    Call it after undo(). There are none where the kernel kept the capture from writing unseen.
+    """
+    if not (folder / UNCONFINED).exists():
+        return ()
+    known = {entry.path for entry in read_entries(folder)[0]}
+    return tuple(
+        path
+        for path, before in read_paths(folder).items()
+        if path not in known and _now(path) != before and _changed_ns(path) <= ended_ns + _CLOCKS_NS
+    )
+
+
+def _remove(function: Callable[[str], None], path: str) -> bool:
+    try:
+        function(path)
+    except OSError:
+        return False
+    return True
 
 
 def _changed_ns(path: str) -> int:
@@ -146,28 +195,63 @@ def _with_copy(folder: Path, path: str, changes: list[JournalEntry]) -> str:
     return path if copy is None else f"{path} (before: {copy.relative_to(folder)})"
 
 
-def _put_back(folder: Path, path: str, changes: list[JournalEntry]) -> None:
-    before = changes[0]
-    if before.change is Change.REMOVED_FOLDER:
+def _put_back(folder: Path, path: str, changes: list[JournalEntry]) -> bool:
+    """Restore a file or folder; return False if it had not changed.
+
+    Raises:
+        OSError: it can't be restored, or differs afterwards.
+    """
+    before = changes[0].stamp
+    if changes[0].change is Change.REMOVED_FOLDER:
         os.makedirs(path, exist_ok=True)
+        before = replace(before, inode=os.stat(path).st_ino, mtime_ns=os.stat(path).st_mtime_ns)
+    now = _now(path)
+    if now == before:
+        return False
+    _restore_inode(folder, path, changes)
+    content = next((entry for entry in changes if entry.change is Change.KEPT), None)
+    if content is not None and _now(path) != content.stamp:
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(path, 0o600)
+        shutil.copyfile(folder / COPIES / content.copy, path)  # in place: links to the file are kept
+        inode = os.stat(path).st_ino  # another one if the file was removed or replaced
+        before = replace(before, inode=inode)
+    status = os.stat(path)
+    if (status.st_uid, status.st_gid) != (before.user, before.group):
+        os.chown(path, before.user, before.group)
+    if stat.S_IMODE(status.st_mode) != before.mode:
         os.chmod(path, before.mode)
-        return
-    if _is_as_before(path, before):
-        return
-    with contextlib.suppress(FileNotFoundError):
-        os.chmod(path, 0o600)
-    shutil.copyfile(folder / COPIES / before.copy, path)  # in place: links to the file are kept
-    os.chmod(path, before.mode)
-    os.utime(path, ns=(os.stat(path).st_atime_ns, before.mtime_ns))
+    if status.st_mtime_ns != before.mtime_ns:
+        os.utime(path, ns=(status.st_atime_ns, before.mtime_ns))
+    if not _is_as_before(path, before):
+        raise OSError(0, "it differs from before")
+    return True
+
+
+def _restore_inode(folder: Path, path: str, changes: list[JournalEntry]) -> None:
+    """Put a file back that another one replaced."""
+    for entry in changes:
+        link = folder / COPIES / entry.copy
+        if entry.change is Change.REPLACED and link.exists():
+            if os.path.lexists(path) and os.path.samefile(link, path):
+                link.unlink()  # os.replace() would leave two names of one file
+            else:
+                os.replace(link, path)
 
 
 def _copy(folder: Path, changes: list[JournalEntry]) -> Path | None:
-    return next((folder / COPIES / entry.copy for entry in changes if entry.change is Change.KEPT), None)
+    kept = (Change.KEPT, Change.REPLACED)
+    return next((folder / COPIES / entry.copy for entry in changes if entry.change in kept), None)
 
 
-def _is_as_before(path: str, before: JournalEntry) -> bool:
+def _now(path: str) -> Stamp | None:
     try:
-        now = os.stat(path)
+        return stamp_of(os.stat(path))
     except OSError:
-        return False
-    return (now.st_size, now.st_mtime_ns, now.st_mode & 0o7777) == (before.size, before.mtime_ns, before.mode)
+        return None
+
+
+def _is_as_before(path: str, before: Stamp) -> bool:
+    """Return True if a file is as before; nothing brings back when its status last changed."""
+    now = _now(path)
+    return now is not None and replace(now, ctime_ns=0) == replace(before, ctime_ns=0)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import TypeAdapter
 
+from zerofit.core.own_file import OwnDescriptor
 from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
 from zerofit.scripts.capture.child import (
     gpu_stand_in,
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Run the target until its training would begin, and write the result into the folder."""
     folder, *target = arguments
     spec = TypeAdapter(CaptureSpec).validate_json((Path(folder) / SPEC).read_bytes())
-    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=spec)
+    pipes = tuple(map(OwnDescriptor, spec.serve or ()))
+    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=spec, pipes=pipes)
     guard(seen.folder)
     _install(seen)
     try:

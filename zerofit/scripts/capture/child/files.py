@@ -2,8 +2,10 @@
 
 Python raises audit events when a file is about to be opened, removed, renamed or created
 (https://docs.python.org/3/library/audit_events.html), also in processes forked by the script. Writes of C++
-and Rust code are reported if native_files.py knows them. Other programs are not observed: processes.py only
-allows harmless ones, and confinement.py confines them where the kernel has Landlock.
+and Rust code are reported if native_files.py knows them, those of SQLite here. Where the kernel has Landlock,
+nothing else can write: confinement.py confines the process and the programs that it starts, and
+file_calls.py makes recorded calls outside of that. A write that the kernel would deny ends the capture, and
+its parent starts it again with that path allowed.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import stat
 import sys
 import sysconfig
 import threading
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.scripts.capture.child.confinement import Confinement
+from zerofit.scripts.capture.child.file_calls import WRITE_FLAGS, wrap_file_calls
 from zerofit.scripts.capture.child.native_files import report_native_files
 from zerofit.scripts.capture.child.outcome import place_in_script
 from zerofit.scripts.capture.child.processes import guard_processes
@@ -31,25 +35,33 @@ from zerofit.scripts.capture.journal import (
     MAX_FILES_READ,
     REFUSED,
     SPEC,
+    UNCONFINED,
     Change,
     JournalEntry,
+    Stamp,
     append,
     append_read,
     read_entries,
+    stamp_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 EXIT_REFUSED = 70
 """Exit code of a script that was ended here (EX_SOFTWARE of sysexits.h); REFUSED says why."""
 _MAX_COPY_BYTES = 1 << 30
 """The largest user file that is copied before a change. ASSUMPTION: seconds of disk time."""
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES_ANYWHERE = ("cache-*.arrow",)
 """Cache files that datasets writes beside a dataset on disk (datasets/arrow_dataset.py,
 _get_cache_file_path)."""
 _KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
+_SHARED_MEMORY = "/dev/shm"
+"""A folder of /dev that may contain users' files."""
+_ATTACH = 24
+"""SQLITE_ATTACH (https://www.sqlite.org/c3ref/c_alter_table.html)."""
+_BESIDE_DATABASE = ("-journal", "-wal", "-shm")
+"""Endings of the files beside a database (https://www.sqlite.org/tempfiles.html)."""
 _SYSCONFIG_PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
 """Of sysconfig; its other paths contain the whole prefix, below which a project may be."""
 _SYSTEM_FOLDERS = (
@@ -68,22 +80,25 @@ def guard(folder: Path) -> None:
 
     Args:
         folder: the capture's own; its spec.json lists under "roots" the folders and files that belong to the
-            user, and under "caches" the folders that may change.
+            user, and under "caches" the folders that may change. "allowed", if it is there, lists paths where
+            this process may write unseen; "made_caches" those caches that are made if missing.
     """
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     (folder / COPIES).mkdir(exist_ok=True)
-    files = _FileGuard(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
-    confinement = Confinement(files.roots, files.caches)
-    sys.addaudithook(files.on_event)
-    report_native_files()
-    guard_processes(files.refuse, confinement)
+    allowed = spec.get("allowed")
+    files = _FileGuard(folder.resolve(), roots=spec["roots"], caches=spec["caches"], allowed=allowed or [])
+    files.make_caches(spec.get("made_caches", ()))
+    files.begin(is_confined=allowed is not None)
+    if allowed is not None and (allowed or not files.is_confined):
+        (folder / UNCONFINED).touch()
 
 
 class _FileGuard:
-    def __init__(self, folder: Path, *, roots: list[str], caches: list[str]) -> None:
+    def __init__(self, folder: Path, *, roots: list[str], caches: list[str], allowed: list[str]) -> None:
         self._folder = folder
-        self.roots = [os.path.realpath(path) for path in roots]
-        self.caches = [os.path.realpath(path) for path in caches] + [str(folder)]
+        self._roots = [os.path.realpath(path) for path in roots]
+        self._caches = [os.path.realpath(path) for path in caches] + [str(folder)]
+        self._allowed = [os.path.realpath(path) for path in allowed]
         self._installed = (*_installed_folders(), *_KERNEL_FOLDERS)
         self._made: set[str] = set()
         self._links: dict[str, str] = {}
@@ -94,6 +109,7 @@ class _FileGuard:
         self._offset = 0
         self._copies = 0
         self._here = threading.local()
+        self._confinement: Confinement
         self._events: dict[str, Callable[..., None]] = {
             "open": self._open,
             "os.remove": self._remove,
@@ -101,17 +117,52 @@ class _FileGuard:
             "os.mkdir": self._mkdir,
             "os.rmdir": self._rmdir,
             "os.truncate": self._truncate,
-            "os.chmod": self._touch,
-            "os.utime": self._touch,
+            "os.chmod": lambda path, mode, folder: self._touch(path, folder),
+            "os.chown": lambda path, user, group, folder: self._touch(path, folder),
+            "os.utime": lambda path, times, ns, folder: self._touch(path, folder),
+            "os.setxattr": lambda path, *_: self._touch(path, -1),
+            "os.removexattr": lambda path, *_: self._touch(path, -1),
             "os.link": self._link,
             "os.symlink": self._symlink,
             "sqlite3.connect": self._connect,
+            "sqlite3.connect/handle": self._watch_attached,
         }
+
+    def make_caches(self, caches: Sequence[str]) -> None:
+        """Make caches that are missing: the kernel only allows to write in folders that exist."""
+        for cache in caches:
+            folder = Path(cache)
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            for path in missing:
+                append(self._folder, JournalEntry(change=Change.MADE_CACHE, path=os.path.realpath(path)))
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, *, is_confined: bool) -> None:
+        """Record from now on what is about to happen, and confine the process if asked."""
+        for path in self._allowed:
+            if not os.path.isdir(path):
+                self._before_write(path)
+        places = [path if os.path.exists(path) else _nearest_folder(path) for path in self._allowed]
+        self._confinement = Confinement(self._roots, self._caches, places)
+        sys.addaudithook(self.on_event)
+        wrap_file_calls(self._confinement, is_guarding=self._is_busy)
+        report_native_files(self._confinement)
+        guard_processes(self.refuse, self._confinement)
+        if is_confined:
+            self._confinement.begin()
+
+    @property
+    def is_confined(self) -> bool:
+        return self._confinement.is_begun
+
+    def _is_busy(self) -> bool:
+        return getattr(self._here, "is_busy", False)
 
     def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Handle an audit event, unless the handling of another one caused it."""
         handler = self._events.get(event)
-        if handler is None or getattr(self._here, "is_busy", False):
+        if handler is None or self._is_busy():
             return
         self._here.is_busy = True
         try:
@@ -119,9 +170,10 @@ class _FileGuard:
         finally:
             self._here.is_busy = False
 
-    def refuse(self, kind: str, message: str) -> NoReturn:
+    def refuse(self, kind: str, message: str, *, path: str = "") -> NoReturn:
         """Record why, and end this process before the event happens."""
-        told = {"kind": kind, "message": message, "where": place_in_script(sys._getframe())}
+        where = place_in_script(self._confinement.caller())
+        told = {"kind": kind, "message": message, "where": where} | ({"path": path} if path else {})
         self._here.is_busy = True
         write_whole(self._folder / REFUSED, json.dumps(told))
         with contextlib.suppress(Exception):  # the script may have replaced it by anything
@@ -130,33 +182,75 @@ class _FileGuard:
 
     def _before_loss(self, path: str, verb: str) -> None:
         """Refuse to remove or rename a user's file or folder; links are not followed."""
+        self._check_reach(path)
         if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
             self.refuse("would-overwrite", f"it would {verb} {path}")
+
+    def _check_reach(self, path: str) -> None:
+        """End this process if the kernel would deny a write: by compiled code, or in a forked process."""
+        is_known = "/__pycache__" in path or not os.path.isdir(os.path.dirname(path))
+        if not is_known and self._confinement.is_denied(path):
+            self.refuse("confined", f"it would write to {path}", path=path)
 
     def _open(self, path: Any, mode: str | None, flags: int) -> None:
         if isinstance(path, int):
             return
-        if flags & _WRITES:
-            self._before_write(_resolved(path), makes=bool(flags & os.O_CREAT))
-            return
         named = os.path.abspath(os.fsdecode(path))
+        if flags & WRITE_FLAGS:
+            if flags & os.O_TMPFILE != os.O_TMPFILE:  # a file without a name; it may get one by os.link()
+                self._check_pipe(named)
+                self._before_write(os.path.realpath(named), makes=bool(flags & os.O_CREAT))
+            return
         if named in self._read or self._num_read > MAX_FILES_READ:
             return
         self._read.add(named)
+        self._check_pipe(named)
         whole = os.path.realpath(named)
         self._note_read(whole, is_of_hub=_affects_result(named))
         if whole != named:
             self._note_read(named, is_of_hub=_affects_result(named))
 
+    def _check_pipe(self, path: str) -> None:
+        """Refuse to open a user's pipe: the process at its other end would lose or get data."""
+        try:
+            is_pipe = stat.S_ISFIFO(os.stat(path).st_mode) and os.path.lexists(path)
+        except OSError:
+            return
+        if is_pipe and self._is_guarded(path) and not self._is_made(path):
+            self.refuse("would-overwrite", f"it would open {path}, a pipe to another process")
+
     def _truncate(self, path: Any, length: int) -> None:
-        self._before_write(
-            os.path.realpath(f"/proc/self/fd/{path}") if isinstance(path, int) else _resolved(path),
-            makes=False,
-        )
+        self._before_write(_resolved(path), makes=False)
 
     def _connect(self, database: Any) -> None:
-        if database not in ("", ":memory:") and not str(database).startswith("file:"):
-            self._before_write(_resolved(database))
+        name = os.fsdecode(database)
+        path, mode = _database_file(name)
+        if path is None:
+            return
+        for place in {path, name} if name.startswith("file:") else {path}:
+            file = _resolved(place)
+            is_denied = self._confinement.is_denied(os.path.dirname(file))
+            if mode == "ro":
+                self._note_read(file, is_of_hub=False)
+            elif is_denied:
+                message = f"it would write to the database {file}"
+                self.refuse("confined", message, path=os.path.dirname(file))
+            else:
+                self._before_write(file)
+            for end in () if is_denied else _BESIDE_DATABASE:
+                self._before_write(f"{file}{end}")
+
+    def _watch_attached(self, connection: Any) -> None:
+        """Record databases that a connection attaches, before it does."""
+
+        def check(action: int, name: str | None, *_: Any) -> int:
+            if action == _ATTACH and name is None:
+                self.refuse("would-overwrite", "it attaches a database whose name SQLite gets as a parameter")
+            if action == _ATTACH and name:
+                self.on_event("sqlite3.connect", (name,))
+            return 0  # SQLITE_OK
+
+        connection.set_authorizer(check)
 
     def _remove(self, path: Any, folder: int) -> None:
         self._before_loss(_unfollowed(path, folder), "remove")
@@ -166,12 +260,30 @@ class _FileGuard:
         self._before_loss(source, "rename")
         if source in self._links:
             self._links[target] = self._links[source]
-        if os.path.lexists(target) and not os.path.isdir(target):
-            self._before_write(target)
+        if os.path.isfile(target) and not os.path.islink(target):
+            self._before_replacement(target)
+        elif os.path.lexists(target) and not os.path.isdir(target):
+            self._before_loss(target, "replace")
         elif os.path.isdir(source) and not os.path.islink(source):
             self._note_tree(source, target)
         else:
             self._note(Change.MADE, target)
+
+    def _before_replacement(self, path: str) -> None:
+        """Keep a user's file, by a hard link, that another one is about to replace; else a copy of it."""
+        self._check_reach(path)
+        if (path, Change.REPLACED) in self._known or not self._is_guarded(path) or self._is_made(path):
+            return
+        status = os.stat(path)
+        link = self._new_copy()
+        try:
+            os.link(path, self._folder / COPIES / link)
+        except OSError as error:  # another file system, usually
+            if status.st_nlink > 1:
+                self.refuse("would-overwrite", f"it would replace {path}, which has hard links: {error}")
+            self._before_write(path)
+            return
+        self._note(Change.REPLACED, path, status=status, copy=link)
 
     def _note_tree(self, source: str, target: str) -> None:
         """Record the contents of a folder created by the capture under their future names."""
@@ -191,10 +303,11 @@ class _FileGuard:
         if os.path.isdir(place) and not os.listdir(place) and not self._is_made(place):
             self._note(Change.REMOVED_FOLDER, place, status=os.stat(place))
 
-    def _touch(self, path: Any, *_: Any) -> None:
-        """Back up a file whose times or permissions change; one too large to copy loses only these."""
-        if not isinstance(path, int) and os.path.isfile(path) and os.path.getsize(path) <= _MAX_COPY_BYTES:
-            self._before_write(_resolved(path))
+    def _touch(self, path: Any, folder: int) -> None:
+        """Record times, permissions and owner that are about to change."""
+        place = _resolved(path) if isinstance(path, int) else os.path.realpath(_unfollowed(path, folder))
+        if os.path.exists(place) and self._is_guarded(place) and not self._is_made(place):
+            self._note(Change.TOUCHED, place, status=os.stat(place))
 
     def _link(self, source: Any, target: Any, source_folder: int, folder: int) -> None:
         file = os.path.realpath(_unfollowed(source, source_folder))
@@ -207,7 +320,9 @@ class _FileGuard:
             self._note(Change.MADE, place)
 
     def _before_write(self, path: str, *, makes: bool = True) -> None:
+        """Copy a user's file that is about to be written, or record that it is about to be made."""
         path = self._links.get(path, path)
+        self._check_reach(path)
         if path in self._made or (path, Change.KEPT) in self._known or not self._is_guarded(path):
             return
         try:
@@ -220,8 +335,7 @@ class _FileGuard:
             return
         if status.st_size > _MAX_COPY_BYTES:
             self.refuse("would-overwrite", f"it would overwrite {path}, of {status.st_size} bytes")
-        self._copies += 1
-        copy = f"{os.getpid()}-{threading.get_ident()}-{self._copies}"
+        copy = self._new_copy()
         try:
             shutil.copyfile(path, self._folder / COPIES / copy)
         except PermissionError:
@@ -232,25 +346,26 @@ class _FileGuard:
             )
         self._note(Change.KEPT, path, status=status, copy=copy)
 
+    def _new_copy(self) -> str:
+        self._copies += 1
+        return f"{os.getpid()}-{threading.get_ident()}-{self._copies}"
+
     def _note(
         self, change: Change, path: str, *, status: os.stat_result | None = None, copy: str = ""
     ) -> None:
+        self._check_reach(path)
         if (path, change) in self._known or not self._is_guarded(path):
             return
         entry = JournalEntry(
-            change=change,
-            path=path,
-            copy=copy,
-            size=status.st_size if status else 0,
-            mtime_ns=status.st_mtime_ns if status else 0,
-            mode=stat.S_IMODE(status.st_mode) if status else 0,
+            change=change, path=path, copy=copy, stamp=stamp_of(status) if status else Stamp()
         )
         append(self._folder, entry)
         self._remember(entry)
 
     def _remember(self, entry: JournalEntry) -> None:
         self._known.add((entry.path, entry.change))
-        if entry.change in (Change.MADE, Change.MADE_FOLDER) and (entry.path, Change.KEPT) not in self._known:
+        was_there = any((entry.path, change) in self._known for change in (Change.KEPT, Change.REPLACED))
+        if entry.change in (Change.MADE, Change.MADE_FOLDER) and not was_there:
             self._made.add(entry.path)
 
     def _is_made(self, path: str) -> bool:
@@ -263,12 +378,13 @@ class _FileGuard:
     def _is_guarded(self, path: str) -> bool:
         """Return True if a path belongs to the user; the innermost listed folder around it decides."""
         name = os.path.basename(path)
-        if "/__pycache__" in path or path.startswith(_KERNEL_FOLDERS):
+        is_kernels = _innermost(path, _KERNEL_FOLDERS) and not _innermost(path, (_SHARED_MEMORY,))
+        if "/__pycache__" in path or is_kernels:
             return False
         if any(fnmatch.fnmatch(name, pattern) for pattern in _CACHES_ANYWHERE):
             return False
-        cache = _innermost(path, self.caches)
-        return cache == 0 or _innermost(path, self.roots) > cache
+        cache = _innermost(path, self._caches)
+        return cache == 0 or _innermost(path, self._roots) > cache
 
     def _note_read(self, path: str, *, is_of_hub: bool) -> None:
         """Record a file that may affect what the script trains, except installed ones."""
@@ -276,11 +392,11 @@ class _FileGuard:
         if is_code:
             path = _source_of(path)
         installed = _innermost(path, self._installed)
-        if installed and installed >= _innermost(path, self.roots):
+        if installed and installed >= _innermost(path, self._roots):
             return
         if os.path.isfile(path) and (is_code or is_of_hub or self._is_guarded(path)):
             self._num_read += 1
-            append_read(self._folder, path)
+            append_read(self._folder, path, stamp_of(os.stat(path)))
 
 
 def _affects_result(path: str) -> bool:
@@ -295,7 +411,27 @@ def _source_of(path: str) -> str:
 
 
 def _resolved(path: Any) -> str:
-    return os.path.realpath(os.fsdecode(path))
+    """Return the real path of a path or a descriptor."""
+    return os.path.realpath(f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path))
+
+
+def _nearest_folder(path: str) -> str:
+    return next(str(folder) for folder in Path(path).parents if folder.is_dir())
+
+
+def _database_file(name: str) -> tuple[str | None, str]:
+    """Return the file that SQLite opens for a name or URI, None for one in memory, and the URI's mode.
+
+    Source: https://www.sqlite.org/uri.html
+    """
+    if not name.startswith("file:"):
+        return (None if name in ("", ":memory:") else name), ""
+    parts = urllib.parse.urlsplit(name)
+    values = dict(urllib.parse.parse_qsl(parts.query))
+    path = urllib.parse.unquote(parts.path)
+    if path in ("", ":memory:") or values.get("mode") == "memory" or values.get("vfs") == "memdb":
+        return None, ""
+    return path, "ro" if "immutable" in values else values.get("mode", "")
 
 
 def _unfollowed(path: Any, folder: int) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerofit.core.capture import Capture
+    from zerofit.core.own_file import OwnDescriptor
     from zerofit.models.trace.script_loss import ScriptLoss
 
 
@@ -40,6 +41,8 @@ class Observations:
     """The folder for capture.json or failure.json."""
     target: tuple[str, ...]
     spec: CaptureSpec
+    pipes: tuple[OwnDescriptor, ...] = ()
+    """For requests and answers; the script may have closed them."""
     pid: int = field(default_factory=os.getpid)
     """Of the capturing process: processes that it forks are not hindered."""
     started: float = field(default_factory=time.monotonic)

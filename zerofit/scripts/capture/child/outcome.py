@@ -36,11 +36,11 @@ _META_MESSAGES = (
 def exit_captured(seen: Observations, live: Live) -> NoReturn:
     """Write capture.json, serve the parent's trace requests if any, and exit."""
     write_whole(seen.folder / "capture.json", capture_to_json(live.capture), mode=0o600)
-    if seen.spec.serve is not None:
+    if seen.pipes and all(pipe.is_own() for pipe in seen.pipes):
         from zerofit.scripts.capture.child.serve import serve
 
         _flush()
-        reader, writer = seen.spec.serve
+        reader, writer = (pipe.number for pipe in seen.pipes)
         with os.fdopen(reader, encoding="utf-8") as asked, os.fdopen(writer, "w", encoding="utf-8") as told:
             serve(live, asked, told)
     _exit_at_once()
@@ -57,17 +57,20 @@ def exit_failed(
     *,
     where: str = "",
     error: BaseException | None = None,
+    path: str = "",
 ) -> NoReturn:
     """Write failure.json and exit.
 
     Args:
         seen: the capture.
-        kind: "exited", "raised", "stdin", "needs-values" or "unsupported".
+        kind: "exited", "raised", "stdin", "needs-values", "confined" or "unsupported".
         message: what happened.
         where: file and line of the script.
         error: the exception; the size of unloaded weights is reported with it.
+        path: for "confined", the path that the kernel kept it from writing.
     """
     document: dict[str, Any] = {"kind": kind, "message": " ".join(message.split()), "where": where}
+    document |= {"path": path} if path else {}
     if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _SCRIPT_ERRORS):
         document["weight_bytes"] = unloaded_bytes(error)
     write_whole(seen.folder / "failure.json", json.dumps(document), mode=0o600)
@@ -94,6 +97,8 @@ def exit_untrained(seen: Observations, error: BaseException | None) -> NoReturn:
             seen, "exited", f"the script called sys.exit ({said}) {_progress_words(seen)}", where=where
         )
     said = f"{type(error).__name__}: {_first_line(str(error))}".rstrip(": ")
+    if seen.path_denied is not None and (path := seen.path_denied(error)):
+        exit_failed(seen, "confined", f"it would write to {path}: {said}", where=where, path=path)
     kind = "needs-values" if needs_values(seen, error) else "raised"
     exit_failed(seen, kind, said, where=where, error=error)
 

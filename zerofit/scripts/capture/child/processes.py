@@ -14,8 +14,10 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.scripts.capture.child.file_calls import WRITE_FLAGS
 from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.on_import import around, when_imported
 
@@ -26,18 +28,19 @@ if TYPE_CHECKING:
 
 _HARMLESS = """
     [ : arp cat cd date df dpkg du echo egrep false file free grep head hostname id ifconfig ip ldconfig ldd
-    ls lsb_release lscpu lspci mkdir netstat nproc objdump printf ps pwd readelf sleep stty tail test
+    ls lsb_release lscpu lspci netstat nproc objdump printf ps pwd readelf sleep stty tail test
     tput true uname wc whereis which whoami
     amd-smi cuobjdump hl-smi npu-smi nvdisasm nvidia-smi rocm-smi rocminfo xpu-smi
 """
-"""Programs that only read, or create an empty folder.
+"""Programs that only read.
 
 ASSUMPTION: what scripts and libraries start before training, found by reading torch 2.13, DeepSpeed 0.19,
 accelerate 1.15, datasets 5 and the standard library.
 """
-_FILE_WRITERS = "ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas touch"
-"""Programs that write the files that their arguments name: compilers for torch, Triton and DeepSpeed, and
-touch."""
+_MAKERS = ("mkdir", "touch")
+_FILE_WRITERS = {*"ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas".split(), *_MAKERS}
+"""Programs that write what their arguments name: compilers for torch, Triton and DeepSpeed; mkdir and touch.
+"""
 _HARMLESS_OF_GIT = {
     *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
     *("rev-parse", "show", "status", "symbolic-ref", "version"),
@@ -49,6 +52,8 @@ _HARMLESS_ARGUMENTS = {
 }
 """Programs that only read if this is their first argument, as DeepSpeed calls them (0.19: ops/op_builder,
 utils/numa.py)."""
+_FOLDER_AT = 3
+"""Position of the working folder among the arguments of subprocess._fork_exec after the first."""
 _COMPILER = re.compile(r"(?:\w+-linux-gnu-)?([a-z+]+)(?:-\d+)?")
 """Debian's compiler names: x86_64-linux-gnu-gcc-12 is gcc."""
 _HARMLESS_MODULES = {"joblib", "json", "pip", "platform"}
@@ -95,11 +100,16 @@ def guard_processes(refuse: Callable[[str, str], Any], confinement: Confinement)
 
 
 def _confine(confinement: Confinement) -> None:
+    def start(words: list[str], folder: str, function: Callable[[], Any]) -> Any:
+        if not _writes_files(words):
+            return confinement.inside(function)
+        return confinement.outside(_report_and_start, words, folder, function)
+
     @around(subprocess, "_fork_exec")
     def fork_exec(original: Any, arguments: Any, *others: Any) -> Any:
         words = [os.fsdecode(word) for word in arguments]
-        start = original if _writes_files(words) else functools.partial(confinement.call, original)
-        return start(arguments, *others)
+        folder = os.fsdecode(others[_FOLDER_AT] or ".")
+        return start(words, folder, functools.partial(original, arguments, *others))
 
     for name in ("system", "posix_spawn", "posix_spawnp"):
 
@@ -108,8 +118,22 @@ def _confine(confinement: Confinement) -> None:
             event = "os.system" if original.__name__ == "system" else "os.posix_spawn"
             given = args or tuple(kwargs.values())
             sys.audit(event, *given)  # in this thread, where the script's line is found
-            start = functools.partial(original, *args, **kwargs)
-            return start() if _writes_files(_command_line(event, given)) else confinement.call(start)
+            return start(_command_line(event, given), ".", functools.partial(original, *args, **kwargs))
+
+
+def _report_and_start(words: list[str], folder: str, function: Callable[[], Any]) -> Any:
+    """Raise the audit events of what a program is about to write, as its arguments say, and start it."""
+    for command in _commands(words[2]) if _is_shell_text(words) else [words]:
+        paths = [os.path.join(folder, word) for word in command[1:] if not word.startswith("-")]
+        is_mkdir, is_touch = (os.path.basename((*command, "")[0]) == maker for maker in _MAKERS)
+        if is_mkdir:
+            for path in paths:
+                for place in (*reversed(Path(path).parents), path):
+                    sys.audit("os.mkdir", str(place), 0o777, -1)
+        outputs = [os.path.join(folder, to) for flag, to in itertools.pairwise(command) if flag == "-o"]
+        for path in paths if is_touch else () if is_mkdir else outputs:
+            sys.audit("open", path, "ab", WRITE_FLAGS)
+    return function()
 
 
 def _guard_elastic(module: Any, refuse: Callable[[str, str], Any]) -> None:
@@ -167,7 +191,7 @@ def _writes_files(words: list[str]) -> bool:
         return any(_writes_files(command) for command in _commands(words[2]) if command)
     name = os.path.basename(words[0])
     plain = _COMPILER.fullmatch(name)
-    return (plain[1] if plain else name) in _FILE_WRITERS.split()
+    return (plain[1] if plain else name) in _FILE_WRITERS
 
 
 def _is_shell_text(words: list[str]) -> bool:
