@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     spec = TypeAdapter(CaptureSpec).validate_json((Path(folder) / SPEC).read_bytes())
     pipes = tuple(map(OwnDescriptor, spec.serve or ()))
     seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=spec, pipes=pipes)
-    guard(seen.folder)
+    seen.path_denied = guard(seen.folder)
     _install(seen)
     try:
         run_target(target)

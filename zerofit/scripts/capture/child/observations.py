@@ -45,6 +45,8 @@ class Observations:
     """For requests and answers; the script may have closed them."""
     pid: int = field(default_factory=os.getpid)
     """Of the capturing process: processes that it forks are not hindered."""
+    path_denied: Callable[[BaseException], str] | None = None
+    """Returns the path that the capture was kept from writing when an error was raised, or ""."""
     started: float = field(default_factory=time.monotonic)
     told_gpus: str = ""
     """The GPUs, once the script has asked for their number or kind."""
