@@ -15,7 +15,7 @@ _ROOT = Path(__file__).parents[2]
 def test_the_tests_of_a_file_stay_in_one_process() -> None:
     pytest.importorskip("xdist")
     options = re.findall(r"^PARALLEL \?= (.*)$", (_ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
-    options[options.index("auto")] = "2"
+    options[options.index("$(WORKERS)")] = "2"
     files = ("tests/core/test_units.py", "tests/core/test_rates.py", "tests/core/test_batch.py")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, *files]
     said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
