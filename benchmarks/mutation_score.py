@@ -105,7 +105,9 @@ def _temporary_folder() -> Iterator[Path]:
 def begin(options: argparse.Namespace) -> Run:
     """Return the run that a folder has begun, or begin one: draw mutants, or take those of an earlier run."""
     if (path := options.folder / _RUN).exists():
-        return read_run(path)
+        run = read_run(path)
+        _check_same(options, run)
+        return run
     options.folder.mkdir(parents=True, exist_ok=True)
     command = ["git", "-C", str(options.tree), "rev-parse", options.revision]
     revision = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -120,6 +122,16 @@ def begin(options: argparse.Namespace) -> Run:
     run = Run(revision=revision, budget_s=options.budget, drawn=drawn, extra=extra)
     write_run(path, run)
     return run
+
+
+def _check_same(options: argparse.Namespace, run: Run) -> None:
+    """Refuse options that differ from those of the run."""
+    names = tuple(read_run(options.after / _RUN).drawn if options.after else (p.name for p in options.parts))
+    if names != tuple(run.drawn) or options.budget != run.budget_s:
+        raise SystemExit(
+            f"{options.folder} was begun with {', '.join(run.drawn)} and {run.budget_s:g} s a mutant: "
+            "go on with the same options, or name a new folder"
+        )
 
 
 def finish_map(options: argparse.Namespace, run: Run, until: float | None) -> bool:
@@ -173,6 +185,7 @@ def report(folder: Path, run: Run) -> None:
     """Print the table, and write those that survived into a file."""
     trials = read_trials(folder / _TRIALS)
     write_whole(folder / _SURVIVORS, survivors(run, trials))
+    print(f"At {run.revision[:8]}:")
     print(summary(run, trials))
     print(f"Those that survived are in {folder / _SURVIVORS}.")
 
