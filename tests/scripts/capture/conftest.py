@@ -25,7 +25,7 @@ class Workplace:
         self.cache = folder / "cache"
         self.command = _MADE_CHILD
         self.cwd.mkdir()
-        self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "HF_HOME": str(folder)}
 
     def write(self, text: str, name: str = "train.py") -> None:
         (self.cwd / name).parent.mkdir(exist_ok=True)

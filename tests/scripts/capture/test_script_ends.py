@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from zerofit.core.errors import UserError
+from zerofit.scripts.capture.child.confinement import LANDLOCK
 
 _FORKS = """
 import multiprocessing, subprocess, time
@@ -193,6 +194,7 @@ def test_what_is_written_in_tmp_by_name_is_put_back_and_temporary_files_go(workp
 
 
 def test_a_file_that_can_not_be_put_back_keeps_its_copy(workplace) -> None:
+    workplace.environment[LANDLOCK] = "0"
     workplace.write("keep me\n", name="logs/log.txt")
     workplace.write(
         """

@@ -23,7 +23,7 @@ from zerofit.scripts.capture.journal import (
 from zerofit.scripts.target import script_arguments, script_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _CACHE_VARIABLES = (
     *("HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE"),
@@ -122,8 +122,8 @@ class UndoResult:
 def undo(folder: Path, *, ended_ns: int) -> UndoResult:
     """Undo the changes in a capture's journal, and compare; may be called repeatedly.
 
-    Files get their content, times, permissions and owner back; what the capture made is removed, a folder only
-    if empty. Changes after the capture are the user's, and are kept.
+    Files get their content, times, permissions and owner back; what the capture made is removed, a folder
+    only if empty. Changes after the capture are the user's, and are kept.
 
     Args:
         folder: the capture's.
@@ -134,25 +134,26 @@ def undo(folder: Path, *, ended_ns: int) -> UndoResult:
     for entry in read_entries(folder)[0]:
         by_path.setdefault(entry.path, []).append(entry)
     first = {path: changes[0].change for path, changes in by_path.items()}
-    folders = [path for path, change in first.items() if change in (Change.MADE_FOLDER, Change.MADE_CACHE)]
-    newer = {path for path in by_path.keys() - {*folders} if _changed_ns(path) > until_ns}
+    folders = [path for path, change in first.items() if change is Change.MADE_FOLDER]
+    caches = [path for path, change in first.items() if change is Change.MADE_CACHE]
+    newer = {path for path in by_path.keys() - {*folders, *caches} if _changed_ns(path) > until_ns}
     newer = {path for path in newer if not _is_as_before(path, by_path[path][0].stamp)}
     made = [path for path, change in first.items() if change is Change.MADE and path not in newer]
-    removed = [path for path in made if _remove(os.unlink, path)]
-    removed += [path for path in sorted(folders, key=len, reverse=True) if _remove(os.rmdir, path)]
+    removed = [path for path in sorted((*made, *folders, *caches), key=len, reverse=True) if _remove(path)]
     restored, lost = [], [f"{path}, made by the script" for path in made if os.path.lexists(path)]
-    changed = by_path.keys() - {*made, *folders, *newer}
+    changed = by_path.keys() - {*made, *folders, *caches, *newer}
     for path in sorted(changed, key=len, reverse=True):  # a folder's time changes with what is in it
         try:
             if _put_back(folder, path, by_path[path]):
                 restored.append(path)
         except OSError as error:
             copy = _copy(folder, by_path[path])
-            lost.append(f"{path}, its copy is {copy}: {error.strerror}" if copy else f"{path}: {error.strerror}")
+            named = path if copy is None else f"{path}, its copy is {copy}"
+            lost.append(f"{named}: {error.strerror}")
     return UndoResult(
         restored=tuple(sorted(restored)),
-        removed=tuple(sorted(path for path in removed if first[path] is not Change.MADE_CACHE)),
-        left=tuple(path for path in folders if first[path] is Change.MADE_FOLDER and os.path.isdir(path)),
+        removed=tuple(sorted({*removed} - {*caches})),
+        left=tuple(path for path in folders if os.path.isdir(path)),
         lost=tuple(sorted(lost)),
         newer=tuple(_with_copy(folder, path, by_path[path]) for path in sorted(newer)),
     )
@@ -173,9 +174,10 @@ def unseen_changes(folder: Path, *, ended_ns: int) -> tuple[str, ...]:
     )
 
 
-def _remove(function: Callable[[str], None], path: str) -> bool:
+def _remove(path: str) -> bool:
+    """Remove a file or an empty folder; return False if there is none, or it can't be removed."""
     try:
-        function(path)
+        (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)
     except OSError:
         return False
     return True

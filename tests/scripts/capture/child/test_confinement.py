@@ -47,7 +47,7 @@ def test_a_program_loses_no_file_of_the_user(
 ) -> None:
     def run(file: Path) -> int:
         words = [word.replace("FILE", str(file)) for word in command]
-        return confinement.call(lambda: subprocess.run(words, capture_output=True)).returncode
+        return confinement.inside(lambda: subprocess.run(words, capture_output=True)).returncode
 
     for name in ("work/deep/a.txt", "other.txt", "link" + str(tmp_path / "other.txt")):
         assert run(tmp_path / name) != 0
@@ -59,4 +59,4 @@ def test_a_program_loses_no_file_of_the_user(
 
 def test_errors_are_those_of_the_start(confinement: Confinement) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
-        confinement.call(subprocess.run, ["no-such-program"])
+        confinement.inside(subprocess.run, ["no-such-program"])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.confinement import Confinement
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGING = "link mkdir remove rename replace rmdir symlink truncate unlink".split()
+_CHANGING = ("link", "mkdir", "remove", "rename", "replace", "rmdir", "symlink", "truncate", "unlink")
 """Functions of os whose audit events say all."""
 _PIPES = ("mkfifo", "mknod")
 """Functions of os without audit events."""

@@ -14,6 +14,7 @@ import contextlib
 import fnmatch
 import json
 import os
+import re
 import shutil
 import site
 import stat
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from zerofit.core.atomic_file import write_whole
 from zerofit.scripts.capture.child.confinement import Confinement
 from zerofit.scripts.capture.child.file_calls import WRITE_FLAGS, wrap_file_calls
+from zerofit.scripts.capture.child.meta_weights import chain_of
 from zerofit.scripts.capture.child.native_files import report_native_files
 from zerofit.scripts.capture.child.outcome import place_in_script
 from zerofit.scripts.capture.child.processes import guard_processes
@@ -44,6 +46,7 @@ from zerofit.scripts.capture.journal import (
     read_entries,
     stamp_of,
 )
+from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,6 +63,8 @@ _SHARED_MEMORY = "/dev/shm"
 """A folder of /dev that may contain users' files."""
 _ATTACH = 24
 """SQLITE_ATTACH (https://www.sqlite.org/c3ref/c_alter_table.html)."""
+_SQLITE = ("_sqlite3", "sqlite3.dbapi2", "sqlite3")
+"""Modules with a function connect(), each with its own name for it."""
 _BESIDE_DATABASE = ("-journal", "-wal", "-shm")
 """Endings of the files beside a database (https://www.sqlite.org/tempfiles.html)."""
 _SYSCONFIG_PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
@@ -69,10 +74,11 @@ _SYSTEM_FOLDERS = (
 )
 """https://refspecs.linuxfoundation.org/FHS_3.0/fhs/index.html; /usr/src and /usr/local may contain users'
 files."""
+_QUOTED = re.compile(r"""(?<=['"])[^'"\n]{1,4096}(?=['"])""")
 _ZEROFIT = str(Path(__file__).parents[3])
 
 
-def guard(folder: Path) -> None:
+def guard(folder: Path) -> Callable[[BaseException], str]:
     """Record from now on what this process and those forked from it are about to do to files.
 
     A user's file is copied before it is opened for writing. An irreversible loss ends the process: a file too
@@ -82,6 +88,10 @@ def guard(folder: Path) -> None:
         folder: the capture's own; its spec.json lists under "roots" the folders and files that belong to the
             user, and under "caches" the folders that may change. "allowed", if it is there, lists paths where
             this process may write unseen; "made_caches" those caches that are made if missing.
+
+    Returns:
+        A function that returns the path which an error names because this process was kept from writing it,
+        or "".
     """
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     (folder / COPIES).mkdir(exist_ok=True)
@@ -91,6 +101,7 @@ def guard(folder: Path) -> None:
     files.begin(is_confined=allowed is not None)
     if allowed is not None and (allowed or not files.is_confined):
         (folder / UNCONFINED).touch()
+    return files.denied_path
 
 
 class _FileGuard:
@@ -125,7 +136,6 @@ class _FileGuard:
             "os.link": self._link,
             "os.symlink": self._symlink,
             "sqlite3.connect": self._connect,
-            "sqlite3.connect/handle": self._watch_attached,
         }
 
     def make_caches(self, caches: Sequence[str]) -> None:
@@ -148,6 +158,8 @@ class _FileGuard:
         sys.addaudithook(self.on_event)
         wrap_file_calls(self._confinement, is_guarding=self._is_busy)
         report_native_files(self._confinement)
+        for module in _SQLITE:
+            when_imported(module, lambda module: around(module, "connect")(self._watch_attached))
         guard_processes(self.refuse, self._confinement)
         if is_confined:
             self._confinement.begin()
@@ -185,6 +197,19 @@ class _FileGuard:
         self._check_reach(path)
         if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
             self.refuse("would-overwrite", f"it would {verb} {path}")
+
+    def denied_path(self, error: BaseException) -> str:
+        """Return the path that an error names and that only the confinement denies to write, or ""."""
+        for step in chain_of(error):
+            quoted = [_QUOTED.findall(str(step))] if "ermission denied" in str(step) else []
+            named = [getattr(step, "filename", None), getattr(step, "filename2", None)]
+            for name in (*named, *(path for paths in quoted for path in paths)):
+                path = os.path.realpath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else ""
+                place = path if os.path.exists(path) else os.path.dirname(path)
+                is_free = os.path.isdir(os.path.dirname(path)) and os.access(place, os.W_OK)
+                if path and is_free and self._confinement.is_denied(path):
+                    return path
+        return ""
 
     def _check_reach(self, path: str) -> None:
         """End this process if the kernel would deny a write: by compiled code, or in a forked process."""
@@ -240,8 +265,8 @@ class _FileGuard:
             for end in () if is_denied else _BESIDE_DATABASE:
                 self._before_write(f"{file}{end}")
 
-    def _watch_attached(self, connection: Any) -> None:
-        """Record databases that a connection attaches, before it does."""
+    def _watch_attached(self, connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Open a database, and record those that the connection attaches, before it does."""
 
         def check(action: int, name: str | None, *_: Any) -> int:
             if action == _ATTACH and name is None:
@@ -250,7 +275,9 @@ class _FileGuard:
                 self.on_event("sqlite3.connect", (name,))
             return 0  # SQLITE_OK
 
+        connection = connect(*args, **kwargs)
         connection.set_authorizer(check)
+        return connection
 
     def _remove(self, path: Any, folder: int) -> None:
         self._before_loss(_unfollowed(path, folder), "remove")
@@ -323,7 +350,8 @@ class _FileGuard:
         """Copy a user's file that is about to be written, or record that it is about to be made."""
         path = self._links.get(path, path)
         self._check_reach(path)
-        if path in self._made or (path, Change.KEPT) in self._known or not self._is_guarded(path):
+        is_kept = any((path, change) in self._known for change in (Change.KEPT, Change.REPLACED))
+        if path in self._made or is_kept or not self._is_guarded(path):
             return
         try:
             status = os.stat(path)

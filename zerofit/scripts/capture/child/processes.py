@@ -38,9 +38,9 @@ ASSUMPTION: what scripts and libraries start before training, found by reading t
 accelerate 1.15, datasets 5 and the standard library.
 """
 _MAKERS = ("mkdir", "touch")
-_FILE_WRITERS = {*"ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas".split(), *_MAKERS}
-"""Programs that write what their arguments name: compilers for torch, Triton and DeepSpeed; mkdir and touch.
-"""
+"""Programs that make what their arguments name."""
+_COMPILERS = "ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas"
+"""Programs that write the files that their arguments name, for torch, Triton and DeepSpeed."""
 _HARMLESS_OF_GIT = {
     *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
     *("rev-parse", "show", "status", "symbolic-ref", "version"),
@@ -191,7 +191,7 @@ def _writes_files(words: list[str]) -> bool:
         return any(_writes_files(command) for command in _commands(words[2]) if command)
     name = os.path.basename(words[0])
     plain = _COMPILER.fullmatch(name)
-    return (plain[1] if plain else name) in _FILE_WRITERS
+    return name in _MAKERS or (plain[1] if plain else name) in _COMPILERS.split()
 
 
 def _is_shell_text(words: list[str]) -> bool:
