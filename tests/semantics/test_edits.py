@@ -1,6 +1,6 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-20 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
+21 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
 the docs (docs/reference/edits.md).
 """
 
@@ -32,6 +32,7 @@ _CI = [
     ("replace-data", "z2"),
     ("normalize-in-step-hook", "z2"),
     ("normalize-in-step-hook", "z3-offload"),
+    ("write-by-numpy", "z2"),
     ("lookahead", "z3"),
     ("average-for-evaluation", "z2"),
     ("spectral-norm", "z3"),
@@ -68,6 +69,7 @@ _REFUSED_UNDER_ZERO = {
     "unfreeze-late": "unfrozen-under-zero",
     "unfreeze-gradually": "unfrozen-under-zero",
     "add-late": "group-added-under-zero",
+    "write-by-numpy": "weights-differ-from-master-copy",
     "own-norm": _NOT_ELEMENT_WISE,
     "adafactor": _NOT_ELEMENT_WISE,
     "torch-adafactor": _NOT_ELEMENT_WISE,

@@ -310,3 +310,14 @@ def test_another_mathematics_is_refused(switch: str) -> None:
     refused = refusal(optimizer_swap.swap, own, OptimizerName.ADAFACTOR)
     assert refused.rule == "optimizer-switch-not-taken-over"
     assert f"AdamW({switch}=True)" in str(refused)
+
+
+@pytest.mark.parametrize("name", [OptimizerName.SGD, OptimizerName.ADAMW_8BIT])
+def test_hooks_around_the_scripts_steps_stay(name: OptimizerName) -> None:
+    net = model()
+    old = torch.optim.AdamW(groups(net), lr=0.01)
+    calls: list[str] = []
+    old.register_step_pre_hook(lambda *_: calls.append("before"))
+    old.register_step_post_hook(lambda *_: calls.append("after"))
+    step(net, optimizer_swap.swap(old, name, modules=net.modules()))
+    assert calls == ["before", "after"]

@@ -129,6 +129,13 @@ def replace_data(loop: Loop) -> None:
         parameter.data = parameter.data * 0.9
 
 
+def write_by_numpy(loop: Loop) -> None:
+    """Through shared memory, which torch does not see."""
+    for parameter in loop.parameters:
+        if parameter.dtype == torch.float32:
+            parameter.detach().numpy()[...] *= 0.95
+
+
 def normalize_in_a_hook(model: Any, optimizer: Any) -> None:
     @torch.no_grad()
     def normalize(*_: Any) -> None:
@@ -439,6 +446,7 @@ EDITS: dict[str, Edit] = {
     "clamp": Edit(after_step=clamp),
     "clamp-data": Edit(after_step=clamp_data),
     "replace-data": Edit(after_step=replace_data),
+    "write-by-numpy": Edit(after_step=write_by_numpy),
     "normalize-in-step-hook": Edit(before_prepare=normalize_in_a_hook),
     "lookahead": Edit(after_step=lookahead),
     "average-for-evaluation": Edit(after_step=average_for_evaluation),
