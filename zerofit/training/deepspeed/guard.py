@@ -150,6 +150,8 @@ class Guard:
                 with self._groups.flat():
                     take()
                 self._untrained.end_step()
+                if self._untrained.has_changed:
+                    self._weights.compare_next()
                 self._num_steps += 1
                 if self._engine.skipped_steps == skipped:
                     for hook in after:

@@ -52,6 +52,7 @@ class ScriptWeights:
         self._carried_at: dict[int, int] = {}
         """The step after which each parameter was first carried, by its id."""
         self._step_compared = -1
+        self._compares_next = False
         self._is_comparable = not rounds_weights_otherwise(engine)
 
     def alias(self, parameter: Any, tensor: Any) -> Any:
@@ -98,10 +99,14 @@ class ScriptWeights:
             if not is_gathered(parameter):
                 raise _lost(name)
             self._carry(parameter, step)
-        is_due = step != self._step_compared and (step <= _FIRST_STEPS or step % _EVERY == 0)
-        if step and is_due:
-            self._step_compared = step
+        is_due = self._compares_next or step <= _FIRST_STEPS or step % _EVERY == 0
+        if step and is_due and step != self._step_compared:
+            self._step_compared, self._compares_next = step, False
             self._compare(step, self._trained)
+
+    def compare_next(self) -> None:
+        """Compare all weights before the next pass, whatever the step."""
+        self._compares_next = True
 
     @contextlib.contextmanager
     def saving(self, step: int) -> Iterator[None]:

@@ -46,6 +46,9 @@ class UntrainedParameters:
         self._flags: Any = None
         self._asked: Any = None
         self._num_steps = 0
+        self._last: list[int] = []
+        self.has_changed = False
+        """True if the last step left out other parameters than the one before."""
         for place, (_, parameter) in enumerate(trained):
 
             def receive(_: Any, place: int = place) -> None:
@@ -92,6 +95,8 @@ class UntrainedParameters:
             return
         if self._without_anywhere is None:
             self._without_anywhere = self._ask()
+            self.has_changed = self._without_anywhere != self._last
+            self._last = self._without_anywhere
             for place in self._without_anywhere:
                 self._skipped[place] = self._skipped.get(place, 0) + 1
             if self._without_anywhere:
