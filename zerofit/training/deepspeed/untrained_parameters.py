@@ -95,8 +95,6 @@ class UntrainedParameters:
             return
         if self._without_anywhere is None:
             self._without_anywhere = self._ask()
-            self.has_changed = self._without_anywhere != self._last
-            self._last = self._without_anywhere
             for place in self._without_anywhere:
                 self._skipped[place] = self._skipped.get(place, 0) + 1
             if self._without_anywhere:
@@ -126,6 +124,8 @@ class UntrainedParameters:
             self._asked = None
         self._without = set(range(len(self._trained)))
         self._num_steps += 1
+        left_out = self._without_anywhere or []
+        self.has_changed, self._last = left_out != self._last, left_out
 
     def _ask(self) -> list[int]:
         if self._asked is None:
