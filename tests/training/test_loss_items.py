@@ -62,6 +62,8 @@ def entropy(logits: Any, **more: Any) -> Any:
         (lambda x: functional.pairwise_distance(x, -x).mean(), 6),
         (lambda x: x[:1, :1].square().mean(), 1),
         (lambda x: entropy(x, reduction="none")[LABELS >= 0].mean(), 4),
+        (lambda x: (entropy(x, reduction="none") * x[0].mean()).mean(), None),
+        (lambda x: (x[0].mean() * entropy(x, reduction="none")).mean(), None),
         (lambda x: entropy(x, reduction="sum"), None),
         (lambda x: entropy(x, reduction="sum") / 4, None),  # whose items they are is not told
         (lambda x: x.square().sum(), None),
