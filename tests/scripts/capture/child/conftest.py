@@ -106,6 +106,7 @@ def _prepare(place: Path) -> Path:
         "serve": None,
         "roots": [str(place)],
         "caches": [],
+        "allowed": [],
     }
     (folder / "spec.json").write_text(json.dumps(spec))
     return folder

@@ -78,10 +78,15 @@ def main() -> None:
 
     training.begin, training.fail, training.weights = begin, fail, spec["weights"]
     sys.modules["training"] = training
-    guard(place)
+    denied_path = guard(place)
     sys.argv = target
     sys.path[0] = str(Path(target[0]).resolve().parent)
-    runpy.run_path(target[0], run_name="__main__")
+    try:
+        runpy.run_path(target[0], run_name="__main__")
+    except OSError as error:
+        if path := denied_path(error):
+            fail("confined", path=path)
+        raise
 
 
 main()

@@ -74,6 +74,7 @@ class Confinement:
         self._calls, self._pid = queue.SimpleQueue(), os.getpid()
         _thread.start_new_thread(_start_threads, (self._calls,))
         self._restrict_thread()
+        os.close(self._ruleset)
 
     @property
     def is_begun(self) -> bool:

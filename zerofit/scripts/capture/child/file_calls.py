@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.confinement import Confinement
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WILL_MAKE = "zerofit.make"
+"""The audit event of a file that is about to be made or written, by its path, where Python has none."""
 _CHANGING = ("link", "mkdir", "remove", "rename", "replace", "rmdir", "symlink", "truncate", "unlink")
 """Functions of os whose audit events say all."""
 _PIPES = ("mkfifo", "mknod")
@@ -70,7 +72,7 @@ def wrap_file_calls(confinement: Confinement, *, is_guarding: Callable[[], bool]
 
 
 def _report_and_call(named: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-    sys.audit("open", named, "xb", WRITE_FLAGS)
+    sys.audit(WILL_MAKE, named)
     return original(*args, **kwargs)
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.scripts.capture.child.confinement import Confinement
-from zerofit.scripts.capture.child.file_calls import WRITE_FLAGS, wrap_file_calls
+from zerofit.scripts.capture.child.file_calls import WILL_MAKE, WRITE_FLAGS, wrap_file_calls
 from zerofit.scripts.capture.child.meta_weights import chain_of
 from zerofit.scripts.capture.child.native_files import report_native_files
 from zerofit.scripts.capture.child.outcome import place_in_script
@@ -58,6 +58,17 @@ _MAX_COPY_BYTES = 1 << 30
 _CACHES_ANYWHERE = ("cache-*.arrow",)
 """Cache files that datasets writes beside a dataset on disk (datasets/arrow_dataset.py,
 _get_cache_file_path)."""
+_C_TOUCHES = (
+    *("chmod", "chown", "fchmod", "fchmodat", "fchown", "fchownat", "futimens", "lchown", "setxattr"),
+    *("utime", "utimensat", "utimes"),
+)
+"""Functions of the C library that Landlock does not confine."""
+_C_WRITES = (
+    *("creat", "creat64", "fopen", "fopen64", "freopen", "freopen64", "link", "linkat", "mkdir", "mkdirat"),
+    *("mkfifo", "mknod", "open", "open64", "openat", "openat64", "remove", "rename", "renameat", "renameat2"),
+    *("rmdir", "symlink", "symlinkat", "truncate", "truncate64", "unlink", "unlinkat"),
+)
+"""Those that it confines."""
 _KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
 _SHARED_MEMORY = "/dev/shm"
 """A folder of /dev that may contain users' files."""
@@ -131,11 +142,13 @@ class _FileGuard:
             "os.chmod": lambda path, mode, folder: self._touch(path, folder),
             "os.chown": lambda path, user, group, folder: self._touch(path, folder),
             "os.utime": lambda path, times, ns, folder: self._touch(path, folder),
-            "os.setxattr": lambda path, *_: self._touch(path, -1),
-            "os.removexattr": lambda path, *_: self._touch(path, -1),
+            "os.setxattr": lambda path, *_: self._before_loss(_resolved(path), "change attributes of"),
+            "os.removexattr": lambda path, *_: self._before_loss(_resolved(path), "change attributes of"),
             "os.link": self._link,
             "os.symlink": self._symlink,
             "sqlite3.connect": self._connect,
+            WILL_MAKE: self._make,
+            "ctypes.dlsym": self._find_function,
         }
 
     def make_caches(self, caches: Sequence[str]) -> None:
@@ -150,11 +163,11 @@ class _FileGuard:
 
     def begin(self, *, is_confined: bool) -> None:
         """Record from now on what is about to happen, and confine the process if asked."""
+        places = [path if os.path.exists(path) else _nearest_folder(path) for path in self._allowed]
+        self._confinement = Confinement(self._roots, self._caches, places)
         for path in self._allowed:
             if not os.path.isdir(path):
                 self._before_write(path)
-        places = [path if os.path.exists(path) else _nearest_folder(path) for path in self._allowed]
-        self._confinement = Confinement(self._roots, self._caches, places)
         sys.addaudithook(self.on_event)
         wrap_file_calls(self._confinement, is_guarding=self._is_busy)
         report_native_files(self._confinement)
@@ -265,6 +278,12 @@ class _FileGuard:
             for end in () if is_denied else _BESIDE_DATABASE:
                 self._before_write(f"{file}{end}")
 
+    def _find_function(self, library: Any, name: Any) -> None:
+        """Refuse the C library's functions that change files, where the kernel does not confine them."""
+        is_confined = self._confinement.is_begun and not self._allowed
+        if name in (_C_TOUCHES if is_confined else {*_C_TOUCHES, *_C_WRITES}):
+            self.refuse("would-overwrite", f"it would call {name}() of the C library, unseen by zerofit")
+
     def _watch_attached(self, connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Open a database, and record those that the connection attaches, before it does."""
 
@@ -325,6 +344,14 @@ class _FileGuard:
         if not os.path.lexists(place):
             self._note(Change.MADE_FOLDER, place)
 
+    def _make(self, path: str) -> None:
+        """Record a file that may be made once its folder is, or written if it is there."""
+        place = _unfollowed(path, -1)
+        if os.path.lexists(place):
+            self._before_write(os.path.realpath(place))
+        else:
+            self._note(Change.MADE, place)
+
     def _rmdir(self, path: Any, folder: int) -> None:
         place = _unfollowed(path, folder)
         if os.path.isdir(place) and not os.listdir(place) and not self._is_made(place):
@@ -381,7 +408,8 @@ class _FileGuard:
     def _note(
         self, change: Change, path: str, *, status: os.stat_result | None = None, copy: str = ""
     ) -> None:
-        self._check_reach(path)
+        if change is not Change.TOUCHED:
+            self._check_reach(path)
         if (path, change) in self._known or not self._is_guarded(path):
             return
         entry = JournalEntry(

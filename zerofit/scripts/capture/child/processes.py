@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.scripts.capture.child.file_calls import WRITE_FLAGS
+from zerofit.scripts.capture.child.file_calls import WILL_MAKE
 from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.on_import import around, when_imported
 
@@ -132,7 +132,7 @@ def _report_and_start(words: list[str], folder: str, function: Callable[[], Any]
                     sys.audit("os.mkdir", str(place), 0o777, -1)
         outputs = [os.path.join(folder, to) for flag, to in itertools.pairwise(command) if flag == "-o"]
         for path in paths if is_touch else () if is_mkdir else outputs:
-            sys.audit("open", path, "ab", WRITE_FLAGS)
+            sys.audit(WILL_MAKE, path)
     return function()
 
 
