@@ -99,3 +99,17 @@ def test_what_differs_is_said() -> None:
     tried = try_element_wise(_ByNorm(_parameters()))
     assert tried.name.endswith("'s _ByNorm")
     assert tried.found.startswith("three steps on small tensors and on their concatenation end ")
+
+
+class _WithModes(_ByNorm):
+    """As schedule-free optimizers are."""
+
+    def train(self) -> None:
+        pass
+
+    def eval(self) -> None:
+        pass
+
+
+def test_an_optimizer_that_exchanges_the_weights_is_none() -> None:
+    assert try_element_wise(_WithModes(_parameters())).found == "its train() and eval() exchange the weights"

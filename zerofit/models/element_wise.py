@@ -52,6 +52,9 @@ def _tried(optimizer: Any) -> ElementWise:
     name = f"{package}'s {type(optimizer).__name__}"
     if package in _KNOWN:
         return ElementWise(is_kept=True, name=name)
+    if all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval")):
+        # As schedule-free ones have: they move between two sets of weights, of which ZeRO knows one.
+        return ElementWise(is_kept=False, name=name, found="its train() and eval() exchange the weights")
     generator = torch.Generator().manual_seed(0)
     draws = [
         [[torch.randn(shape, generator=generator) for shape in group] for group in _small_shapes(optimizer)]

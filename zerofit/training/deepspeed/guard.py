@@ -95,6 +95,8 @@ class Guard:
         optimizer = engine.optimizer
         for name in ("state_dict", "load_state_dict"):
             setattr(optimizer, name, _inside(getattr(optimizer, name), held, Guard.loading))
+        for own in self._hooked:
+            _lend_methods(own, optimizer)
         optimizer.add_param_group = base.add_param_group = _refuse_group
         engine._zerofit_guard = self
 
@@ -192,6 +194,15 @@ class _ScriptGroups:
             self._flat = [group["params"] for group in self._base.param_groups]
             for group, parameters in zip(self._base.param_groups, self._own, strict=True):
                 group["params"] = list(parameters)
+
+
+def _lend_methods(own: Any, wrapper: Any) -> None:
+    """Give an optimizer of DeepSpeed the methods of the script's that it lacks: first_step() of SAM."""
+    from torch.optim import Optimizer
+
+    for name in dir(type(own)):
+        if not (name.startswith("_") or hasattr(Optimizer, name) or hasattr(wrapper, name)):
+            setattr(wrapper, name, getattr(own, name))
 
 
 def _is_zerofits(hook: Any) -> bool:
