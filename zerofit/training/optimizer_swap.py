@@ -120,9 +120,8 @@ def _check_element_wise(optimizer: Any, changes: Changes) -> None:
             "optimizer-not-element-wise",
             "the script's optimizer would train differently under ZeRO",
             found=f"{tried.name}: {tried.found}",
-            why="ZeRO joins parameters into flat buffers and cuts these over the ranks; an optimizer that "
-            "looks "
-            "at single tensors (their norms, shapes or names) then steps otherwise",
+            why="ZeRO steps flat buffers of many parameters, cut over the ranks; an optimizer that looks at "
+            "single tensors (their norms, shapes or names) or exchanges the weights trains otherwise",
             fix="train without ZeRO: --engine native; or use an optimizer that steps each element by itself, "
             "such as AdamW",
         )
