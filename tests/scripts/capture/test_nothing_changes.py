@@ -61,7 +61,8 @@ _SCRIPTS: dict[str, tuple[str, str, str]] = {
     "rmtree": ("shutil.rmtree('sub')", _LOSES, _LOSES),
     "mkdir": ("os.makedirs('out/deep'); open('out/deep/x', 'w').close(); os.rmdir('empty')", _KEEPS, _KEEPS),
     "chmod": (
-        "os.chmod('log.txt', 0o600); os.chmod('sub', 0o700); f = open('data.bin'); os.fchmod(f.fileno(), 0o600)",
+        "os.chmod('log.txt', 0o600); os.chmod('sub', 0o700); "
+        "data = open('data.bin'); os.fchmod(data.fileno(), 0o600)",
         _KEEPS,
         _KEEPS,
     ),

@@ -98,7 +98,7 @@ def _prepare(place: Path) -> Path:
         (place / name).mkdir(parents=True, exist_ok=True)
         (place / name / "config.json").write_text(json.dumps(config))
     folder = place / "captured"
-    folder.mkdir()
+    (folder / "t").mkdir(parents=True)
     spec = {
         "weights": "meta",
         "num_batches": 4,
@@ -112,17 +112,18 @@ def _prepare(place: Path) -> Path:
     return folder
 
 
-def _environment(port: int) -> dict[str, str]:
+def _environment(place: Path, port: int) -> dict[str, str]:
     one_rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     quiet = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **one_rank, **quiet, "MASTER_PORT": str(port)}
+    temporary = str(place / "captured" / "t")
+    return {**os.environ, **one_rank, **quiet, "MASTER_PORT": str(port), "TMPDIR": temporary}
 
 
 def _run(command: list[str], place: Path, port: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         cwd=place,
-        env=_environment(port),
+        env=_environment(place, port),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -172,7 +173,7 @@ def captured_in_forks(tmp_path_factory: pytest.TempPathFactory, free_tcp_port: i
             child = ForkedProgram(
                 command,
                 cwd=place,
-                env=_environment(free_tcp_port),
+                env=_environment(place, free_tcp_port),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # as zerofit starts it

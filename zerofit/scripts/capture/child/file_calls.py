@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.confinement import Confinement
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-WILL_MAKE = "zerofit.make"
+WILL_MAKE = "zerofit/make"
 """The audit event of a file that is about to be made or written, by its path, where Python has none."""
 _CHANGING = ("link", "mkdir", "remove", "rename", "replace", "rmdir", "symlink", "truncate", "unlink")
 """Functions of os whose audit events say all."""

@@ -148,7 +148,6 @@ class _FileGuard:
             "os.symlink": self._symlink,
             "sqlite3.connect": self._connect,
             WILL_MAKE: self._make,
-            "ctypes.dlsym": self._find_function,
         }
 
     def make_caches(self, caches: Sequence[str]) -> None:
@@ -175,6 +174,7 @@ class _FileGuard:
             when_imported(module, lambda module: around(module, "connect")(self._watch_attached))
         guard_processes(self.refuse, self._confinement)
         if is_confined:
+            self._events["ctypes.dlsym"] = self._find_function
             self._confinement.begin()
 
     @property
@@ -214,9 +214,9 @@ class _FileGuard:
     def denied_path(self, error: BaseException) -> str:
         """Return the path that an error names and that only the confinement denies to write, or ""."""
         for step in chain_of(error):
-            quoted = [_QUOTED.findall(str(step))] if "ermission denied" in str(step) else []
-            named = [getattr(step, "filename", None), getattr(step, "filename2", None)]
-            for name in (*named, *(path for paths in quoted for path in paths)):
+            quoted = _QUOTED.findall(str(step)) if "ermission denied" in str(step) else []
+            named = [step.filename, step.filename2] if isinstance(step, PermissionError) else []
+            for name in (*named, *quoted):
                 path = os.path.realpath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else ""
                 place = path if os.path.exists(path) else os.path.dirname(path)
                 is_free = os.path.isdir(os.path.dirname(path)) and os.access(place, os.W_OK)
