@@ -237,3 +237,9 @@ def test_locks_are_found_in_a_folder_of_the_users_too(tmp_path: Path) -> None:
     _touch(tmp_path / "async_io/lock")
     assert [lock.path for lock in find_build_locks(tmp_path)] == [str(tmp_path / "async_io/lock")]
     assert find_build_locks(tmp_path / "nothing") == ()
+
+
+def test_a_lock_that_goes_while_it_is_looked_at_is_none(tmp_path: Path) -> None:
+    (tmp_path / "cpu_adam").mkdir()
+    (tmp_path / "cpu_adam" / "lock").symlink_to(tmp_path / "gone")
+    assert find_build_locks(tmp_path) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -67,14 +68,13 @@ def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLoc
     # TORCH_EXTENSIONS_DIR contains the ops directly; the default folder has a subfolder per Python and CUDA.
     locks = sorted(path for pattern in ("*/lock", "*/*/lock") for path in top.glob(pattern))
     open_files = _open_files(proc) if locks else frozenset()
-    return tuple(
-        BuildLock(
-            path=str(lock),
-            age_s=max(0.0, time.time() - lock.stat().st_mtime),
-            is_held=str(lock.resolve()) in open_files,
-        )
-        for lock in locks
-    )
+    found = []
+    for lock in locks:
+        with contextlib.suppress(FileNotFoundError):  # its build has ended since
+            age_s = max(0.0, time.time() - lock.stat().st_mtime)
+            is_held = str(lock.resolve()) in open_files
+            found.append(BuildLock(path=str(lock), age_s=age_s, is_held=is_held))
+    return tuple(found)
 
 
 def clear_abandoned_locks(*, environ: Mapping[str, str], home: Path) -> Iterator[str]:
