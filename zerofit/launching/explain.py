@@ -9,7 +9,7 @@ import re
 import stat
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -58,6 +58,7 @@ _TIMED_OUT = re.compile(
 )
 """NCCL's watchdog on the collective that a rank waits in. Source:
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13)."""
+_OWN_ERROR = "error["
 _DURING_HANDLING = "During handling of the above exception, another exception occurred"
 _DIRECT_CAUSE = "The above exception was the direct cause of the following exception"
 _KEPT_LINES = 200
@@ -243,6 +244,11 @@ class LogReader:
                     is_direct or one.failure.role is Role.ROOT
                 ):
                     del self.found[last.at.file, last.failure.id]
+        elif one.at.text.startswith(_OWN_ERROR) and (last := traceback.last) is not None:
+            # zerofit's own name for the exception before it, printed by the same rank.
+            if self.found.get((last.at.file, last.failure.id)) == last:
+                del self.found[last.at.file, last.failure.id]
+            one = replace(one, frame=last.frame)
         self.found.setdefault((one.at.file, one.failure.id), one)
 
     def explain(self) -> Explanation:

@@ -1,0 +1,56 @@
+"""Scripts that work with ZeRO-3's empty weights fail by name; those that fail for another reason, don't."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from runs import ROOT, run_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCRIPT = ROOT / "tests" / "semantics" / "scripts" / "sharded_weights.py"
+_LAUNCH = ("launch", "--cpu", "--no-capture", "--mixed-precision", "no", "--num-processes", "1")
+_ZERO3 = ("--zero-stage", "3", "--offload-optimizer", "none")
+_PLACEHOLDER = "a weight was used while ZeRO-3 or FSDP holds it in shards"
+_SHAPES = "shapes of tensors do not fit each other"
+
+
+@pytest.mark.usefixtures("built_comm")
+@pytest.mark.parametrize(
+    ("case", "named", "cause"),
+    [
+        ("clones", "new", _PLACEHOLDER),
+        ("clones-of-prepared", "own", _PLACEHOLDER),
+        ("averaged", "p_model", _PLACEHOLDER),
+        ("averaged-by-foreach", "p_model", _PLACEHOLDER),
+        ("averaged-prepared", "p_averaged", _PLACEHOLDER),
+        ("deepcopy", "new", _PLACEHOLDER),
+        ("deepcopy-of-prepared", "own", _PLACEHOLDER),
+        ("clip-text", "self.token_embedding.weight", _PLACEHOLDER),
+        ("clip-vision", "weight", _PLACEHOLDER),
+        ("bert", "weight", _PLACEHOLDER),
+        ("rows", "net[0].weight", _PLACEHOLDER),
+        ("view", "net[0].weight", _PLACEHOLDER),
+        ("singular-values", "net[0].weight", _PLACEHOLDER),
+        ("helper", "weight", _PLACEHOLDER),
+        ("other-shape", "", _SHAPES),
+        (
+            "other-empty",
+            "",
+            "a tensor is empty: a weight that ZeRO-3 or FSDP holds in shards, or data without samples",
+        ),
+    ],
+)
+def test_an_empty_weight_is_named_where_it_is_the_cause(
+    case: str, named: str, cause: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "zerofit", *_LAUNCH, *_ZERO3, str(_SCRIPT), "--case", case]
+    run = run_command(command, tmp_path)
+    assert run.exit_code == 1, run.stderr
+    found = re.findall(r"error\[weight-sharded-by-zero3\].*\n(?:\[rank0\]: )?  found: (\S+) in ", run.stderr)
+    assert found == ([named] if named else [])
+    assert f"  cause: {cause} (confidence high)" in run.stderr
