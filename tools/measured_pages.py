@@ -360,7 +360,8 @@ _PROGRAMS_HEAD = """\
 # accelerate's own test programs
 
 The programs of `accelerate.test_utils.scripts`, run by `accelerate launch` and by `zerofit launch` with the
-same number of CPU ranks and no other flag (`make accelerate-programs`). A number is the exit code.
+same number of CPU ranks and `--engine native` (`make accelerate-programs`). A number is the exit code; some
+fail under both for want of a package or of the Hub.
 
 | program | ranks | accelerate launch | zerofit launch | ends the same |
 |---|---|---|---|---|

@@ -132,8 +132,9 @@ def replace_data(loop: Loop) -> None:
 def write_by_numpy(loop: Loop) -> None:
     """Through shared memory, which torch does not see."""
     for parameter in loop.parameters:
-        if parameter.dtype == torch.float32:
-            parameter.detach().numpy()[...] *= 0.95
+        bits = torch.int32 if parameter.dtype == torch.float32 else torch.int16  # NumPy has no bf16
+        memory = parameter.detach().view(bits).numpy()
+        memory[...] = (parameter.detach() * 0.95).view(bits).numpy()
 
 
 def normalize_in_a_hook(model: Any, optimizer: Any) -> None:
@@ -547,7 +548,7 @@ def main() -> None:
         edit.after_step(loop)
         optimizer.zero_grad(**edit.zero_grad)
     edit.at_end(loop)
-    weights = end_of(loop)
+    weights = end_of(loop, is_written=edit.at_end is not nothing)
     out = Path("out")
     out.mkdir(exist_ok=True)
     if accelerator.is_main_process:
@@ -559,10 +560,17 @@ def main() -> None:
         (out / "losses.json").write_text(json.dumps(losses))
 
 
-def end_of(loop: Loop) -> dict[str, torch.Tensor]:
-    """Return the weights; where ZeRO trains in 16 bits the fp32 copy, as others train and save theirs."""
+def end_of(loop: Loop, *, is_written: bool) -> dict[str, torch.Tensor]:
+    """Return the weights; where ZeRO trains in 16 bits the fp32 copy, as others train and save theirs.
+
+    What the edit has written in the end is in the weights alone.
+    """
     weights = loop.accelerator.get_state_dict(loop.model)
-    if "DEEPSPEED" not in str(loop.accelerator.distributed_type) or loop.parameters[0].dtype == torch.float32:
+    if (
+        is_written
+        or "DEEPSPEED" not in str(loop.accelerator.distributed_type)
+        or loop.parameters[0].dtype == torch.float32
+    ):
         return weights
     from deepspeed.utils import safe_get_full_fp32_param
 
