@@ -184,8 +184,10 @@ def _restored_words(undone: UndoResult) -> tuple[str, ...]:
 
 
 def _some_of(paths: tuple[str, ...]) -> str:
-    more = f" and {len(paths) - _NUM_NAMED} more" if len(paths) > _NUM_NAMED else ""
-    return ", ".join(paths[:_NUM_NAMED]) + more
+    """Return the first of some paths, without those in folders among them."""
+    outer = [path for path in paths if os.path.dirname(path) not in paths]
+    more = f" and {len(outer) - _NUM_NAMED} more" if len(outer) > _NUM_NAMED else ""
+    return ", ".join(outer[:_NUM_NAMED]) + more
 
 
 def _leftover_words(folder: Path, undone: UndoResult) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ _SHARED_MEMORY = "/dev/shm"
 """A folder of /dev that may contain users' files."""
 _ATTACH = 24
 """SQLITE_ATTACH (https://www.sqlite.org/c3ref/c_alter_table.html)."""
-_SQLITE = ("_sqlite3", "sqlite3.dbapi2", "sqlite3")
+_SQLITE = ("sqlite3.dbapi2", "sqlite3")
 """Modules with a function connect(), each with its own name for it."""
 _BESIDE_DATABASE = ("-journal", "-wal", "-shm")
 """Endings of the files beside a database (https://www.sqlite.org/tempfiles.html)."""

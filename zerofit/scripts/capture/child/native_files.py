@@ -32,8 +32,8 @@ _WRITERS = (
     ("pyarrow.csv", "write_csv", 1),
     ("h5py._hl.files", "File.__init__", 1),
     ("cv2", "imwrite", 0),
-    ("_gdbm", "open", 0),
-    ("_dbm", "open", 0),
+    ("dbm.gnu", "open", 0),
+    ("dbm.ndbm", "open", 0),
     *(
         ("polars", f"DataFrame.write_{kind}", 1)
         for kind in ("parquet", "csv", "ipc", "ndjson", "json", "avro", "excel")
@@ -43,7 +43,7 @@ _WRITERS = (
 _NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "source")
 """Names of that argument."""
 _ENDS_OF_DBM = (".db", ".dir", ".pag")
-"""Endings that _dbm adds (https://docs.python.org/3/library/dbm.html)."""
+"""Endings that dbm.ndbm adds (https://docs.python.org/3/library/dbm.html)."""
 
 
 def report_native_files(confinement: Confinement) -> None:
@@ -62,7 +62,7 @@ def _before(module: Any, *, name: str, at: int, confinement: Confinement) -> Non
 
     def report_and_call(*args: Any, **kwargs: Any) -> Any:
         for path in (*args[at : at + 1], *(kwargs.get(one) for one in _NAMES)):
-            _report_write(path, ends=("", *_ENDS_OF_DBM) if module.__name__ == "_dbm" else ("",))
+            _report_write(path, ends=("", *_ENDS_OF_DBM) if module.__name__ == "dbm.ndbm" else ("",))
         return original(*args, **kwargs)
 
     @functools.wraps(original)
