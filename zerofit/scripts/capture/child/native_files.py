@@ -42,8 +42,10 @@ _WRITERS = (
 """Module, function, and position of its path argument."""
 _NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "source")
 """Names of that argument."""
+_OPENS_LATER = "dbm.ndbm"
+"""A module whose library opens its files when it writes: it needs the permission for good."""
 _ENDS_OF_DBM = (".db", ".dir", ".pag")
-"""Endings that dbm.ndbm adds (https://docs.python.org/3/library/dbm.html)."""
+"""Endings that it adds (https://docs.python.org/3/library/dbm.html)."""
 
 
 def report_native_files(confinement: Confinement) -> None:
@@ -60,15 +62,19 @@ def _before(module: Any, *, name: str, at: int, confinement: Confinement) -> Non
     if original is None:  # another release
         return
 
+    opens_later = module.__name__ == _OPENS_LATER
+
     def report_and_call(*args: Any, **kwargs: Any) -> Any:
         for path in (*args[at : at + 1], *(kwargs.get(one) for one in _NAMES)):
-            _report_write(path, ends=("", *_ENDS_OF_DBM) if module.__name__ == "dbm.ndbm" else ("",))
+            _report_write(path, ends=_ENDS_OF_DBM if opens_later else ("",))
         return original(*args, **kwargs)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _only_reads(name, args, kwargs):
             return original(*args, **kwargs)
+        if opens_later:
+            return report_and_call(*args, **kwargs)
         return confinement.outside(report_and_call, *args, **kwargs)
 
     setattr(holder, last, call)
