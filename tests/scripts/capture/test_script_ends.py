@@ -198,11 +198,10 @@ def test_a_file_that_can_not_be_put_back_keeps_its_copy(workplace) -> None:
     workplace.write("keep me\n", name="logs/log.txt")
     workplace.write(
         """
-        import ctypes, training
+        import subprocess, sys, training
         open("logs/log.txt", "w").write("gone")
-        libc = ctypes.CDLL(None)  # compiled code, unseen
-        assert libc.unlink(b"logs/log.txt") == libc.rmdir(b"logs") == 0
-        libc.close(libc.creat(b"logs", 0o644))
+        unseen = "import os; os.unlink('logs/log.txt'); os.rmdir('logs'); open('logs', 'w').close()"
+        subprocess.run([sys.executable, "-c", unseen], check=True)
         training.begin()
         """
     )
