@@ -162,7 +162,7 @@ def test_a_strategy_needs_the_packages_that_it_is_made_of(
     ("python", "said"),
     [
         ("3.12.9", ()),
-        ("3.13.0", ("Python 3.13 is newer than 3.12, the newest that zerofit was tested with",)),
+        ("3.14.0", ("Python 3.14 is newer than 3.13, the newest that zerofit was tested with",)),
     ],
 )
 def test_a_newer_python_is_said_but_no_patch_release_of_a_tested_one(

@@ -9,8 +9,8 @@ from zerofit.core.rank_observation import Phase, read_observation
 from zerofit.training.observe import Observed
 
 _MOST_PYTHON_CALLS = 4
-"""To move(), and to what checks the descriptor and writes; a call with cold caches takes some 20 us (measured between two products of
-matrices)."""
+"""To move(), and to what checks the descriptor and writes. A call with cold caches takes some 20 us (measured
+between two products of matrices)."""
 
 
 def test_an_update_on_a_cpu_rank_makes_few_calls(tmp_path: Path) -> None:

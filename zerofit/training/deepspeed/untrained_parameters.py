@@ -151,7 +151,7 @@ def _has_blocks(name: str, what: str) -> UserError:
         "parameter-without-gradient-under-zero",
         "a parameter gets no gradient, and its optimizer states can't be kept apart under ZeRO",
         found=f"{name}, with {what}",
-        why="ZeRO would decay and move it with the others; a scale of 8-bit states belongs to a block of several "
-        "parameters, and files are written whole",
+        why="ZeRO would decay and move it with the others; a scale of 8-bit states belongs to a block of "
+        "several parameters, and files are written whole",
         fix="freeze the parameter before the optimizer is made, or use an optimizer with 32-bit states",
     )
