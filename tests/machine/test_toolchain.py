@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from zerofit.machine.extensions import (
     find_build_locks,
     is_op_compiled,
     ops_to_compile,
+    sign_lock,
 )
 from zerofit.machine.probe_toolchain import (
     REPORT_COMMAND,
@@ -231,6 +233,37 @@ def test_a_launch_removes_what_a_killed_build_left_and_warns_of_what_it_is_not_s
         f"removed {old}, left over from a killed build; runs would wait for it forever",
     ]
     assert (old.exists(), young.exists(), held.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_held", "are_signed", "is_removed"),
+    [
+        (None, False, False, True),
+        (None, False, True, True),
+        (None, True, False, False),
+        (None, True, True, False),
+        ("", False, False, False),
+        ("zerofit another-boot pid:[4026531836] uid 0\n", False, False, False),
+        ("zerofit another-boot pid:[4026531836] uid 0\n", False, True, False),
+        ("\xff", False, True, False),
+    ],
+)
+def test_a_young_lock_goes_if_it_says_that_its_run_was_here(
+    text: str | None, is_held: bool, are_signed: bool, is_removed: bool, tmp_path: Path
+) -> None:
+    """None is what a run of zerofit on this machine writes into its lock."""
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.write_bytes(b"" if text is None else text.encode("latin-1"))
+    if text is None:
+        sign_lock(lock)
+    with lock.open() if is_held else contextlib.nullcontext():
+        environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+        said = list(clear_abandoned_locks(environ=environ, home=tmp_path, are_signed=are_signed))
+    assert lock.exists() == (not is_removed)
+    assert said == [f"removed {lock}, left over from a killed build; runs would wait for it forever"] or (
+        not is_removed and all("no process here holds" in line for line in said)
+    )
 
 
 def test_locks_are_found_in_a_folder_of_the_users_too(tmp_path: Path) -> None:

@@ -268,6 +268,9 @@ def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) 
             observer.say(f"DeepSpeed compiles {' and '.join(ops)} at first use, for 1 to 2 minutes each")
     began = time.monotonic()
     ended = start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
+    if ended.exit_code:  # its ranks may have been killed in the middle of a build
+        for sentence in clear_abandoned_locks(environ=os.environ, home=Path.home(), are_signed=True):
+            observer.detail(f"zerofit: {sentence}")
     if not ended.exit_code:
         ranks = [one for rank in ranks_of(to_launch) if (one := read_observation(folder.ranks, rank))]
         line = closing_line(ranks, time.monotonic() - began, predicted_tensors(to_launch.plan))

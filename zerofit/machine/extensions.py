@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -77,18 +78,43 @@ def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLoc
     return tuple(found)
 
 
-def clear_abandoned_locks(*, environ: Mapping[str, str], home: Path) -> Iterator[str]:
+def sign_lock(lock: Path) -> None:
+    """Write into a lock that torch has just made which processes can see whether it is held.
+
+    A lock is empty otherwise, and may be another node's.
+    """
+    with contextlib.suppress(OSError):
+        lock.write_text(_signature(), encoding="utf-8")
+
+
+def _signature() -> str:
+    """Return what names the processes whose open files this one can list: this user's in this container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"zerofit {boot} {os.readlink('/proc/self/ns/pid')} uid {os.getuid()}\n"
+
+
+def _is_signed_here(lock: Path) -> bool:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return lock.read_text(encoding="utf-8") == _signature()
+    return False
+
+
+def clear_abandoned_locks(
+    *, environ: Mapping[str, str], home: Path, are_signed: bool = False
+) -> Iterator[str]:
     """Remove locks left over from killed builds, and yield a sentence for each.
 
     Args:
         environ: the environment.
         home: the user's home folder.
+        are_signed: look only at locks of runs of zerofit on this machine.
     """
     top, _ = extensions_folders(environ=environ, home=home, cuda_version=None)
     for lock in find_build_locks(top):
-        if lock.is_held:
+        is_signed = _is_signed_here(Path(lock.path))
+        if lock.is_held or (are_signed and not is_signed):
             continue
-        if lock.age_s < _ABANDONED_S:
+        if lock.age_s < _ABANDONED_S and not is_signed:
             yield (
                 f"no process here holds {lock.path}; if none does on another node, this run waits for it "
                 f"forever: rm {lock.path}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.deepspeed import wait_for_every_gather
 from zerofit.generation.ranks.meeting import watch
+from zerofit.machine.extensions import sign_lock
 from zerofit.scripts.on_import import when_imported
 from zerofit.training import (
     accelerate_hooks,
@@ -49,7 +51,6 @@ from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from zerofit.core.plan import Plan
     from zerofit.training.changes import Changes
@@ -119,6 +120,18 @@ def _install_waiting_gathers(module: Any, settings: AppliedSettings, changes: Ch
         wait_for_every_gather(module)
 
 
+def _install_build_locks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Sign the lock of each build, so that the launcher can tell the lock of a killed rank from others."""
+
+    def try_acquire(original: Any, self: Any) -> Any:
+        has_lock = original(self)
+        if has_lock:
+            sign_lock(Path(self.lock_file_path))
+        return has_lock
+
+    wrap(module.FileBaton, "try_acquire", try_acquire)
+
+
 def _install_generate(module: Any, settings: AppliedSettings, changes: Changes) -> None:
     if settings.plan.topology.world_size > 1:
         generate_hooks.install(module, changes, limit_s=settings.plan.generate_limit_s)
@@ -162,6 +175,7 @@ MODULE_HOOKS = (
     Hook("accelerate.data_loader", sample_order.install_in_loaders, "before the script imports from it"),
     Hook("accelerate.data_loader", stop_signal.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator is created"),
+    Hook("torch.utils.file_baton", _install_build_locks, "before an op is built"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook(
         "deepspeed.runtime.zero.partition_parameters",
