@@ -62,6 +62,22 @@ def test_a_script_for_the_cpu_is_not_planned_for_gpus(captured: Capture, found: 
     assert (caught.value.rule, caught.value.found) == ("script-asks-for-cpu", found)
 
 
+@pytest.mark.parametrize(
+    ("on_cpu", "fix"),
+    [
+        (False, "leave that out of the script or its arguments, or launch with --cpu"),
+        (True, "leave that out of the script or its arguments: --cpu runs it on the CPU all the same"),
+    ],
+)
+@pytest.mark.parametrize("captured", [capture(asks_for_cpu=True), trainer(asks_for_cpu=True)])
+def test_a_plan_for_gpus_that_is_tried_on_the_cpu_is_not_told_to_add_cpu(
+    captured: Capture, on_cpu: bool, fix: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        captured_problem(captured, request=Request(on_cpu=on_cpu))
+    assert caught.value.fix == fix
+
+
 def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
     with pytest.raises(UserError) as caught:
         captured_problem(request=Request(global_batch_size=128))

@@ -79,7 +79,7 @@ def problem_from_capture(
         elif place:
             raise _accumulation_is_the_scripts(steps, capture, place)
     if capture.asks_for_cpu and not topology.on_cpu:
-        raise _runs_on_cpu(capture)
+        raise _runs_on_cpu(capture, rehearses=request.on_cpu)
     script = script_on_ranks(capture, topology, request)
     constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
@@ -115,14 +115,20 @@ def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> Us
     )
 
 
-def _runs_on_cpu(capture: Capture) -> UserError:
+def _runs_on_cpu(capture: Capture, *, rehearses: bool) -> UserError:
+    """Return the error for a script of the CPU in a plan for GPUs.
+
+    Args:
+        rehearses: --cpu is given, with --gpus: the plan for these is tried on the CPU.
+    """
+    out = "leave that out of the script or its arguments"
     is_trainer = capture.route is Route.TRAINER
     return UserError(
         "script-asks-for-cpu",
         "the script says that it runs on the CPU",
         found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
         why="it would not use the GPUs that are planned for",
-        fix="leave that out of the script or its arguments, or launch with --cpu",
+        fix=f"{out}: --cpu runs it on the CPU all the same" if rehearses else f"{out}, or launch with --cpu",
     )
 
 
