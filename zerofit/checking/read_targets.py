@@ -151,6 +151,7 @@ def read_targets(
         missing=tuple(reading.missing),
         command=command,
         arguments=arguments,
+        are_all_arguments=command is not None or bool(arguments),
         checkpoint=probe_resumed(arguments),
         schemas=schemas,
     )

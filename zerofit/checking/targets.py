@@ -62,6 +62,8 @@ class Targets:
     """The launcher's command line; its script is among the files."""
     arguments: tuple[str, ...] = ()
     """The script's own arguments, with or without a command."""
+    are_all_arguments: bool = False
+    """True if the script gets no others: it is launched, or a command is checked."""
     route: Route | None = None
     """The library that reads the DeepSpeed configuration, according to the user; the script takes
     precedence."""

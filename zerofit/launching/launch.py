@@ -298,6 +298,7 @@ def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
     targets = Targets(
         files=() if script is None else (script_file(script),),
         arguments=arguments,
+        are_all_arguments=True,
         schemas=load_schemas(plan.versions),
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)

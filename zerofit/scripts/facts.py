@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zerofit.core.setting import Confidence, Place, Said
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from zerofit.core.command import Route
 
 Plain: TypeAlias = str | int | float | bool | tuple["Plain", ...] | None
@@ -70,6 +72,18 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptArgument:
+    """An option of the script's own parser, whose value follows from the command line."""
+
+    dest: str
+    options: tuple[str, ...]
+    """As added: ("-s", "--save")."""
+    sets: bool | None
+    """What a switch sets: True for store_true; None for an option with a text."""
+    default: Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCall:
     """A call that rules check. Calls in a function count where the function is called."""
 
@@ -99,6 +113,9 @@ class ScriptCall:
     """EVALUATE: True if every training run of the script also makes it, whatever its conditions."""
     is_conditional: bool = False
     """True if it is under a condition, so some runs of the script may skip it."""
+    needs: frozenset[tuple[str, str, Plain]] = frozenset()
+    """What its conditions say of parsed arguments: ("save", "", True) under `if args.save`, ("mode", "==",
+    "eval"), ("out", "is None", False)."""
     every_few_steps: Snippet | None = None
     """The modulo condition inside its loop, such as `step % 4 == 0`."""
     loop: int | None = None
@@ -157,10 +174,53 @@ class ScriptFacts:
     calls: tuple[ScriptCall, ...] = ()
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()
+    arguments: tuple[ScriptArgument, ...] = ()
+
+    def reached_with(self, given: Sequence[str]) -> ScriptFacts:
+        """Return these facts without the calls that a run with some arguments certainly never makes."""
+        values = {one.dest: _value_of(one, given) for one in self.arguments}
+        reached = (call for call in self.calls if not any(_contradicts(need, values) for need in call.needs))
+        return replace(self, calls=tuple(reached))
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls with these actions."""
         return tuple(call for call in self.calls if call.action in actions)
+
+
+_UNKNOWN = object()
+
+
+def _value_of(argument: ScriptArgument, given: Sequence[str]) -> object:
+    """Return an option's value on a command line; _UNKNOWN if it is not certain."""
+    value: object = argument.default
+    for place, word in enumerate(given):
+        name, is_assigned, text = word.partition("=")
+        is_short = word.startswith("-") and not word.startswith("--")
+        if is_short and any(not option.startswith("--") for option in argument.options):
+            return _UNKNOWN  # short options may be joined, or to their value
+        # argparse takes abbreviations.
+        if word == "--":
+            return value
+        if not name.startswith("--") or not any(option.startswith(name) for option in argument.options):
+            continue
+        if argument.sets is not None:
+            value = argument.sets
+        else:
+            value = text if is_assigned else given[place + 1] if place + 1 < len(given) else _UNKNOWN
+    return value
+
+
+def _contradicts(need: tuple[str, str, Plain], values: Mapping[str, object]) -> bool:
+    """Return True if a condition on an argument certainly does not hold."""
+    dest, comparison, wanted = need
+    value = values.get(dest, _UNKNOWN)
+    if value is _UNKNOWN:
+        return False
+    if comparison == "==":
+        return value != wanted
+    if comparison:
+        return (value is None) == ((comparison == "is None") != wanted)
+    return bool(value) != wanted
 
 
 class Action(StrEnum):

@@ -91,7 +91,8 @@ def read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[Broke
     read, broken = [], []
     for name, source in targets.scripts:
         try:
-            read.append(read_script(source, name=name))
+            facts = read_script(source, name=name)
+            read.append(facts.reached_with(targets.arguments) if targets.are_all_arguments else facts)
         except Unreadable as error:
             broken.append(BrokenFile(name=name, kind=FileKind.SCRIPT, error=error))
     return tuple(read), tuple(broken)

@@ -92,6 +92,7 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
     node = call.node
     name = names.called_name(node) if isinstance(node, ast.Call) else ""
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    parsers.mark_arguments_unknown(call.values, name)
     if name in names.PARSE_CALLS:
         reading.record(Action.PARSE_ARGUMENTS, node)
     if name == "dict" and not call.arguments:

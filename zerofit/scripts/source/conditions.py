@@ -161,10 +161,14 @@ Fact = tuple[str, "Plain"]
 
 def facts_of(conditions: Iterable[Condition]) -> frozenset[Fact]:
     """Return the facts that hold if all these conditions do."""
+    tests = ((condition.test, condition.is_else) for condition in conditions)
+    return frozenset().union(*(facts_of_test(test, is_else=is_else) for test, is_else in tests))
+
+
+def facts_of_test(test: ast.expr, *, is_else: bool) -> frozenset[Fact]:
+    """Return the facts that hold if a test does, or if it does not."""
     found: set[Fact] = set()
-    pending: list[tuple[ast.expr, bool]] = [
-        (condition.test, not condition.is_else) for condition in conditions
-    ]
+    pending: list[tuple[ast.expr, bool]] = [(test, not is_else)]
     while pending:
         test, holds = pending.pop()
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):

@@ -105,8 +105,10 @@ def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
         # After "main and x" the main rank continues too, if x is false.
         has_more = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
         rank = None if has_more else RankTest(is_main=not rank.is_main)
+    facts = conditions.facts_of_test(test, is_else=is_else)
     return Condition(
         test=test,
+        needs=parsers.needs_of(facts, reading.scope),
         is_else=is_else,
         rank=rank,
         is_about_framework=conditions.names_framework(test),
@@ -342,6 +344,8 @@ def _attribute(reading: Reading, node: ast.Attribute) -> Value:
             return LocalFunction(method, owner.scope)
         base = next((base for base in owner.foreign_bases() if names.is_model_class(base)), None)
         return Dotted(f"{base}.{node.attr}") if base else None
+    if isinstance(owner, TrackedObject) and owner.kind is ObjectKind.NAMESPACE:
+        return None
     if isinstance(owner, TrackedObject):
         return _attribute_of_object(reading, owner, node)
     return _foreign_accelerator(reading, node) if owner is None and node.attr == "accelerator" else None

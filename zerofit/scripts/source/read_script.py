@@ -126,6 +126,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
+        arguments=tuple(one for one in reading.arguments.values() if one is not None),
     )
 
 
@@ -187,6 +188,7 @@ def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
         is_in_each_training=_is_in_each_training(reading, seen),
         is_outside_engine=_is_outside_engine(reading, seen),
         is_conditional=bool(seen.conditions),
+        needs=frozenset().union(*(condition.needs for condition in seen.conditions)),
         every_few_steps=reading.text.snippet(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
         keywords=seen.keywords,

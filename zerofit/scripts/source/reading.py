@@ -21,7 +21,7 @@ from zerofit.scripts.source.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.scripts.facts import Plain, UsedOptimizer
+    from zerofit.scripts.facts import Plain, ScriptArgument, UsedOptimizer
     from zerofit.scripts.source.script_text import ScriptText
     from zerofit.scripts.source.values import Value
 
@@ -42,6 +42,8 @@ class Condition:
     """One branch of a condition."""
 
     test: ast.expr
+    needs: frozenset[tuple[str, str, Plain]] = frozenset()
+    """What it says of parsed arguments, see ScriptCall."""
     is_else: bool = False
     rank: RankTest | None
     is_about_framework: bool = False
@@ -113,6 +115,8 @@ class Reading:
     training_arguments: list[Keyword] = field(default_factory=list)
     defaults: dict[str, Plain] = field(default_factory=dict)
     """argparse defaults of the script's own arguments."""
+    arguments: dict[str, ScriptArgument | None] = field(default_factory=dict)
+    """The parsers' options by destination; None if the value does not follow from the command line."""
     conditions: list[Condition] = field(default_factory=list)
     loops: list[int] = field(default_factory=list)
     functions: list[ast.AST] = field(default_factory=list)

@@ -22,6 +22,8 @@ class ObjectKind(Enum):
     LOADER = auto()
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
+    NAMESPACE = auto()
+    """What a parser's parse_args() returns."""
     TOKENS = auto()
     """A model's generated output."""
     OTHER = auto()
