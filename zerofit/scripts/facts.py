@@ -250,6 +250,8 @@ class Action(StrEnum):
     GENERATE_TOGETHER = "zerofit.generate()"
     """Keeps the ranks in step itself; every rank calls it."""
     BACKWARD = "backward()"
+    DIFFERENTIATE_TWICE = "torch.autograd.grad(create_graph=True)"
+    """Gradients that a loss may contain: a gradient penalty."""
     BACKWARD_OF_LOSS = "loss.backward()"
     """Of a tensor, bypassing the Accelerator and the engine."""
     CLIP = "clip_grad_norm_()"

@@ -138,6 +138,8 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return _reshape(reading, name, call)
     if name == "deepspeed.initialize":
         return _initialize(reading, call)
+    if name == "torch.autograd.grad" and call.keywords.get("create_graph") == Constant(True):
+        reading.record(Action.DIFFERENTIATE_TWICE, node)
     if name in names.REDUCTIONS:
         _record_gather(reading, call, is_of_tensors=name in names.TENSOR_GATHERS)
     elif name in _CLIP:

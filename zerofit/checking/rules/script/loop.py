@@ -32,6 +32,16 @@ for batch in loader:
     optimizer.step()
     optimizer.zero_grad()
 """
+_PENALIZES = changed(
+    SMALL,
+    "    accelerator.backward(loss)\n",
+    """\
+    batch.requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+    accelerator.backward(loss + 0.1 * (slope.norm(dim=1) - 1).square().mean())
+""",
+)
+"""With a gradient penalty, as of WGAN-GP."""
 _WITH_ACCUMULATE = changed(
     _ACCUMULATES,
     _LOOP,
@@ -313,6 +323,24 @@ def _trains_frozen(situation: Situation) -> Iterator[Hit]:
 
 def _confidence(*calls: ScriptCall) -> Confidence:
     return Confidence.POSSIBLE if any(call.is_conditional for call in calls) else Confidence.LIKELY
+
+
+@Rule(
+    id="second-order-gradients-under-zero",
+    severity=Severity.ERROR,
+    summary="ZeRO can't train a loss that contains gradients",
+    why="a parameter then gets its gradient twice in one backward pass, and ZeRO reduces the first at once",
+    fix="train without ZeRO: {engine} native, or {zero_stage} 0",
+    see="https://github.com/deepspeedai/DeepSpeed/issues/1312",
+    bad=at_zero(2, _PENALIZES),
+    good=at_zero(2, SMALL),
+    evidence=fails("IndexError"),
+)
+@at_stages(ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
+def _second_order_gradients(situation: Situation) -> Iterator[Hit]:
+    if any(unguarded_calls(situation, Action.BACKWARD)):
+        for call in unguarded_calls(situation, Action.DIFFERENTIATE_TWICE):
+            yield hit(call.seen)
 
 
 RULES = declared(vars())
