@@ -1,6 +1,6 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-21 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
+25 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
 the docs (docs/reference/edits.md).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,10 @@ _CI = [
     ("write-by-numpy", "z2"),
     ("lookahead", "z3"),
     ("average-for-evaluation", "z2"),
+    ("average-of-main-process", "z2"),
+    ("main-process-evaluates", "z2"),
+    ("narrow-parameters", "split"),
+    ("narrow-parameters", "z3"),
     ("spectral-norm", "z3"),
     ("zero-biases", "z2"),
     ("skip-large-norms", "z1"),
@@ -69,6 +74,7 @@ _REFUSED_UNDER_ZERO = {
     "unfreeze-late": "unfrozen-under-zero",
     "unfreeze-gradually": "unfrozen-under-zero",
     "add-late": "group-added-under-zero",
+    "average-of-main-process": "weights-written-by-one-rank",
     "write-by-numpy": "weights-differ-from-master-copy",
     "own-norm": _NOT_ELEMENT_WISE,
     "adafactor": _NOT_ELEMENT_WISE,
@@ -76,6 +82,8 @@ _REFUSED_UNDER_ZERO = {
     "peft-lora-fa": _NOT_ELEMENT_WISE,
 }
 _REFUSED = {
+    ("narrow-parameters", "z3"): "own-parameters-under-zero",
+    ("narrow-parameters", "z3-offload"): "own-parameters-under-zero",
     ("tie-late", "z3"): "parameter-replaced-under-zero3",
     ("spectral-norm", "z3"): "weight-sharded-by-zero3",
     ("spectral-norm", "z3-offload"): "weight-sharded-by-zero3",
@@ -85,8 +93,8 @@ _REFUSED = {
     ("add-late", "ddp"): "parameter-not-averaged",
     ("clamp-in-tensor-hooks", "split"): _NOT_SEPARABLE,
 }
-_LOCAL = frozenset({"clamp-in-tensor-hooks"})
-"""Edits of each rank's own gradients: their data parallelism is compared with that of accelerate alone."""
+_LOCAL = frozenset({"clamp-in-tensor-hooks", "average-of-main-process"})
+"""Edits of each rank's own gradients or weights: their data parallelism is compared with accelerate's own."""
 _OTHER_ADAM = {"offload-needs-adam", "offload-swap-fails-in-prepare", "offload-swap-fails-in-step"}
 """With offload only Adam trains: other optimizers are refused before their edits are met."""
 
@@ -132,7 +140,11 @@ def _edits() -> list[str]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(SCRIPT.parent))  # as for a script that is run
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
     return [edit for edit in module.EDITS if not edit.startswith(_MISSING)]
 
 

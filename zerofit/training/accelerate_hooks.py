@@ -12,7 +12,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.models.changes.kernels import set_tf32
 from zerofit.training import schedulers
-from zerofit.training.deepspeed import deepspeed_window, state_overrides
+from zerofit.training.deepspeed import deepspeed_window, partitioned_models, state_overrides
 from zerofit.training.deepspeed.window_weights import WindowWeights
 from zerofit.training.optimizer_swap import is_plain_optimizer
 from zerofit.training.settings import check_batch
@@ -161,6 +161,8 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
         plugin = getattr(self.state, "deepspeed_plugin", None)
         if plugin is None:
             return original(self, *args, **kwargs)
+        if plugin.zero_stage == 3 or self.mixed_precision != "no":
+            partitioned_models.refuse_own_parameters(args)
         _undo_early(plugin)
         _fill_auto(self, plugin.hf_ds_config.config, settings, args)
         schedulers.drop_empty_groups(args)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from own_optimizers import ByOwnNorm, OwnAdam, Sharpness
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -170,6 +171,37 @@ def average_for_evaluation(loop: Loop) -> None:
             parameter.data.copy_(before)
 
 
+def average_of_main_process(loop: Loop) -> None:
+    """Kept by the main process only, and put into the model there: the other ranks keep their weights."""
+    if not loop.accelerator.is_main_process:
+        return
+    average = loop.kept.setdefault("average", [one.detach().clone() for one in loop.parameters])
+    for mean, parameter in zip(average, loop.parameters, strict=True):
+        mean.lerp_(parameter.detach(), 0.1)
+        if loop.step % 4 == 3:
+            parameter.data.copy_(mean)
+
+
+def main_process_evaluates(loop: Loop) -> None:
+    """Swaps an average in and back on the main process only."""
+    if loop.accelerator.is_main_process:
+        kept = [one.detach().clone() for one in loop.parameters]
+        for parameter in loop.parameters:
+            parameter.data.mul_(0.5)
+        for before, parameter in zip(kept, loop.parameters, strict=True):
+            parameter.data.copy_(before)
+
+
+def narrow_parameters(model: Any, optimizer: Any) -> None:
+    """As a DPO model that trains its policy only; without the argument that torch's has."""
+
+    class Narrow(Net):
+        def parameters(self) -> Any:  # type: ignore[override]
+            return (one for _, one in self.named_parameters())
+
+    model.__class__ = Narrow
+
+
 def stochastic_average(loop: Loop) -> None:
     """SWA: the mean of the last weights is what the script ends with."""
     if loop.step < 4:
@@ -281,32 +313,6 @@ def replace_gradients(loop: Loop) -> None:
         parameter.grad = None if parameter.grad is None else parameter.grad.sign()
 
 
-class Sharpness(torch.optim.Optimizer):
-    """SAM: a second pass from a perturbed point."""
-
-    def __init__(self, parameters: Any, **settings: Any) -> None:
-        super().__init__(parameters, settings)
-        self.base = torch.optim.SGD(self.param_groups, **settings)
-        self.param_groups = self.base.param_groups
-
-    @torch.no_grad()
-    def perturb(self) -> None:
-        held = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
-        norm = torch.stack([one.grad.norm() for one in held]).norm()
-        for one in held:
-            self.state[one]["offset"] = one.grad * (0.05 / (norm + 1e-12))
-            one.add_(self.state[one]["offset"])
-        self.zero_grad()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for one in group["params"]:
-                if "offset" in self.state[one]:
-                    one.sub_(self.state[one].pop("offset"))
-        self.base.step()
-
-
 def sharpness(loop: Loop) -> None:
     loop.own_optimizer.perturb()
     loop.accelerator.backward(loop.kept["loss"]())
@@ -370,40 +376,6 @@ def add_late(loop: Loop) -> None:
 # --- optimizers that look at tensors
 
 
-class ByOwnNorm(torch.optim.Optimizer):
-    """Each tensor moves by lr times its own norm, against its gradient's direction."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    one.add_(one.grad / (one.grad.norm() + 1e-9), alpha=-group["lr"] * float(one.norm()))
-
-
-class OwnAdam(torch.optim.Optimizer):
-    """Element-wise, with its bias correction."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for one in group["params"]:
-                if one.grad is None:
-                    continue
-                state = self.state[one]
-                state["step"] = count = state.get("step", 0) + 1
-                mean = state.setdefault("mean", torch.zeros_like(one)).lerp_(one.grad, 0.1)
-                square = state.setdefault("square", torch.zeros_like(one)).lerp_(one.grad**2, 0.01)
-                size = (square / (1 - 0.99**count)).sqrt() + 1e-8
-                one.sub_(group["lr"] * mean / (1 - 0.9**count) / size)
-
-
 def of_package(package: str, name: str, **settings: Any) -> Callable[[Any], Any]:
     def make(model: Any) -> Any:
         module = __import__(package, fromlist=[name])
@@ -451,6 +423,9 @@ EDITS: dict[str, Edit] = {
     "normalize-in-step-hook": Edit(before_prepare=normalize_in_a_hook),
     "lookahead": Edit(after_step=lookahead),
     "average-for-evaluation": Edit(after_step=average_for_evaluation),
+    "average-of-main-process": Edit(after_step=average_of_main_process),
+    "main-process-evaluates": Edit(after_step=main_process_evaluates),
+    "narrow-parameters": Edit(before_prepare=narrow_parameters),
     "swa": Edit(after_step=stochastic_average, at_end=end_with_average),
     "clamp-by-groups": Edit(after_step=by_groups(lambda parameter: parameter.clamp_(-0.05, 0.05))),
     "clamp-gradients-by-groups": Edit(optimizer=sgd, after_backward=by_groups(clamp_gradient)),

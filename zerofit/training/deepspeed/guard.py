@@ -148,7 +148,7 @@ class Guard:
                 for hook in before:
                     hook()
                 self._weights.check(self._num_steps)
-                self._untrained.begin_step()
+                self._untrained.begin_step(self._weights.take_written())
                 with self._groups.flat():
                     take()
                 self._untrained.end_step()

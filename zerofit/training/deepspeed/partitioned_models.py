@@ -18,16 +18,18 @@ reads them or their shape (DETR's batch normalization, Whisper's positions): the
 from __future__ import annotations
 
 import functools
+import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
 from zerofit.core.upstream.transformers import MAKE_FROM_CONFIG, compare_tied_by, without_zero3
 from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
     from types import ModuleType
 
     from zerofit.training.changes import Changes
@@ -148,3 +150,31 @@ def _partitioned(make: Callable[[], Any]) -> tuple[Any, str]:
             raise
         torch.set_rng_state(state)
         return None, f"it can't be created partitioned ({(str(error).splitlines() or [''])[0]})"
+
+
+def refuse_own_parameters(objects: Iterable[Any]) -> None:
+    """Refuse a model whose parameters() can't be called as torch's, as by ZeRO-3 and to cast to 16 bits.
+
+    Args:
+        objects: what the script prepares.
+
+    Raises:
+        UserError: it can't.
+    """
+    from torch.nn import Module
+
+    for model in objects:
+        if not isinstance(model, Module):
+            continue
+        try:
+            inspect.signature(model.parameters).bind(recurse=True)
+        except TypeError:
+            raise UserError(
+                "own-parameters-under-zero",
+                "the model's own parameters() can't be called as torch's, as DeepSpeed does",
+                found=f"{type(model).__name__}.parameters{inspect.signature(model.parameters)}",
+                why="DeepSpeed partitions under ZeRO-3, and casts to 16 bits, what "
+                "model.parameters(recurse=True) returns",
+                fix="write it as `def parameters(self, recurse=True)`; or train in fp32 with "
+                "--zero-stage 2, or with --engine native",
+            ) from None

@@ -7,6 +7,7 @@ between two steps (a clamp, Lookahead, weights loaded by hand) would be lost at 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -18,7 +19,7 @@ from zerofit.core.upstream.zero_fragments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from zerofit.core.upstream.zero_fragments import Fragment
     from zerofit.training.changes import Changes
@@ -29,6 +30,16 @@ bytes of each weight that this rank steps; a step of AdamW reads and writes 28."
 _CARRIED = (
     "weights that the script writes between steps are carried into the master copy, which DeepSpeed steps"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A weight that the script has written on this rank since the last step."""
+
+    digest: int
+    """Of the whole weight, below 255."""
+    is_changed: bool
+    """True if an element differs that this rank steps; False if what was written is what was there."""
 
 
 class ScriptWeights:
@@ -51,6 +62,8 @@ class ScriptWeights:
         """Ids of parameters that were written through `.data`."""
         self._carried_at: dict[int, int] = {}
         """The step after which each parameter was first carried, by its id."""
+        self._since_step: dict[int, Written] = {}
+        """What was written since the last step, by the parameter's id, of weights that all ranks hold."""
         self._step_compared = -1
         self._compares_next = False
         self._is_comparable = not rounds_weights_otherwise(engine)
@@ -153,13 +166,21 @@ class ScriptWeights:
         if holds_master_in_files(self._engine):
             raise _in_files(self._name_of(parameter))
         fragment = fragment_of(self._engine, parameter)
-        if fragment is None:
-            return
-        if _copy_to_master(fragment):
+        is_changed = fragment is not None and _copy_to_master(fragment)
+        if is_gathered(parameter) and getattr(parameter, "allreduce", True):  # whole here, and no expert's
+            before = self._since_step.get(key)
+            was_changed = before is not None and before.is_changed
+            self._since_step[key] = Written(digest=_digest(parameter), is_changed=is_changed or was_changed)
+        if fragment is not None and is_changed:
             self._changes.add(_CARRIED)
             carried_at = self._carried_at.setdefault(key, step)
             if carried_at != step and fragment.weights.dtype != fragment.master.dtype:
                 raise _rounded(self._name_of(parameter), fragment.weights.dtype, carried_at, step)
+
+    def take_written(self) -> Mapping[int, Written]:
+        """Return what the script has written since the last call, by the parameter's id."""
+        written, self._since_step = self._since_step, {}
+        return written
 
     def _compare(self, step: int, named: Iterable[tuple[str, Any]]) -> None:
         if not self._is_comparable:
@@ -196,6 +217,14 @@ def _differences(fragment: Fragment) -> Any:
     rounded = fragment.master.to(fragment.weights)
     both_nan = rounded.isnan() & fragment.weights.isnan()
     return (rounded != fragment.weights) & ~both_nan
+
+
+def _digest(parameter: Any) -> int:
+    """Return a number below 255 of a weight's bits, the same for the same weight on each rank."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
+    return int(parameter.detach().contiguous().view(integers).sum(dtype=torch.int64)) % 255
 
 
 def _lost(name: str) -> UserError:

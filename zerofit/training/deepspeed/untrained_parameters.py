@@ -18,9 +18,10 @@ from zerofit.core.upstream.zero_fragments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from zerofit.training.changes import Changes
+    from zerofit.training.deepspeed.script_weights import Written
 
 _NOT_STEPPED = "parameters without a gradient are not stepped, as by torch; ZeRO would decay and move them"
 
@@ -64,13 +65,16 @@ class UntrainedParameters:
         """Handle zero_grad(set_to_none=False): a parameter that had a gradient is stepped with zeros."""
         self._keeps_zeros = True
 
-    def begin_step(self) -> None:
-        """Ask all ranks for their gradients, before the engine steps.
+    def begin_step(self, written: Mapping[int, Written]) -> None:
+        """Ask all ranks for their gradients and for the weights that they wrote, before the engine steps.
+
+        Args:
+            written: what the script has written on this rank since the last step, by the parameter's id.
 
         Raises:
-            UserError: a parameter trains again, or for the first time, whose own count of steps ZeRO lacks.
+            UserError: a parameter trains again, or for the first time, whose own count of steps ZeRO lacks;
+                or another rank has not written what this one has.
         """
-        import torch
         import torch.distributed as dist
 
         for place in self._without:
@@ -83,10 +87,35 @@ class UntrainedParameters:
         self._had |= set(range(len(self._trained))) - self._without
         self._without_anywhere = None
         if dist.is_initialized() and dist.get_world_size() > 1:
-            has = [place not in self._without for place in range(len(self._trained))]
-            self._flags = torch.tensor(has, dtype=torch.uint8, device=self._engine.device)
-            # Not waited for unless this rank lacks a gradient.
+            rows = self._rows(written)
+            self._flags = rows.to(self._engine.device, copy=True)
+            # Not waited for unless this rank lacks a gradient or has written weights.
             self._asked = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
+            if any(weight.is_changed for weight in written.values()):
+                self._check_all_wrote(rows, written)
+
+    def _rows(self, written: Mapping[int, Written]) -> Any:
+        """Return, for each trained parameter: has a gradient; is not written; its digest, from both ends.
+
+        Where the largest of all ranks equal a rank's own, all of them wrote the same.
+        """
+        import torch
+
+        rows = torch.tensor([1, 1, 0, 0], dtype=torch.uint8).repeat(len(self._trained), 1)
+        rows[sorted(self._without), 0] = 0
+        for place, (_, parameter) in enumerate(self._trained if written else ()):
+            if (weight := written.get(id(parameter))) is not None:
+                rows[place, 1:] = torch.tensor([0, weight.digest, 254 - weight.digest])
+        return rows
+
+    def _check_all_wrote(self, rows: Any, written: Mapping[int, Written]) -> None:
+        self._asked.wait()
+        largest = self._flags.to(rows.device)
+        for place in (rows != largest)[:, 1:].any(1).nonzero().flatten().tolist():
+            name, parameter = self._trained[place]
+            weight = written.get(id(parameter))
+            if weight is not None and weight.is_changed:
+                raise _written_otherwise(name, self._num_steps, is_missing=bool(largest[place, 1]))
 
     def save(self) -> None:
         """Keep the fragments of parameters without a gradient, before the base optimizer steps."""
@@ -131,7 +160,7 @@ class UntrainedParameters:
         if self._asked is None:
             return sorted(self._without)
         self._asked.wait()
-        return [place for place, has in enumerate(self._flags.tolist()) if not has]
+        return [place for place, has in enumerate(self._flags[:, 0].tolist()) if not has]
 
 
 def _trains_late(name: str, step: int, num_skipped: int) -> UserError:
@@ -143,6 +172,19 @@ def _trains_late(name: str, step: int, num_skipped: int) -> UserError:
         "together and "
         "torch for each",
         fix="train without ZeRO: --engine native",
+    )
+
+
+def _written_otherwise(name: str, step: int, *, is_missing: bool) -> UserError:
+    how = "by some ranks only" if is_missing else "differently by each rank"
+    return UserError(
+        "weights-written-by-one-rank",
+        "the script writes weights that are not the same on all ranks, which ZeRO would mix",
+        found=f"{name}, written after step {step} {how}",
+        why="each rank steps its own slice of the weights and gets the other slices from the other ranks: of "
+        "what one rank wrote, its slice would be kept",
+        fix="write the same on every rank: keep the average on all of them, or broadcast it first; or train "
+        "on one process. Without ZeRO the ranks would train different models",
     )
 
 

@@ -297,7 +297,10 @@ class _LastLayer:
 
 
 def _layers(model: Any) -> list[Any]:
-    return [one for one in model.modules() if any(True for _ in one.parameters(recurse=False))]
+    from torch.nn import Module
+
+    # A model may have a parameters() of its own, without `recurse`.
+    return [layer for layer in model.modules() if any(True for _ in Module.parameters(layer, recurse=False))]
 
 
 def _spread_of(output: Any) -> float:
