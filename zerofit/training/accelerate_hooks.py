@@ -163,6 +163,8 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
             return original(self, *args, **kwargs)
         if plugin.zero_stage == 3 or self.mixed_precision != "no":
             partitioned_models.refuse_own_parameters(args)
+        if plugin.zero_stage == 3:
+            partitioned_models.refuse_empty_parameters(args)
         _undo_early(plugin)
         _fill_auto(self, plugin.hf_ds_config.config, settings, args)
         schedulers.drop_empty_groups(args)

@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerators import quiet, settings
 from captures import MODEL
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.deepspeed import partitioned_models
@@ -105,3 +107,22 @@ def test_a_model_that_is_loaded_with_a_device_map_after_the_training_is_whole(
         "LlamaForCausalLM is loaded whole on each rank, since the script passes a device_map",
     )
     del alive
+
+
+def test_a_parameter_without_elements_is_refused_under_zero3() -> None:
+    """A model with optional register tokens has a parameter of shape (0, width)."""
+    model = torch.nn.Linear(2, 2)
+    partitioned_models.refuse_empty_parameters([model])
+    model.registers = torch.nn.Parameter(torch.zeros(0, 2))
+    with pytest.raises(UserError, match=r"empty-parameter-under-zero3(.|\n)*registers of shape \(0, 2\)"):
+        partitioned_models.refuse_empty_parameters([model, None])
+
+
+def test_models_with_a_parameters_of_their_own_are_refused_if_it_takes_no_recurse() -> None:
+    class Narrow(torch.nn.Linear):
+        def parameters(self) -> object:  # type: ignore[override]
+            return (one for _, one in self.named_parameters())
+
+    partitioned_models.refuse_own_parameters([torch.nn.Linear(2, 2), None])
+    with pytest.raises(UserError, match=r"own-parameters-under-zero(.|\n)*Narrow.parameters\(\)"):
+        partitioned_models.refuse_own_parameters([Narrow(2, 2)])

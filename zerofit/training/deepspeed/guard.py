@@ -124,7 +124,9 @@ class Guard:
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """Save, in this context, what the script wrote."""
-        with self._weights.saving(self._num_steps), self._groups.flat():
+        # Under ZeRO-3 all ranks gather; before, a script may save on one rank only.
+        agree = self._untrained.check_written if self.shards else lambda _: None
+        with self._weights.saving(self._num_steps, agree), self._groups.flat():
             yield
 
     def loading(self) -> contextlib.AbstractContextManager[None]:

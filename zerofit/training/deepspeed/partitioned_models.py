@@ -178,3 +178,30 @@ def refuse_own_parameters(objects: Iterable[Any]) -> None:
                 fix="write it as `def parameters(self, recurse=True)`; or train in fp32 with "
                 "--zero-stage 2, or with --engine native",
             ) from None
+
+
+def refuse_empty_parameters(objects: Iterable[Any]) -> None:
+    """Refuse a model with a parameter without elements, which ZeRO-3 can't gather.
+
+    Args:
+        objects: what the script prepares.
+
+    Raises:
+        UserError: there is one.
+    """
+    from torch.nn import Module
+
+    for model in objects:
+        if not isinstance(model, Module):
+            continue
+        for name, parameter in model.named_parameters():
+            if getattr(parameter, "ds_numel", parameter.numel()) == 0:
+                shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+                raise UserError(
+                    "empty-parameter-under-zero3",
+                    "the model has a parameter without elements, which ZeRO-3 can't gather",
+                    found=f"{name} of shape {shape}",
+                    why="DeepSpeed joins the shards of a parameter by torch.cat(), and it has none",
+                    fix="set it to None in the model; or train without ZeRO-3: --zero-stage 2, or "
+                    "--engine native",
+                )

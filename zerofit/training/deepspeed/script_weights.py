@@ -19,7 +19,7 @@ from zerofit.core.upstream.zero_fragments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from zerofit.core.upstream.zero_fragments import Fragment
     from zerofit.training.changes import Changes
@@ -122,8 +122,12 @@ class ScriptWeights:
         self._compares_next = True
 
     @contextlib.contextmanager
-    def saving(self, step: int) -> Iterator[None]:
+    def saving(self, step: int, agree: Callable[[Mapping[int, Written]], None]) -> Iterator[None]:
         """Save, in this context, what the script has written, as from one process.
+
+        Args:
+            step: optimizer steps so far.
+            agree: called with what is written, by the parameter's id, before it is saved.
 
         The master copy is restored, as a script may swap in an average to save it: weights of 16 bits would
         come back without their low bits. All other weights are compared first.
@@ -131,13 +135,17 @@ class ScriptWeights:
         written = dict(self._trained_and_written())
         if step:
             self._compare(step, [named for named in self._trained if named[0] not in written])
-        changed = []
+        changed, marks = [], {}
         for parameter in filter(is_gathered, written.values()):
             fragment = fragment_of(self._engine, parameter)
+            is_changed = False
             if fragment is not None:
                 changed.append((fragment.master, fragment.master.clone()))
-                _copy_to_master(fragment)
+                is_changed = _copy_to_master(fragment)
+            if _is_everywhere(parameter):
+                marks[id(parameter)] = Written(digest=_digest(parameter), is_changed=is_changed)
         try:
+            agree(marks)
             yield
         finally:
             for master, before in changed:
@@ -167,7 +175,7 @@ class ScriptWeights:
             raise _in_files(self._name_of(parameter))
         fragment = fragment_of(self._engine, parameter)
         is_changed = fragment is not None and _copy_to_master(fragment)
-        if is_gathered(parameter) and getattr(parameter, "allreduce", True):  # whole here, and no expert's
+        if _is_everywhere(parameter):
             before = self._since_step.get(key)
             was_changed = before is not None and before.is_changed
             self._since_step[key] = Written(digest=_digest(parameter), is_changed=is_changed or was_changed)
@@ -217,6 +225,11 @@ def _differences(fragment: Fragment) -> Any:
     rounded = fragment.master.to(fragment.weights)
     both_nan = rounded.isnan() & fragment.weights.isnan()
     return (rounded != fragment.weights) & ~both_nan
+
+
+def _is_everywhere(parameter: Any) -> bool:
+    """Return True if each rank holds the whole weight now: not so for ZeRO-3's shards and for experts."""
+    return is_gathered(parameter) and getattr(parameter, "allreduce", True)
 
 
 def _digest(parameter: Any) -> int:

@@ -92,7 +92,22 @@ class UntrainedParameters:
             # Not waited for unless this rank lacks a gradient or has written weights.
             self._asked = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
             if any(weight.is_changed for weight in written.values()):
-                self._check_all_wrote(rows, written)
+                self._asked.wait()
+                self._check_all_wrote(rows, self._flags, written)
+
+    def check_written(self, written: Mapping[int, Written]) -> None:
+        """Check that all ranks have written the same, before they save it; all ranks call it.
+
+        Raises:
+            UserError: another rank has not written what this one has.
+        """
+        import torch.distributed as dist
+
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            rows = self._rows(written)
+            flags = rows.to(self._engine.device, copy=True)
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+            self._check_all_wrote(rows, flags, written)
 
     def _rows(self, written: Mapping[int, Written]) -> Any:
         """Return, for each trained parameter: has a gradient; is not written; its digest, from both ends.
@@ -108,9 +123,8 @@ class UntrainedParameters:
                 rows[place, 1:] = torch.tensor([0, weight.digest, 254 - weight.digest])
         return rows
 
-    def _check_all_wrote(self, rows: Any, written: Mapping[int, Written]) -> None:
-        self._asked.wait()
-        largest = self._flags.to(rows.device)
+    def _check_all_wrote(self, rows: Any, flags: Any, written: Mapping[int, Written]) -> None:
+        largest = flags.to(rows.device)
         for place in (rows != largest)[:, 1:].any(1).nonzero().flatten().tolist():
             name, parameter = self._trained[place]
             weight = written.get(id(parameter))
