@@ -326,12 +326,13 @@ engines on CPU ranks. A number is the distance between both final weights, as a 
 took (2-norms). In fp32 up to 2e-5 counts as equal. A word is the error by which zerofit refuses the training,
 before the first step that would differ.
 
+- ZeRO-3 keeps small weights whole, all of them in "z3"; in "z3-sharded" one has 160,000 elements, and is not.
 - "split": one process, each batch in two micro-batches; the others: two ranks, half of the batch each.
 - In bf16, ZeRO computes in bf16 throughout and accelerate's DDP in autocast: compare a row with the row
   `nothing`, which edits nothing.
 """
 _EDIT_PRECISIONS = {"no": "fp32", "bf16": "bf16"}
-_EDIT_LAYOUTS = ("split", "ddp", "z1", "z2", "z3", "z3-offload")
+_EDIT_LAYOUTS = ("split", "ddp", "z1", "z2", "z3", "z3-sharded", "z3-offload")
 
 
 def edits_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
@@ -349,7 +350,7 @@ def edits_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
             f"|{'---|' * (len(_EDIT_LAYOUTS) + 1)}",
         ]
         for edit in edits:
-            cells = (_edit_cell(measured[f"{edit}, {layout}, {precision}"]) for layout in _EDIT_LAYOUTS)
+            cells = (_edit_cell(measured.get(f"{edit}, {layout}, {precision}")) for layout in _EDIT_LAYOUTS)
             lines.append(f"| {edit} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
@@ -382,7 +383,9 @@ def programs_page(measured: Mapping[str, Any]) -> str:
     return _PROGRAMS_HEAD + "".join(rows) + f"\naccelerate {measured['accelerate']}.\n"
 
 
-def _edit_cell(row: Mapping[str, Any]) -> str:
+def _edit_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not measured"
     return f"`{row['refused']}`" if row["refused"] else f"{row['distance']:.0e}"
 
 

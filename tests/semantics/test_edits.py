@@ -34,7 +34,9 @@ _CI = [
     ("normalize-in-step-hook", "z2"),
     ("normalize-in-step-hook", "z3-offload"),
     ("write-by-numpy", "z2"),
-    ("lookahead", "z3"),
+    ("lookahead", "z3-sharded"),
+    ("weight-penalty", "z3-sharded"),
+    ("freeze-late", "z3-sharded"),
     ("average-for-evaluation", "z2"),
     ("average-of-main-process", "z2"),
     ("main-process-evaluates", "z2"),
@@ -84,7 +86,11 @@ _REFUSED_UNDER_ZERO = {
 _REFUSED = {
     ("narrow-parameters", "z3"): "own-parameters-under-zero",
     ("narrow-parameters", "z3-offload"): "own-parameters-under-zero",
+    ("narrow-parameters", "z3-sharded"): "own-parameters-under-zero",
+    ("weight-penalty", "z3"): "weight-sharded-by-zero3",
+    ("weight-penalty", "z3-offload"): "weight-sharded-by-zero3",
     ("tie-late", "z3"): "parameter-replaced-under-zero3",
+    ("tie-late", "z3-sharded"): "parameter-replaced-under-zero3",
     ("spectral-norm", "z3"): "weight-sharded-by-zero3",
     ("spectral-norm", "z3-offload"): "weight-sharded-by-zero3",
     ("tie-late", "z3-offload"): "parameter-replaced-under-zero3",
@@ -93,6 +99,18 @@ _REFUSED = {
     ("add-late", "ddp"): "parameter-not-averaged",
     ("clamp-in-tensor-hooks", "split"): _NOT_SEPARABLE,
 }
+_WRITTEN = "weights-written-under-zero3"
+_SHARDED = "weight-sharded-by-zero3"
+_REFUSED_WHERE_SHARDED = dict.fromkeys(("clamp-data", "replace-data"), _WRITTEN) | dict.fromkeys(
+    (
+        *("average-for-evaluation", "average-of-main-process", "clamp", "clamp-by-groups", "decay-by-hand"),
+        *("load-by-hand", "lookahead", "main-process-evaluates", "noise-on-weights", "spectral-norm"),
+        *("normalize-in-step-hook", "reset-a-layer", "swa", "vector-to-parameters", "weight-penalty"),
+        "write-by-numpy",
+    ),
+    _SHARDED,
+)
+"""Edits of weights that no rank holds whole."""
 _LOCAL = frozenset({"clamp-in-tensor-hooks", "average-of-main-process"})
 """Edits of each rank's own gradients or weights: their data parallelism is compared with accelerate's own."""
 _OTHER_ADAM = {"offload-needs-adam", "offload-swap-fails-in-prepare", "offload-swap-fails-in-step"}
@@ -100,15 +118,17 @@ _OTHER_ADAM = {"offload-needs-adam", "offload-swap-fails-in-prepare", "offload-s
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int, bool], Path]:
     """Return a function that gives what a script leaves by itself; each is run once."""
-    known: dict[tuple[str, str, int], Path] = {}
+    known: dict[tuple[str, str, int, bool], Path] = {}
 
-    def run(edit: str, precision: str, num_ranks: int) -> Path:
-        key = (edit, precision, num_ranks)
+    def run(edit: str, precision: str, num_ranks: int, is_wide: bool) -> Path:
+        key = (edit, precision, num_ranks, is_wide)
         if key not in known:
             folder = tmp_path_factory.mktemp("edit")
-            known[key] = train_by_itself(edit, folder, precision=precision, num_ranks=num_ranks)
+            known[key] = train_by_itself(
+                edit, folder, precision=precision, num_ranks=num_ranks, is_wide=is_wide
+            )
         return known[key]
 
     return run
@@ -117,12 +137,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int],
 def _outcome(edit: str, layout: str, folder: Path, alone: Callable[..., Path], precision: str) -> Outcome:
     num_ranks = 2 if edit in _LOCAL and layout != "split" else 1
     run = train_under_zerofit(edit, layout, folder, precision=precision)
-    return outcome_of(run, alone(edit, precision, num_ranks))
+    return outcome_of(run, alone(edit, precision, num_ranks, layout == "z3-sharded"))
 
 
 def _refusal(edit: str, layout: str) -> str:
     if (edit, layout) in _REFUSED:
         return _REFUSED[edit, layout]
+    if layout == "z3-sharded" and edit in _REFUSED_WHERE_SHARDED:
+        return _REFUSED_WHERE_SHARDED[edit]
     return _REFUSED_UNDER_ZERO.get(edit, "") if layout.startswith("z") else ""
 
 

@@ -21,9 +21,11 @@ LAYOUTS = {
     "z1": ("--num-processes", "2", "--zero-stage", "1", "--offload-optimizer", "none"),
     "z2": ("--num-processes", "2", "--zero-stage", "2", "--offload-optimizer", "none"),
     "z3": ("--num-processes", "2", "--zero-stage", "3", "--offload-optimizer", "none"),
+    "z3-sharded": ("--num-processes", "2", "--zero-stage", "3", "--offload-optimizer", "none"),
     "z3-offload": ("--num-processes", "2", "--zero-stage", "3", "--offload-optimizer", "cpu"),
 }
-"""Flags of `zerofit launch` for each layout of ranks; "split" is one process with halved batches."""
+"""Flags of `zerofit launch` for each layout of ranks; "split" is one process with halved batches.
+ZeRO-3 keeps small weights whole; in "z3-sharded" one is not."""
 SAMPLES = 8
 """Samples in a step, over all ranks."""
 _REFUSAL = re.compile(r"error\[([a-z0-9-]+)\]")
@@ -39,12 +41,15 @@ class Outcome:
     """Between the final weights of both, relative to the way that training took; 2-norms."""
 
 
-def train_by_itself(edit: str, folder: Path, *, precision: str, num_ranks: int) -> Path:
+def train_by_itself(
+    edit: str, folder: Path, *, precision: str, num_ranks: int, is_wide: bool = False
+) -> Path:
     """Run the script by the stock `accelerate launch`, and return the folder of what it left."""
     ranks = "--multi_gpu" if num_ranks > 1 else "--cpu"
     flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --dynamo_backend=no"
     launcher = (sys.executable, "-m", "accelerate.commands.launch", *flags.split())
-    command = (*launcher, f"--mixed_precision={precision}", str(SCRIPT), *_arguments(edit, num_ranks))
+    arguments = _arguments(edit, num_ranks, is_wide)
+    command = (*launcher, f"--mixed_precision={precision}", str(SCRIPT), *arguments)
     run_command(command, folder, ACCELERATE_USE_CPU="true").check()
     return folder / "out"
 
@@ -53,7 +58,8 @@ def train_under_zerofit(edit: str, layout: str, folder: Path, *, precision: str)
     """Run the script by `zerofit launch`."""
     launcher = (sys.executable, "-m", "zerofit", "launch", "--cpu", "--mixed-precision", precision)
     num_ranks = int(LAYOUTS[layout][1])
-    return run_command((*launcher, *LAYOUTS[layout], str(SCRIPT), *_arguments(edit, num_ranks)), folder)
+    arguments = _arguments(edit, num_ranks, layout == "z3-sharded")
+    return run_command((*launcher, *LAYOUTS[layout], str(SCRIPT), *arguments), folder)
 
 
 def outcome_of(run: Run, alone: Path) -> Outcome:
@@ -92,6 +98,6 @@ def _weights(file: Path) -> dict[str, object]:
     return load_file(file)
 
 
-def _arguments(edit: str, num_ranks: int) -> tuple[str, ...]:
-    more = ("--find-unused",) if num_ranks > 1 else ()
+def _arguments(edit: str, num_ranks: int, is_wide: bool) -> tuple[str, ...]:
+    more = (*(("--find-unused",) if num_ranks > 1 else ()), *(("--wide",) if is_wide else ()))
     return ("--edit", edit, "--batch-size", str(SAMPLES // num_ranks), *more)

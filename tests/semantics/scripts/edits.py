@@ -20,6 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 NUM_SAMPLES, WIDTH, NUM_STEPS = 96, 16, 8
+NARROW, WIDE = 32, 400
+"""Sizes of hidden states. 400 x 400 is above DeepSpeed's stage3_param_persistence_threshold, 100,000."""
 
 
 class Samples(Dataset):
@@ -40,11 +42,11 @@ class Samples(Dataset):
 class Net(nn.Module):
     """A body and three heads, of which a pass uses one; those with extra_every also the second."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
-        self.heads = nn.ModuleList([nn.Linear(32, 1) for _ in range(3)])
+        self.body = nn.Sequential(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU())
+        self.heads = nn.ModuleList([nn.Linear(hidden, 1) for _ in range(3)])
 
     def forward(self, x: torch.Tensor, head: int = 0, *, both: bool = False) -> torch.Tensor:
         hidden = self.body(x)
@@ -330,6 +332,12 @@ def penalize_gradients(loop: Loop, x: torch.Tensor, y: torch.Tensor) -> torch.Te
     return ((out - y) ** 2).mean() + 0.1 * ((gradient.norm(dim=1) - 1) ** 2).mean()
 
 
+def penalize_weights(loop: Loop, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Weight decay in the loss, of what the pass uses: DDP takes the others for unused."""
+    norms = [parameter.float().square().sum() for parameter in loop.net.body.parameters()]
+    return ((loop.model(x).float() - y) ** 2).mean() + 1e-2 * sum(norms)
+
+
 # --- which parameters train
 
 
@@ -365,7 +373,7 @@ def tie_late(loop: Loop) -> None:
 
 def add_late(loop: Loop) -> None:
     if loop.step == 2:
-        new = nn.Linear(32, 1)
+        new = nn.Linear(loop.net.body[2].out_features, 1)
         with torch.no_grad():
             new.weight.fill_(0.01)
             new.bias.zero_()
@@ -448,6 +456,7 @@ EDITS: dict[str, Edit] = {
     "sam": Edit(optimizer=lambda model: Sharpness(model.parameters(), lr=0.05), after_backward=sharpness),
     "clamp-in-tensor-hooks": Edit(optimizer=sgd, before_prepare=clamp_in_tensor_hooks),
     "gradient-penalty": Edit(loss=penalize_gradients),
+    "weight-penalty": Edit(loss=penalize_weights),
     "unused-head": Edit(optimizer=decaying),
     "unused-then-used": Edit(optimizer=decaying, arguments=lambda step: {"head": int(step >= 4)}),
     "auxiliary-every-second-step": Edit(optimizer=decaying, arguments=lambda step: {"both": step % 2 == 1}),
@@ -468,7 +477,7 @@ EDITS: dict[str, Edit] = {
     "own-adam": Edit(optimizer=lambda model: OwnAdam(model.parameters(), lr=0.01)),
     "adagrad": Edit(optimizer=lambda model: torch.optim.Adagrad(model.parameters(), lr=0.02)),
     "nadam": Edit(optimizer=lambda model: torch.optim.NAdam(model.parameters(), lr=0.01)),
-    "rmsprop": Edit(optimizer=lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01)),
+    "rmsprop": Edit(optimizer=lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01, eps=1e-3)),
     "adafactor": Edit(optimizer=of_package("transformers", "Adafactor", **ADAFACTOR)),
     "torch-adafactor": Edit(optimizer=lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01)),
     "timm-lamb": Edit(optimizer=of_package("timm.optim", "Lamb", lr=0.01)),
@@ -488,6 +497,7 @@ def main() -> None:
     parser.add_argument("--edit", choices=EDITS, required=True)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--find-unused", action="store_true")
+    parser.add_argument("--wide", action="store_true", help="with a weight that ZeRO-3 does not keep whole")
     args = parser.parse_args()
     edit = EDITS[args.edit]
     handlers = []
@@ -497,7 +507,7 @@ def main() -> None:
         handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)]
     accelerator = Accelerator(kwargs_handlers=handlers)
     set_seed(0)
-    net: Any = Net()
+    net: Any = Net(WIDE if args.wide else NARROW)
     if edit.adapts:
         from peft import LoraConfig, get_peft_model
 

@@ -124,3 +124,18 @@ def move_step_hooks(optimizer: Any, new: Any) -> None:
 def accumulated_hooks(parameter: Any) -> list[Any]:
     """Return the hooks that run once a parameter's gradient is accumulated."""
     return list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
+def num_function_modes() -> int:
+    """Return how many TorchFunctionModes are active, such as `with torch.device(...)`."""
+    import torch
+
+    return int(torch._C._len_torch_function_stack())
+
+
+def is_innermost_mode(mode: Any) -> bool:
+    """Return True if a TorchFunctionMode is the active one that was entered last."""
+    import torch
+
+    last = num_function_modes() - 1
+    return last >= 0 and torch._C._get_function_stack_at(last) is mode

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.training.changes import Changes
+    from zerofit.training.deepspeed.sharded_reads import ShardedReads
 
 OwnOptimizers = Sequence[tuple[Any, Sequence[Sequence[Any]]]]
 """A script's optimizers, each with the parameters of its groups."""
@@ -65,8 +66,15 @@ class Guard:
         parameters = [parameter for _, parameter in trained]
         watch_accesses(parameters, Access(self._weights, self._gradients))
         weakref.finalize(engine, forget_accesses, [id(parameter) for parameter in parameters])
+        self._reads: ShardedReads | None = None
+        if self.shards:
+            from zerofit.training.deepspeed.sharded_reads import ShardedReads
+
+            self._reads = ShardedReads({id(parameter): name for name, parameter in named})
         self._hook(engine)
         _guards.add(self)
+        if self._reads is not None:
+            self._reads.begin(has_trained=self._num_steps > 0)
 
     @property
     def shards(self) -> bool:
@@ -75,6 +83,8 @@ class Guard:
 
     def _hook(self, engine: Any) -> None:
         engine.register_forward_pre_hook(lambda module, _: self._before_pass(module))
+        if self._reads is not None:
+            engine.register_forward_hook(lambda module, *_: self._after_pass(module))
         base = base_optimizer(engine)
         base.register_step_pre_hook(lambda *_: self._untrained.save())
         base.register_step_post_hook(lambda *_: self._untrained.restore())
@@ -100,9 +110,17 @@ class Guard:
         optimizer.add_param_group = base.add_param_group = _refuse_group
         engine._zerofit_guard = self
 
+    def _after_pass(self, engine: Any) -> None:
+        import torch
+
+        if self._reads is not None and engine.training and torch.is_grad_enabled():
+            self._reads.begin(has_trained=self._num_steps > 0)
+
     def _before_pass(self, engine: Any) -> None:
         import torch
 
+        if self._reads is not None:
+            self._reads.end()
         if engine.training and torch.is_grad_enabled():
             for name, parameter in self._frozen:
                 if parameter.requires_grad:
@@ -144,11 +162,12 @@ class Guard:
         each group.
         """
         self.is_stepping = True
+        if self._reads is not None:
+            self._reads.end()
         skipped = self._engine.skipped_steps
         try:
             with taken_step_hooks(self._hooked, stay=_is_zerofits) as (before, after):
-                for hook in before:
-                    hook()
+                self._run(before)
                 self._weights.check(self._num_steps)
                 self._untrained.begin_step(self._weights.take_written())
                 with self._groups.flat():
@@ -158,10 +177,20 @@ class Guard:
                     self._weights.compare_next()
                 self._num_steps += 1
                 if self._engine.skipped_steps == skipped:
-                    for hook in after:
-                        hook()
+                    self._run(after)
         finally:
             self.is_stepping = False
+        if self._reads is not None:
+            self._reads.begin(has_trained=True)
+
+    def _run(self, hooks: list[Callable[[], None]]) -> None:
+        """Run the script's hooks."""
+        if self._reads is not None:
+            self._reads.begin(has_trained=True)
+        for hook in hooks:
+            hook()
+        if self._reads is not None:
+            self._reads.end()
 
 
 class _ScriptGroups:

@@ -86,20 +86,20 @@ def _replace_properties() -> None:
     def get_data(self: Any) -> Any:
         value = data.__get__(self)
         access = _watched.get(id(self))
-        if access is None or _is_library(sys._getframe(1)):
+        if access is None or is_library(sys._getframe(1)):
             return value
         return access.weights.alias(self, value)
 
     def set_data(self: Any, value: Any) -> None:
         access = _watched.get(id(self))
-        if access is None or _is_library(sys._getframe(1)):
+        if access is None or is_library(sys._getframe(1)):
             data.__set__(self, value)
         else:
             access.weights.replace(self, value)
 
     def get_grad(self: Any) -> Any:
         access = _watched.get(id(self))
-        if access is not None and access.gradients.are_there and not _is_library(frame := sys._getframe(1)):
+        if access is not None and access.gradients.are_there and not is_library(frame := sys._getframe(1)):
             access.gradients.refuse(self, frame, does="reads")
         return grad.__get__(self)
 
@@ -107,7 +107,7 @@ def _replace_properties() -> None:
         access = _watched.get(id(self))
         if access is not None and (value is not None or access.gradients.are_there):
             frame = sys._getframe(1)
-            if not _is_library(frame):
+            if not is_library(frame):
                 access.gradients.refuse(self, frame, does="writes")
         grad.__set__(self, value)
 
@@ -125,7 +125,7 @@ def _without_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
     def grad(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):
             frame = sys._getframe(1)
-            if _watched and not _is_library(frame):
+            if _watched and not is_library(frame):
                 raise _second_order(frame)
         return original(*args, **kwargs)
 
@@ -144,7 +144,8 @@ def _second_order(frame: FrameType) -> UserError:
     )
 
 
-def _is_library(frame: FrameType) -> bool:
+def is_library(frame: FrameType) -> bool:
+    """Return True for code of a library that reaches weights and gradients as ZeRO lets it."""
     name = frame.f_globals.get("__name__", "")
     return name.partition(".")[0] in _LIBRARIES and not name.startswith(_BY_HAND)
 

@@ -136,7 +136,9 @@ class ScriptWeights:
         if step:
             self._compare(step, [named for named in self._trained if named[0] not in written])
         changed, marks = [], {}
-        for parameter in filter(is_gathered, written.values()):
+        for name, parameter in written.items():
+            if not is_gathered(parameter):
+                raise _lost(name)
             fragment = fragment_of(self._engine, parameter)
             is_changed = False
             if fragment is not None:

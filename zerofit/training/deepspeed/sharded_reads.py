@@ -1,0 +1,106 @@
+"""Refuses to work with weights that ZeRO-3 holds in shards, where torch would go on with empty tensors.
+
+A norm of all weights added to the loss would be 0 without an error, outside of the model's own pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.torch import is_innermost_mode, num_function_modes
+from zerofit.core.upstream.zero_fragments import is_gathered
+from zerofit.training.deepspeed.script_gradients import is_library, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+_LOOKING = frozenset(
+    {
+        *("__get__", "element_size", "numel", "type", "is_complex", "is_floating_point"),
+        *("register_hook", "requires_grad_", "__hash__", "__repr__"),
+        *("register_post_accumulate_grad_hook", "__set__", "__format__", "__len__"),
+    }
+)
+"""Functions that read neither elements nor shapes: a script may count its parameters."""
+_SHAPES = (torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__)
+"""Properties that a script decides by: a sharded weight has one dimension, of size 0."""
+
+
+class ShardedReads:
+    """Watches what the script does between two passes of one engine.
+
+    Each torch function that it calls there takes some 3 us more; those of the model's passes and of the
+    engine's steps do not.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._mode = _Mode(names)
+        self._is_on = False
+
+    def begin(self, *, has_trained: bool) -> None:
+        """Watch from here on: after prepare(), and after each pass and step.
+
+        Until it trains a script may look at shapes, to print them.
+
+        Not inside another mode, such as `with torch.device(...)`, whose end would take this one for itself.
+        """
+        self._mode.sees_shapes = has_trained
+        if not self._is_on and not num_function_modes():
+            self._mode.__enter__()
+            self._is_on = True
+
+    def end(self) -> None:
+        """Stop before the next pass or step."""
+        if self._is_on and is_innermost_mode(self._mode):
+            self._mode.__exit__(None, None, None)
+            self._is_on = False
+
+
+class _Mode(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.sees_shapes = False
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_shape = self.sees_shapes and function in _SHAPES
+        if is_shape or getattr(function, "__name__", "") not in _LOOKING:
+            name = next((found for value in args if (found := self._sharded(value))), None)
+            if name is not None and not is_library(frame := _caller()):
+                raise _reads(name, frame)
+        return function(*args, **(kwargs or {}))
+
+    def _sharded(self, value: Any) -> str | None:
+        if isinstance(value, list | tuple):
+            return next((found for part in value if (found := self._sharded(part))), None)
+        name = self._names.get(id(value))
+        return name if name is not None and not is_gathered(value) else None
+
+
+def _caller() -> FrameType:
+    """Return the innermost frame that is not torch's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch"):
+        frame = frame.f_back
+    return frame
+
+
+def _reads(name: str, frame: FrameType) -> UserError:
+    return UserError(
+        "weight-sharded-by-zero3",
+        "the script works with a weight that ZeRO-3 holds in shards",
+        found=f"{name} in {place_of(frame)}",
+        why="outside of the module's own pass no rank holds the whole weight: its tensor is empty, so that "
+        "a norm or a penalty of it is 0",
+        fix="read weights inside deepspeed.zero.GatheredParameters, or train without ZeRO-3: --zero-stage 2, "
+        "or --engine native",
+        see="https://deepspeed.readthedocs.io/en/latest/zero3.html#gathering-parameters",
+    )
