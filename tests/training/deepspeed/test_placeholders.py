@@ -45,11 +45,7 @@ def _position(weight: Any) -> None:
     torch.arange(8)[weight.shape[0] + 8]
 
 
-def _embed(weight: Any) -> None:
-    torch.nn.functional.embedding(torch.tensor([3]), weight.view(0, 4))
-
-
-@pytest.mark.parametrize("works_with", [_average, _norm, _position, _embed])
+@pytest.mark.parametrize("works_with", [_average, _norm, _position])
 def test_a_failure_beside_a_sharded_weight_is_named(works_with: Callable[[Any], None]) -> None:
     error = _error_of(lambda: works_with(_weight(_Status.NOT_AVAILABLE)))
     named = sharded_weight_error(error)

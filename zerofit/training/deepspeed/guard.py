@@ -19,13 +19,13 @@ from zerofit.training.deepspeed.script_gradients import (
     watch_accesses,
 )
 from zerofit.training.deepspeed.script_weights import ScriptWeights
+from zerofit.training.deepspeed.sharded_reads import ShardedReads
 from zerofit.training.deepspeed.untrained_parameters import UntrainedParameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.training.changes import Changes
-    from zerofit.training.deepspeed.sharded_reads import ShardedReads
 
 OwnOptimizers = Sequence[tuple[Any, Sequence[Sequence[Any]]]]
 """A script's optimizers, each with the parameters of its groups."""
@@ -68,8 +68,6 @@ class Guard:
         weakref.finalize(engine, forget_accesses, [id(parameter) for parameter in parameters])
         self._reads: ShardedReads | None = None
         if self.shards:
-            from zerofit.training.deepspeed.sharded_reads import ShardedReads
-
             self._reads = ShardedReads({id(parameter): name for name, parameter in named})
         self._hook(engine)
         _guards.add(self)

@@ -8,16 +8,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.torch import is_innermost_mode, num_function_modes
 from zerofit.core.upstream.zero_fragments import is_gathered
 from zerofit.training.deepspeed.script_gradients import is_library, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
 
 _LOOKING = frozenset(
@@ -28,8 +25,6 @@ _LOOKING = frozenset(
     }
 )
 """Functions that read neither elements nor shapes: a script may count its parameters."""
-_SHAPES = (torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__)
-"""Properties that a script decides by: a sharded weight has one dimension, of size 0."""
 
 
 class ShardedReads:
@@ -40,7 +35,8 @@ class ShardedReads:
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        self._mode = _Mode(names)
+        self._watch = _Watch(names)
+        self._mode = _mode(self._watch)
         self._is_on = False
 
     def begin(self, *, has_trained: bool) -> None:
@@ -50,7 +46,7 @@ class ShardedReads:
 
         Not inside another mode, such as `with torch.device(...)`, whose end would take this one for itself.
         """
-        self._mode.sees_shapes = has_trained
+        self._watch.sees_shapes = has_trained
         if not self._is_on and not num_function_modes():
             self._mode.__enter__()
             self._is_on = True
@@ -62,21 +58,20 @@ class ShardedReads:
             self._is_on = False
 
 
-class _Mode(TorchFunctionMode):  # type: ignore[misc]
+class _Watch:
+    """Looks at the arguments of torch's functions."""
+
     def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
         self._names = names
         self.sees_shapes = False
+        """True to refuse reads of shapes, too: a sharded weight has one dimension, of size 0."""
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        is_shape = self.sees_shapes and function in _SHAPES
-        if is_shape or getattr(function, "__name__", "") not in _LOOKING:
-            name = next((found for value in args if (found := self._sharded(value))), None)
+    def check(self, function: Callable[..., Any], arguments: Iterable[Any], *, is_shape: bool) -> None:
+        """Refuse a function that reads a sharded weight for the script."""
+        if (is_shape and self.sees_shapes) or getattr(function, "__name__", "") not in _LOOKING:
+            name = next((found for value in arguments if (found := self._sharded(value))), None)
             if name is not None and not is_library(frame := _caller()):
                 raise _reads(name, frame)
-        return function(*args, **(kwargs or {}))
 
     def _sharded(self, value: Any) -> str | None:
         if isinstance(value, list | tuple):
@@ -85,9 +80,26 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]
         return name if name is not None and not is_gathered(value) else None
 
 
+def _mode(watch: _Watch) -> Any:
+    """Return a TorchFunctionMode that hands all functions to a watch."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    shapes = (torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__)
+
+    class Mode(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            watch.check(function, args, is_shape=function in shapes)
+            return function(*args, **(kwargs or {}))
+
+    return Mode()
+
+
 def _caller() -> FrameType:
     """Return the innermost frame that is not torch's."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch"):
         frame = frame.f_back
     return frame
