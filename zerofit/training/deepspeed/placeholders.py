@@ -23,6 +23,8 @@ _SAYS_EMPTY = re.compile(
     r"\(0[,)]|\[0[],]|(?:size|==|:|=) ?0\b(?![.\d])|\b0 elements|division by zero|\bx0\b|\b0x\d"
 )
 """Parts of torch's and transformers' messages about an empty tensor."""
+_WATCHING = "zerofit/training/deepspeed/sharded_reads.py"
+"""Stands between the script's line and torch's function."""
 _ENGINE = "deepspeed/runtime/engine"
 _MOST_ITEMS = 10_000
 """Members of a list or parameters of a module that are looked at. ASSUMPTION: larger ones are data."""
@@ -40,7 +42,7 @@ def sharded_weight_error(failure: BaseException) -> UserError | None:
     """
     if not isinstance(failure, _KINDS) or type(failure).__name__ == "OutOfMemoryError":
         return None
-    places = list(_places(failure.__traceback__))
+    places = [place for place in _places(failure.__traceback__) if not place.file.endswith(_WATCHING)]
     if not places:
         return None
     says_empty = isinstance(failure, ZeroDivisionError) or bool(_SAYS_EMPTY.search(str(failure)))
