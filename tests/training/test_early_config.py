@@ -26,6 +26,7 @@ class _Accelerator:
     distributed_type = "DistributedType.DEEPSPEED"
     num_processes = 2
     split_batches = False
+    mixed_precision = "no"
     _models: tuple[Any, ...] = ()
     _optimizers: tuple[Any, ...] = ()
     _schedulers: tuple[Any, ...] = ()
