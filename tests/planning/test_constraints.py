@@ -156,6 +156,30 @@ def _steps_with(*optimizers: Any) -> Capture:
             "the script's DeepSpeed configuration makes its scheduler, which no other engine reads",
         ),
         (
+            capture(edits_gradients="train.py:9"),
+            "zero_stage",
+            (ZeroStage.NOTHING,),
+            "the script edits gradients (train.py:9), which ZeRO moves in backward()",
+        ),
+        (
+            capture(edits_gradients="train.py:9", made_by_engine=("scheduler",)),
+            "engine",
+            (Engine.DEEPSPEED,),
+            "the script's DeepSpeed configuration makes its scheduler, which no other engine reads",
+        ),
+        (
+            capture(edits_weights="train.py:9"),
+            "zero_stage",
+            _NOT_PARTITIONED,
+            "the script works with weights by hand (train.py:9), which stage 3 partitions",
+        ),
+        (
+            capture(optimizers=(replace(_SGD, is_element_wise=False),)),
+            "engine",
+            (Engine.NATIVE,),
+            "ZeRO joins and cuts tensors, and SGD looks at whole ones",
+        ),
+        (
             capture(uses_local_sgd=True),
             "engine",
             (Engine.NATIVE,),
@@ -357,6 +381,7 @@ def test_a_refusal_names_the_values_that_are_open(captured: Capture, stage: Zero
     [
         (capture(optimizers=(_SGD,)), Request(optimizer=OptimizerName.ADAMW), "optimizer", {"adamw"}),
         (capture(mixed_precision="fp16"), Request(precision=Precision.BF16), "precision", {"bf16"}),
+        (capture(edits_gradients="train.py:9"), Request(zero_stage=ZeroStage(2)), "zero_stage", {2}),
         (
             capture(model_checkpoints=True),
             Request(gradient_checkpointing=False),

@@ -55,6 +55,8 @@ class Pin:
     """One phrase."""
     is_habit: bool = False
     """True if a flag may override it: it is the script's choice, not a limit."""
+    also_by: tuple[str, ...] = ()
+    """Other fields whose flags override it, if it is a habit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +67,12 @@ class Constraints:
 
     def beside(self, request: Request) -> Constraints:
         """Return the constraints without the habits that the user's flags override."""
-        kept = (
-            one for one in self.pins if not (one.is_habit and getattr(request, one.field, None) is not None)
-        )
-        return replace(self, pins=tuple(kept))
+
+        def gives_way(pin: Pin) -> bool:
+            fields = (pin.field, *pin.also_by)
+            return pin.is_habit and any(getattr(request, field, None) is not None for field in fields)
+
+        return replace(self, pins=tuple(pin for pin in self.pins if not gives_way(pin)))
 
     def allow(self, field: str, value: Any) -> bool:
         """Return True if a field may have a value."""
@@ -197,12 +201,13 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
     elif own is not None and own.is_element_wise is False:
         why = f"ZeRO joins and cuts tensors, and {own.class_path.rpartition('.')[2]} looks at whole ones"
     habit = ""
-    if capture.edits_gradients:
+    if capture.edits_gradients and not capture.made_by_engine:
         habit = f"the script edits gradients ({capture.edits_gradients}), which ZeRO moves in backward()"
     if why or habit:
-        for field in ("engine", "zero_stage", "optimizer_offload", "param_offload"):
+        fields = ("engine", "zero_stage", "optimizer_offload", "param_offload")
+        for field in fields:
             value = getattr(Strategy(), field)
-            yield Pin(field=field, values=(value,), why=why or habit, is_habit=not why)
+            yield Pin(field=field, values=(value,), why=why or habit, is_habit=not why, also_by=fields)
     elif capture.made_by_engine:
         sections = listed(capture.made_by_engine)
         why = f"the script's DeepSpeed configuration makes its {sections}, which no other engine reads"
