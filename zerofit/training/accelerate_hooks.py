@@ -53,15 +53,15 @@ def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes
             if settings.forced_accumulation is not None:
                 _set_accumulation(arguments, settings.forced_accumulation, changes)
                 self._zerofit_weights = WindowWeights(self, changes)
-            for name in ("deepspeed_plugin", "deepspeed_plugins"):
-                if settings.uses_deepspeed and arguments.pop(name, None) is not None:
-                    changes.add(
-                        "DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin"
-                    )
+            if settings.uses_deepspeed and _drop_plugin(arguments):
+                changes.add("DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin")
             if settings.uses_deepspeed and settings.on_cpu and arguments.pop("cpu", False):
                 changes.add("the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off")
-        if not settings.uses_deepspeed:
-            _leave_out_deepspeed(arguments, changes)
+        if not settings.uses_deepspeed and _drop_plugin(arguments):
+            os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # the plugin's constructor sets it
+            changes.add(
+                "PyTorch trains without DeepSpeed as the plan says; the script brings a DeepSpeedPlugin"
+            )
         original(**arguments)
         _check_engine(self, settings)
         if self._zerofit_by_script and settings.uses_deepspeed:
@@ -71,14 +71,10 @@ def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes
     wrap(accelerator_class, "__init__", init)
 
 
-def _leave_out_deepspeed(arguments: dict[str, Any], changes: Changes) -> None:
-    """Drop the script's DeepSpeedPlugin: the plan has chosen PyTorch without DeepSpeed."""
-    for name in ("deepspeed_plugin", "deepspeed_plugins"):
-        if arguments.pop(name, None) is not None:
-            changes.add(
-                "PyTorch trains without DeepSpeed as the plan says; the script brings a DeepSpeedPlugin"
-            )
-            os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # the plugin's constructor sets it
+def _drop_plugin(arguments: dict[str, Any]) -> bool:
+    """Drop the script's DeepSpeedPlugin from an Accelerator's arguments, and return True if it has one."""
+    plugins = [arguments.pop(name, None) for name in ("deepspeed_plugin", "deepspeed_plugins")]
+    return any(plugin is not None for plugin in plugins)
 
 
 def _check_engine(accelerator: Any, settings: AppliedSettings) -> None:

@@ -37,17 +37,14 @@ def _check(model: Any, accelerator: Any) -> None:
 
     if not (model.training and torch.is_grad_enabled()):
         return
-    averaged = model._zerofit_averaged
     late = {
-        id(parameter): name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in averaged
+        id(parameter)
+        for optimizer in prepared_optimizers(accelerator)
+        for parameter in parameters_of(optimizer)
+        if parameter.requires_grad and id(parameter) not in model._zerofit_averaged
     }
-    if not late:
-        return
-    stepped = {id(one) for optimizer in prepared_optimizers(accelerator) for one in parameters_of(optimizer)}
-    for key, name in late.items():
-        if key in stepped:
+    for name, parameter in model.named_parameters() if late else ():
+        if id(parameter) in late:
             raise _not_averaged(name)
 
 

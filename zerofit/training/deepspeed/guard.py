@@ -66,43 +66,37 @@ class Guard:
         parameters = [parameter for _, parameter in trained]
         watch_accesses(parameters, Access(self._weights, self._gradients))
         weakref.finalize(engine, forget_accesses, [id(parameter) for parameter in parameters])
-        self._reads: ShardedReads | None = None
-        if self.shards:
-            self._reads = ShardedReads({id(parameter): name for name, parameter in named})
-        self._hook(engine)
+        self._reads = ShardedReads({id(parameter): name for name, parameter in named} if self.shards else {})
+        self._hook(engine, base)
         _guards.add(self)
-        if self._reads is not None:
-            self._reads.begin(has_trained=self._num_steps > 0)
+        self._reads.begin(has_trained=False)
 
     @property
     def shards(self) -> bool:
         """True under ZeRO-3."""
         return bool(self._engine.zero_optimization_partition_weights())
 
-    def _hook(self, engine: Any) -> None:
+    def _hook(self, engine: Any, base: Any) -> None:
         engine.register_forward_pre_hook(lambda module, _: self._before_pass(module))
-        if self._reads is not None:
-            engine.register_forward_hook(lambda module, *_: self._after_pass(module))
-        base = base_optimizer(engine)
+        engine.register_forward_hook(lambda module, *_: self._after_pass(module))
         base.register_step_pre_hook(lambda *_: self._untrained.save())
         base.register_step_post_hook(lambda *_: self._untrained.restore())
-        zero_grad, held = engine.zero_grad, weakref.ref(self)
+        zero_grad = engine.zero_grad
 
         @functools.wraps(zero_grad)
         def zero(*args: Any, **kwargs: Any) -> None:
-            guard = held()
-            if guard is not None and not guard.is_stepping:
-                guard.zero_grad()
+            if not self.is_stepping:
+                self.zero_grad()
             zero_grad(*args, **kwargs)
 
         engine.zero_grad = zero
-        around_each_step(engine, functools.partial(_step, held))
+        around_each_step(engine, self.step)
         for name in READ_WEIGHTS:
-            setattr(engine, name, _inside(getattr(engine, name), held, Guard.saving))
-        engine.load_checkpoint = _inside(engine.load_checkpoint, held, Guard.loading)
+            setattr(engine, name, _inside(getattr(engine, name), self.saving))
+        engine.load_checkpoint = _inside(engine.load_checkpoint, self._groups.flat)
         optimizer = engine.optimizer
         for name in ("state_dict", "load_state_dict"):
-            setattr(optimizer, name, _inside(getattr(optimizer, name), held, Guard.loading))
+            setattr(optimizer, name, _inside(getattr(optimizer, name), self._groups.flat))
         for own in self._hooked:
             _lend_methods(own, optimizer)
         optimizer.add_param_group = base.add_param_group = _refuse_group
@@ -111,14 +105,13 @@ class Guard:
     def _after_pass(self, engine: Any) -> None:
         import torch
 
-        if self._reads is not None and engine.training and torch.is_grad_enabled():
+        if engine.training and torch.is_grad_enabled():
             self._reads.begin(has_trained=self._num_steps > 0)
 
     def _before_pass(self, engine: Any) -> None:
         import torch
 
-        if self._reads is not None:
-            self._reads.end()
+        self._reads.end()
         if engine.training and torch.is_grad_enabled():
             for name, parameter in self._frozen:
                 if parameter.requires_grad:
@@ -141,13 +134,10 @@ class Guard:
     def saving(self) -> Iterator[None]:
         """Save, in this context, what the script wrote."""
         # Under ZeRO-3 all ranks gather; before, a script may save on one rank only.
-        agree = self._untrained.check_written if self.shards else lambda _: None
+        check = functools.partial(self._untrained.check_written, self._num_steps)
+        agree = check if self.shards else lambda _: None
         with self._weights.saving(self._num_steps, agree), self._groups.flat():
             yield
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for DeepSpeed's loading."""
-        return self._groups.flat()
 
     def carry_gathered(self, parameters: Iterable[Any]) -> None:
         """Carry what was written inside GatheredParameters."""
@@ -160,14 +150,13 @@ class Guard:
         each group.
         """
         self.is_stepping = True
-        if self._reads is not None:
-            self._reads.end()
+        self._reads.end()
         skipped = self._engine.skipped_steps
         try:
             with taken_step_hooks(self._hooked, stay=_is_zerofits) as (before, after):
                 self._run(before)
                 self._weights.check(self._num_steps)
-                self._untrained.begin_step(self._weights.take_written())
+                self._untrained.begin_step(self._num_steps, self._weights.take_written())
                 with self._groups.flat():
                     take()
                 self._untrained.end_step()
@@ -178,17 +167,14 @@ class Guard:
                     self._run(after)
         finally:
             self.is_stepping = False
-        if self._reads is not None:
-            self._reads.begin(has_trained=True)
+        self._reads.begin(has_trained=True)
 
     def _run(self, hooks: list[Callable[[], None]]) -> None:
         """Run the script's hooks."""
-        if self._reads is not None:
-            self._reads.begin(has_trained=True)
+        self._reads.begin(has_trained=True)
         for hook in hooks:
             hook()
-        if self._reads is not None:
-            self._reads.end()
+        self._reads.end()
 
 
 class _ScriptGroups:
@@ -238,31 +224,20 @@ def _is_zerofits(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("zerofit")
 
 
-def _step(held: weakref.ref[Guard], take: Callable[[], None]) -> None:
-    guard = held()
-    if guard is None:
-        take()
-    else:
-        guard.step(take)
-
-
 def _inside(
-    original: Callable[..., Any],
-    held: weakref.ref[Guard],
-    context: Callable[[Guard], contextlib.AbstractContextManager[None]],
+    original: Callable[..., Any], context: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Callable[..., Any]:
-    """Return a function that runs in a context of the guard, while there is one."""
+    """Return a function that runs in a context."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        guard = held()
-        with contextlib.nullcontext() if guard is None else context(guard):
+        with context():
             return original(*args, **kwargs)
 
     return call
 
 
-def _refuse_group(*_: Any) -> None:
+def _refuse_group(*_: Any, **__: Any) -> None:
     raise UserError(
         "group-added-under-zero",
         "the script adds parameters to its optimizer after ZeRO has sharded them",

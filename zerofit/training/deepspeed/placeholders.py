@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import EXIT_USAGE, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +56,13 @@ def sharded_weight_error(failure: BaseException) -> UserError | None:
             parts = [(f"{name}{path}", part) for name, value in values for path, part in _parts(value)]
             name = _first(parts, is_placeholder) or (_first(parts, _is_empty) if has_weights else None)
         if name is not None:
-            return _sharded(name, failure, _in_script(places))
+            place = _in_script(places)
+            message = str(failure).partition("\n")[0]
+            return sharded_weight(
+                f"{name} in {place.file}:{place.line}: {type(failure).__name__}: {message}",
+                so="with size 0, and so are copies of it",
+                exit_code=1,
+            )
     return None
 
 
@@ -187,16 +193,21 @@ def _in_script(places: list[_Place]) -> _Place:
     return ([place for place in places if not place.is_of_library] or places)[-1]
 
 
-def _sharded(name: str, failure: BaseException, place: _Place) -> UserError:
+def sharded_weight(found: str, *, so: str, exit_code: int = EXIT_USAGE) -> UserError:
+    """Return the error for a script that works with a weight of which no rank holds the whole.
+
+    Args:
+        found: the weight, and the place in the script.
+        so: what follows from its tensor being empty.
+        exit_code: of the process.
+    """
     return UserError(
         "weight-sharded-by-zero3",
         "the script works with a weight that ZeRO-3 holds in shards",
-        found=f"{name} in {place.file}:{place.line}: {type(failure).__name__}: "
-        f"{str(failure).partition(chr(10))[0]}",
-        why="outside of the module's own pass no rank holds the whole weight: its tensor is empty, with "
-        "size 0, and so are copies of it",
+        found=found,
+        why=f"outside of the module's own pass no rank holds the whole weight: its tensor is empty, {so}",
         fix="read and copy weights inside deepspeed.zero.GatheredParameters, create a model that is not "
         "prepared before the Accelerator, or train without ZeRO-3: --zero-stage 2, or --engine native",
         see="https://deepspeed.readthedocs.io/en/latest/zero3.html#gathering-parameters",
-        exit_code=1,
+        exit_code=exit_code,
     )

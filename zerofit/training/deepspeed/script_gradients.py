@@ -1,10 +1,10 @@
-"""Refuses scripts that read or write gradients under ZeRO, where `parameter.grad` is None after
-backward()."""
+"""Refuses scripts that read or write gradients under ZeRO, where backward() leaves none in `.grad`."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -51,12 +51,12 @@ class ScriptGradients:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Access:
     """What an engine has to know about accesses of its parameters by scripts."""
 
-    def __init__(self, weights: ScriptWeights, gradients: ScriptGradients) -> None:
-        self.weights = weights
-        self.gradients = gradients
+    weights: ScriptWeights
+    gradients: ScriptGradients
 
 
 _watched: dict[int, Access] = {}

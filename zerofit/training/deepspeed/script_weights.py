@@ -248,8 +248,7 @@ def _lost(name: str) -> UserError:
         "the script writes a weight that ZeRO-3 holds in shards",
         found=f"{name}, written outside of deepspeed.zero.GatheredParameters",
         why="outside of it, or once a module's pass is over, no rank holds the whole weight, and what is "
-        "written "
-        "is lost without an error",
+        "written is lost without an error",
         fix="train without ZeRO-3: --zero-stage 2, or --engine native",
         see="https://deepspeed.readthedocs.io/en/latest/zero3.html#modifying-partitioned-states",
     )
@@ -272,8 +271,7 @@ def _rounded(name: str, dtype: Any, first: int, step: int) -> UserError:
         found=f"{name} ({str(dtype).removeprefix('torch.')}), written after step {first} and after step "
         f"{step}",
         why="each time, what is written is rounded, and the fp32 copy that the optimizer steps loses its "
-        "low bits; "
-        "without ZeRO the weights are fp32",
+        "low bits; without ZeRO the weights are fp32",
         fix="train without ZeRO: --engine native; or in fp32: --mixed-precision no",
     )
 
@@ -295,7 +293,7 @@ def _unexplained(name: str, step: int, num_different: int, size: int) -> UserErr
         found=f"{name} after step {step}: {num_different:,} of the {size:,} elements that this rank steps "
         "differ",
         why="the next step would overwrite them, so that the run would train differently than the script "
-        "alone; "
-        "nothing that zerofit knows has changed them (memory shared with NumPy, for example, is not seen)",
+        "alone; nothing that zerofit knows has changed them (memory shared with NumPy, for example, is not "
+        "seen)",
         fix="train without ZeRO: --engine native",
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
 from zerofit.core.upstream.torch import is_innermost_mode, num_function_modes
 from zerofit.core.upstream.zero_fragments import is_gathered
+from zerofit.training.deepspeed.placeholders import sharded_weight
 from zerofit.training.deepspeed.script_gradients import is_library, place_of
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ _LOOKING = frozenset(
 class ShardedReads:
     """Watches what the script does between two passes of one engine.
 
+    Args:
+        names: of the parameters that are sharded, by their ids; none outside of ZeRO-3.
+
     Each torch function that it calls there takes some 3 us more; those of the model's passes and of the
     engine's steps do not.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
+        self._has_any = bool(names)
         self._watch = _Watch(names)
         self._mode = _mode(self._watch)
         self._is_on = False
@@ -47,7 +51,7 @@ class ShardedReads:
         Not inside another mode, such as `with torch.device(...)`, whose end would take this one for itself.
         """
         self._watch.sees_shapes = has_trained
-        if not self._is_on and not num_function_modes():
+        if self._has_any and not self._is_on and not num_function_modes():
             self._mode.__enter__()
             self._is_on = True
 
@@ -71,7 +75,9 @@ class _Watch:
         if (is_shape and self.sees_shapes) or getattr(function, "__name__", "") not in _LOOKING:
             name = next((found for value in arguments if (found := self._sharded(value))), None)
             if name is not None and not is_library(frame := _caller()):
-                raise _reads(name, frame)
+                raise sharded_weight(
+                    f"{name} in {place_of(frame)}", so="so that a norm or a penalty of it is 0"
+                )
 
     def _sharded(self, value: Any) -> str | None:
         if isinstance(value, list | tuple):
@@ -103,16 +109,3 @@ def _caller() -> FrameType:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch"):
         frame = frame.f_back
     return frame
-
-
-def _reads(name: str, frame: FrameType) -> UserError:
-    return UserError(
-        "weight-sharded-by-zero3",
-        "the script works with a weight that ZeRO-3 holds in shards",
-        found=f"{name} in {place_of(frame)}",
-        why="outside of the module's own pass no rank holds the whole weight: its tensor is empty, so that "
-        "a norm or a penalty of it is 0",
-        fix="read weights inside deepspeed.zero.GatheredParameters, or train without ZeRO-3: --zero-stage 2, "
-        "or --engine native",
-        see="https://deepspeed.readthedocs.io/en/latest/zero3.html#gathering-parameters",
-    )

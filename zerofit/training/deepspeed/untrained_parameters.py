@@ -46,7 +46,6 @@ class UntrainedParameters:
         self._saved: list[tuple[Any, Any]] = []
         self._flags: Any = None
         self._asked: Any = None
-        self._num_steps = 0
         self._last: list[int] = []
         self.has_changed = False
         """True if the last step left out other parameters than the one before."""
@@ -65,10 +64,11 @@ class UntrainedParameters:
         """Handle zero_grad(set_to_none=False): a parameter that had a gradient is stepped with zeros."""
         self._keeps_zeros = True
 
-    def begin_step(self, written: Mapping[int, Written]) -> None:
+    def begin_step(self, num_steps: int, written: Mapping[int, Written]) -> None:
         """Ask all ranks for their gradients and for the weights that they wrote, before the engine steps.
 
         Args:
+            num_steps: done so far.
             written: what the script has written on this rank since the last step, by the parameter's id.
 
         Raises:
@@ -83,7 +83,7 @@ class UntrainedParameters:
             self._without -= self._had
         late = next((place for place in self._skipped if place not in self._without), None)
         if late is not None and counts_steps(self._engine):
-            raise _trains_late(self._trained[late][0], self._num_steps + 1, self._skipped[late])
+            raise _trains_late(self._trained[late][0], num_steps + 1, self._skipped[late])
         self._had |= set(range(len(self._trained))) - self._without
         self._without_anywhere = None
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -93,9 +93,9 @@ class UntrainedParameters:
             self._asked = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
             if any(weight.is_changed for weight in written.values()):
                 self._asked.wait()
-                self._check_all_wrote(rows, self._flags, written)
+                self._check_all_wrote(num_steps, rows, self._flags, written)
 
-    def check_written(self, written: Mapping[int, Written]) -> None:
+    def check_written(self, num_steps: int, written: Mapping[int, Written]) -> None:
         """Check that all ranks have written the same, before they save it; all ranks call it.
 
         Raises:
@@ -107,7 +107,7 @@ class UntrainedParameters:
             rows = self._rows(written)
             flags = rows.to(self._engine.device, copy=True)
             dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-            self._check_all_wrote(rows, flags, written)
+            self._check_all_wrote(num_steps, rows, flags, written)
 
     def _rows(self, written: Mapping[int, Written]) -> Any:
         """Return, for each trained parameter: has a gradient; is not written; its digest, from both ends.
@@ -123,13 +123,13 @@ class UntrainedParameters:
                 rows[place, 1:] = torch.tensor([0, weight.digest, 254 - weight.digest])
         return rows
 
-    def _check_all_wrote(self, rows: Any, flags: Any, written: Mapping[int, Written]) -> None:
+    def _check_all_wrote(self, num_steps: int, rows: Any, flags: Any, written: Mapping[int, Written]) -> None:
         largest = flags.to(rows.device)
         for place in (rows != largest)[:, 1:].any(1).nonzero().flatten().tolist():
             name, parameter = self._trained[place]
             weight = written.get(id(parameter))
             if weight is not None and weight.is_changed:
-                raise _written_otherwise(name, self._num_steps, is_missing=bool(largest[place, 1]))
+                raise _written_otherwise(name, num_steps, is_missing=bool(largest[place, 1]))
 
     def save(self) -> None:
         """Keep the fragments of parameters without a gradient, before the base optimizer steps."""
@@ -166,7 +166,6 @@ class UntrainedParameters:
             self._asked.wait()
             self._asked = None
         self._without = set(range(len(self._trained)))
-        self._num_steps += 1
         left_out = self._without_anywhere or []
         self.has_changed, self._last = left_out != self._last, left_out
 
@@ -183,8 +182,7 @@ def _trains_late(name: str, step: int, num_skipped: int) -> UserError:
         "a parameter gets a gradient after steps without one, which ZeRO trains differently",
         found=f"{name} in step {step}, after {num_skipped} without a gradient",
         why="the optimizer corrects its steps by their number, which ZeRO counts for all parameters "
-        "together and "
-        "torch for each",
+        "together and torch for each",
         fix="train without ZeRO: --engine native",
     )
 
