@@ -11,7 +11,6 @@ from gpu_truth.cases import model_path
 from gpu_truth.results import Rule
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Topology
-from zerofit.core.request import Request
 from zerofit.core.strategy import Buckets
 from zerofit.core.units import format_bytes
 from zerofit.machine.gpu_catalog import find_gpu
@@ -24,8 +23,10 @@ from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.plan_labels import batch, label
 from zerofit.planning.problem import Problem
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import OFFLOAD_TIER, tier
 from zerofit.planning.solve import best_of
+from zerofit.planning.subject import Subject
 from zerofit.planning.training_estimator import TrainingEstimator
 
 if TYPE_CHECKING:
@@ -154,15 +155,15 @@ def problem_of(question: Question, *, source: ModelSource, machine: Machine, ver
     topology = Topology()
     gpu = machine.gpus[0] if machine.gpus else find_gpu(STAND_IN)
     outside = sum(term.num_bytes for term in non_torch_terms(gpu, topology, versions))
+    samples = Workload(global_batch_size=question.global_batch_size, sequence_length=question.sequence_length)
+    facts = source.facts
     return Problem(
-        model=source.facts,
+        spec=RunSpec(),
+        subject=Subject(said=facts.name, name=facts.name, facts=facts, samples=samples),
         machine=replace(machine, gpus=(_cut(gpu, question.limit_bytes + outside),), nvme_bytes=0),
         topology=topology,
-        workload=Workload(
-            global_batch_size=question.global_batch_size, sequence_length=question.sequence_length
-        ),
+        workload=samples,
         versions=versions,
-        request=Request(),
     )
 
 

@@ -35,7 +35,7 @@ from zerofit.machine.versions import probe_versions
 from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
-from zerofit.planning.problem import DEFAULT_RESERVE
+from zerofit.planning.options import DEFAULT_RESERVE
 
 VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0", deepspeed="0.19.8", bitsandbytes="0.50.2")
 HOST = Machine(

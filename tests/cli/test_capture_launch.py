@@ -25,14 +25,15 @@ from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
+from zerofit.launching import nodes as nodes_file
 from zerofit.launching import prepare
-from zerofit.launching import request as request_file
 from zerofit.launching.launch import announce_plan, check_rules
+from zerofit.launching.nodes import on_this_node
 from zerofit.launching.prepare import prepare_launch
-from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import PlannedLaunch, launch_files
 from zerofit.planning.applied_table import applied_rows
+from zerofit.planning.resolve import Verb, resolve
 from zerofit.training.settings import check_batch, settings_of
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, compute_capability=(8, 0))
@@ -62,12 +63,12 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
             assert capture is not None, f"{target} was captured"
             yield SimpleNamespace(capture=capture, is_cached=False)
 
-        monkeypatch.setattr(request_file, "probe_machine", lambda **_: machine)
+        monkeypatch.setattr(nodes_file, "probe_machine", lambda **_: machine)
         monkeypatch.setattr(prepare, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
         settings = launch_settings(launch_flags(*is_fast, *flags, "train.py"))
-        return prepare_launch(launch_request(target, **settings), Console())
+        return prepare_launch(on_this_node(resolve(target, verb=Verb.LAUNCH, **settings)), Console())
 
     return made
 

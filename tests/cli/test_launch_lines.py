@@ -198,7 +198,7 @@ def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: RunZerofit, folde
     assert said[0] == (
         "zerofit: ds.json sets engine deepspeed, zero_stage 2, optimizer_offload cpu; not used: scheduler"
     )
-    assert "engine DDP DeepSpeed ZeRO-1 --zero-stage says so" in said
+    assert "engine DDP DeepSpeed ZeRO-1 --zero-stage says so, against ds.json:1 (2)" in said
 
 
 def test_deepspeed_file_of_the_script_is_followed_where_nothing_is_planned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch_flags import launch_flags
@@ -13,11 +14,13 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_to_json
 from zerofit.core.units import GIB
-from zerofit.launching import request as request_file
+from zerofit.launching import nodes as nodes_file
 from zerofit.launching.launch import announce_plan
+from zerofit.launching.nodes import on_this_node
 from zerofit.launching.prepare import prepare_launch
-from zerofit.launching.request import launch_request
 from zerofit.launching.start import PlannedLaunch
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.run_spec import RunSpec
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
 _EIGHT = Machine(
@@ -33,12 +36,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _asked(target: tuple[str, ...], **settings: Any) -> RunSpec:
+    return on_this_node(resolve(target, verb=Verb.LAUNCH, **settings))
+
+
 def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PlannedLaunch:
     """Return the launch that the flags make on a node with eight GPUs."""
-    monkeypatch.setattr(request_file, "probe_machine", lambda **_: _EIGHT)
+    monkeypatch.setattr(nodes_file, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     settings = launch_settings(launch_flags(*flags, "train.py"))
-    return prepare_launch(launch_request(("train.py",), **settings), Console())
+    return prepare_launch(_asked(("train.py",), **settings), Console())
 
 
 def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
@@ -149,28 +156,28 @@ def test_a_dry_run_of_a_plan_on_a_login_node_is_of_the_machine_that_was_planned_
 ) -> None:
     planned = _plan_launch(monkeypatch, "--no-capture", "--zero-stage", "3").plan
     (folder / "plan.json").write_text(plan_to_json(planned))
-    monkeypatch.setattr(request_file, "probe_machine", lambda **_: _NOTHING)
+    monkeypatch.setattr(nodes_file, "probe_machine", lambda **_: _NOTHING)
     settings = launch_settings(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
-    to_launch = prepare_launch(launch_request(("train.py",), **settings, dry_run=True), Console())
+    to_launch = prepare_launch(_asked(("train.py",), **settings, dry_run=True), Console())
     assert to_launch.plan.strategy == planned.strategy
     assert to_launch.plan.topology.world_size == 8
     with pytest.raises(UserError) as error:
-        prepare_launch(launch_request(("train.py",), **settings), Console())
+        prepare_launch(_asked(("train.py",), **settings), Console())
     assert error.value.rule == "no-gpu"
 
 
 def test_the_machine_of_a_dry_run_is_described_as_for_a_plan() -> None:
     words = ("--gpus", "8xH100", "--host-ram", "1T", "--cpu-cores", "32")
     settings = launch_settings(launch_flags(*words, "--no-capture", "train.py"))
-    machine = launch_request(("train.py",), **settings, dry_run=True).machine
+    machine = _asked(("train.py",), **settings, dry_run=True).node
     assert (len(machine.gpus), machine.num_cpu_cores) == (8, 32)
     assert machine.host_memory_bytes == 1024 * GIB
     some = launch_settings(launch_flags(*words, "--gpu-ids", "0,5", "--no-capture", "train.py"))
-    assert len(launch_request(("train.py",), **some, dry_run=True).machine.gpus) == 2
+    assert len(_asked(("train.py",), **some, dry_run=True).node.gpus) == 2
     wrong = launch_settings(launch_flags(*words, "--gpu-ids", "0,8", "--no-capture", "train.py"))
     with pytest.raises(UserError, match="--gpus 8xH100 lists 0 to 7"):
-        launch_request(("train.py",), **wrong, dry_run=True)
+        _asked(("train.py",), **wrong, dry_run=True)
     settings = launch_settings(launch_flags(*words[2:], "--cpu", "train.py"))
     with pytest.raises(UserError) as error:
-        prepare_launch(launch_request(("train.py",), **settings), Console())
+        prepare_launch(_asked(("train.py",), **settings), Console())
     assert error.value.rule == "gpus-missing"

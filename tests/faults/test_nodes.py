@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from namespaces import NamespaceNodes, can_make_nodes
+from planning_problems import spec_of
 
 from zerofit.core.facts import GpuSpec
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.rank_observation import read_observation
-from zerofit.core.request import Request
 from zerofit.core.strategy import ZeroStage
 from zerofit.launching.clusters.job import Job, code_digest, job_to_json
 from zerofit.machine.this_node import probe_machine
@@ -56,10 +56,10 @@ class Cluster:
     def prepare(self, *, zero_stage: int = 2, steps: int = 5000, named: str = "run") -> Path:
         """Write the run folder as `zerofit submit` does, and return it."""
         num_nodes = self.nodes.num_nodes
-        request = Request(
+        spec = spec_of(
             on_cpu=True, num_processes=num_nodes, num_nodes=num_nodes, zero_stage=ZeroStage(zero_stage)
         )
-        plan = choose(machine=probe_machine(), versions=probe_versions(), request=request)
+        plan = choose(machine=probe_machine(), versions=probe_versions(), spec=spec)
         plan = replace(plan, machine=replace(plan.machine, num_cpu_cores=1))
         folder = self.folder / named
         folder.mkdir()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from captures import LOOP, TRAINER
+from planning_problems import spec_of
 from runs import environment, run_command
 
 from zerofit.core.plan import plan_to_json
 from zerofit.core.rank_observation import read_observation
-from zerofit.core.request import Request
 from zerofit.core.strategy import ZeroStage
 from zerofit.launching.clusters.job import Job, job_to_json
 from zerofit.machine.this_node import probe_machine
@@ -35,8 +35,8 @@ def test_a_stopped_run_is_saved_and_its_next_start_trains_the_rest(
 ) -> None:
     shutil.copy(_SCRIPTS / script, tmp_path)
     target = (script, str(_STEPS), "0.2")
-    request = Request(on_cpu=True, num_processes=2, zero_stage=ZeroStage(2))
-    plan = choose(machine=probe_machine(), versions=probe_versions(), request=request)
+    spec = spec_of(on_cpu=True, num_processes=2, zero_stage=ZeroStage(2))
+    plan = choose(machine=probe_machine(), versions=probe_versions(), spec=spec)
     plan = replace(plan, saves_when_told=True, capture=replace(capture, target=(str(tmp_path / script),)))
     folder = tmp_path / "run"
     folder.mkdir()

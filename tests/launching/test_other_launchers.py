@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.launching.other_launchers import read_line
+from zerofit.planning.sources.launch_line import read_line
 
 _READ = {
     "accelerate launch train.py --lr 1": "train.py --lr 1",

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planning_problems import problem
+from planning_problems import problem, spec_of
 from small_runs import PLAN, observation
 
 from zerofit.core.checkpoints import Manifest, SavedCheckpoint, SavedLayout
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
+from zerofit.core.overrides import overrides
 from zerofit.core.plan import Topology
 from zerofit.core.rank_observation import Phase
-from zerofit.core.request import Request
 from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.launching.diagnose import EndKind, RunEnd
@@ -27,7 +27,7 @@ from zerofit.launching.recover import (
     with_training_of,
 )
 from zerofit.launching.run_folder import RunFolder
-from zerofit.planning.problem import MemoryLimits
+from zerofit.planning.options import MemoryLimits
 
 
 def _memory(phase: RunPhase, tensors: int, outside: int = 0) -> PhaseMemory:
@@ -183,30 +183,38 @@ def test_a_plan_files_training_settings_are_kept_when_its_strategy_is_not() -> N
     )
     plan = replace(PLAN, strategy=strategy, topology=Topology(world_size=4))
     plan = replace(plan, workload=replace(plan.workload, global_batch_size=64))
-    found = with_training_of(Request(plan=plan, precision=Precision.FP16), plan)
-    assert found == Request(
-        optimizer=OptimizerName.LION,
-        precision=Precision.FP16,
-        lora=Lora(),
-        num_processes=4,
-        global_batch_size=64,
-    )
-    assert set(found.said_by.values()) == {"the plan file"}
-    own = Request(zero_stage=ZeroStage.PARAMETERS)
+    found = with_training_of(spec_of(plan=plan, precision=Precision.FP16), plan)
+    of_plan = {
+        "optimizer": OptimizerName.LION,
+        "lora": Lora(),
+        "world_size": 4,
+        "global_batch_size": 64,
+    }
+    expected = overrides("the plan file", **of_plan).over(overrides(precision=Precision.FP16))
+    assert (found.overrides, found.plan) == (expected, None)
+    own = spec_of(zero_stage=ZeroStage.PARAMETERS)
     assert with_training_of(own, plan) is own  # the planner's own plan: all of it is open
 
 
 def test_parallel_groups_are_kept() -> None:
     topology = Topology(world_size=4, tensor_parallel_size=2)
-    kept = with_groups_of(Request(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
-    sizes = (kept.tensor_parallel_size, kept.sequence_parallel_size, kept.pipeline_parallel_size)
-    assert (sizes, kept.zero_stage) == ((2, 1, 1), ZeroStage.GRADIENTS)
-    assert kept.said_by == {"tensor_parallel_size": "the plan before"}
+    kept = with_groups_of(spec_of(zero_stage=ZeroStage.GRADIENTS), replace(PLAN, topology=topology))
+    values = {name: said.value for name, said in kept.overrides.said.items()}
+    assert values == {
+        "zero_stage": ZeroStage.GRADIENTS,
+        "tensor_parallel_size": 2,
+        "sequence_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "pipeline_stages_per_rank": 1,
+    }
+    assert kept.overrides.where("tensor_parallel_size") == "the plan before"
     in_stages = Topology(world_size=4, pipeline_parallel_size=2, pipeline_stages_per_rank=2)
-    kept = with_groups_of(Request(), replace(PLAN, topology=in_stages))
-    assert (kept.pipeline_parallel_size, kept.pipeline_stages_per_rank) == (2, 2)
-    by_flag = Request(tensor_parallel_size=2)
-    assert with_groups_of(by_flag, replace(PLAN, topology=topology)).said_by == {}
+    kept = with_groups_of(spec_of(), replace(PLAN, topology=in_stages))
+    stages = [kept.overrides.get(f"pipeline_{name}") for name in ("parallel_size", "stages_per_rank")]
+    assert stages == [2, 2]
+    by_flag = spec_of(tensor_parallel_size=2)
+    kept = with_groups_of(by_flag, replace(PLAN, topology=topology))
+    assert kept.overrides.where("tensor_parallel_size") == "--tensor-parallel-size"
 
 
 def test_the_record_has_the_recoveries_and_the_final_end(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planning_problems import problem
+from planning_problems import problem, spec_of
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.freezing import FROZEN_LAYERS
-from zerofit.core.request import FLAGS, Request
+from zerofit.core.overrides import FLAGS
 from zerofit.core.strategy import (
     Engine,
     Lora,
@@ -24,8 +24,9 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
+from zerofit.planning.options import Allow
 from zerofit.planning.plan_labels import label
-from zerofit.planning.problem import Allow
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import placement_of, simplicity, tier
 from zerofit.scripts.source.read_script import read_script
 
@@ -49,39 +50,39 @@ _NATIVE = {("native", 0, "none", "none")}
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "request_", "expected"),
+    ("num_gpus", "spec", "expected"),
     [
-        pytest.param(8, Request(), _NATIVE | _ZERO | _OFFLOAD, id="several GPUs: everything"),
-        pytest.param(1, Request(), _NATIVE | _OFFLOAD, id="one GPU has nothing to share"),
+        pytest.param(8, spec_of(), _NATIVE | _ZERO | _OFFLOAD, id="several GPUs: everything"),
+        pytest.param(1, spec_of(), _NATIVE | _OFFLOAD, id="one GPU has nothing to share"),
         pytest.param(
             1,
-            Request(zero_stage=ZeroStage.GRADIENTS),
+            spec_of(zero_stage=ZeroStage.GRADIENTS),
             {("deepspeed", 2, "none", "none"), ("deepspeed", 2, "cpu", "none")},
             id="unless a stage is fixed",
         ),
-        pytest.param(8, Request(engine=Engine.NATIVE), _NATIVE, id="engine fixed"),
+        pytest.param(8, spec_of(engine=Engine.NATIVE), _NATIVE, id="engine fixed"),
         pytest.param(
             8,
-            Request(zero_stage=ZeroStage.PARAMETERS, param_offload=OffloadDevice.NONE),
+            spec_of(zero_stage=ZeroStage.PARAMETERS, param_offload=OffloadDevice.NONE),
             {("deepspeed", 3, "none", "none"), ("deepspeed", 3, "cpu", "none")},
             id="stage and offload fixed",
         ),
         pytest.param(
             8,
-            Request(zero_stage=ZeroStage.OPTIMIZER_STATES, optimizer_offload=_CPU),
+            spec_of(zero_stage=ZeroStage.OPTIMIZER_STATES, optimizer_offload=_CPU),
             {("deepspeed", 1, "cpu", "none")},
             id="what would not be considered by itself",
         ),
         pytest.param(
             8,
-            Request(optimizer_offload=_NVME, nvme_path="/disk"),
+            spec_of(optimizer_offload=_NVME, nvme_path="/disk"),
             {("deepspeed", 3, "nvme", param) for param in ("none", "cpu", "nvme")},
             id="NVMe fixed",
         ),
     ],
 )
-def test_kinds(num_gpus: int, request_: Request, expected: set[Any]) -> None:
-    assert _kinds(candidates(problem(num_gpus=num_gpus, request=request_)).strategies) == expected
+def test_kinds(num_gpus: int, spec: RunSpec, expected: set[Any]) -> None:
+    assert _kinds(candidates(problem(num_gpus=num_gpus, spec=spec)).strategies) == expected
 
 
 def test_a_machine_with_nvme_may_offload_to_it() -> None:
@@ -91,18 +92,16 @@ def test_a_machine_with_nvme_may_offload_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "request_", "expected"),
+    ("num_gpus", "spec", "expected"),
     [
-        (8, Request(), {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}),
-        (8, Request(micro_batch_size=3), {(3, 4)}),
-        (8, Request(gradient_accumulation_steps=2), {(6, 2)}),
-        (1, Request(micro_batch_size=32), {(32, 3)}),
+        (8, spec_of(), {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}),
+        (8, spec_of(micro_batch_size=3), {(3, 4)}),
+        (8, spec_of(gradient_accumulation_steps=2), {(6, 2)}),
+        (1, spec_of(micro_batch_size=32), {(32, 3)}),
     ],
 )
-def test_every_divisor_is_a_micro_batch(
-    num_gpus: int, request_: Request, expected: set[tuple[int, int]]
-) -> None:
-    found = candidates(problem(num_gpus=num_gpus, global_batch_size=96, request=request_)).strategies
+def test_every_divisor_is_a_micro_batch(num_gpus: int, spec: RunSpec, expected: set[tuple[int, int]]) -> None:
+    found = candidates(problem(num_gpus=num_gpus, global_batch_size=96, spec=spec)).strategies
     assert {(one.micro_batch_size, one.gradient_accumulation_steps) for one in found} == expected
 
 
@@ -114,7 +113,7 @@ def test_every_candidate_makes_the_global_batch() -> None:
 
 def test_a_micro_batch_that_does_not_make_the_global_batch_is_refused() -> None:
     with pytest.raises(UserError, match="global batch can't be made"):
-        candidates(problem(global_batch_size=64, request=Request(micro_batch_size=3)))
+        candidates(problem(global_batch_size=64, spec=spec_of(micro_batch_size=3)))
 
 
 _FIXED: dict[str, Any] = {
@@ -147,9 +146,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("field", _FIXED)
 def test_what_the_user_fixed_holds_in_every_candidate(field: str) -> None:
-    found = candidates(
-        problem(request=Request(**{field: _FIXED[field]}, **_BESIDE.get(field, {})))
-    ).strategies
+    found = candidates(problem(spec=spec_of(**{field: _FIXED[field]}, **_BESIDE.get(field, {})))).strategies
     assert {getattr(one, field) for one in found} == {_FIXED[field]}
 
 
@@ -173,7 +170,7 @@ def test_only_what_is_allowed_changes_the_training(allow: set[Allow], expected: 
 
 
 def test_a_rule_drops_what_it_forbids_and_is_named() -> None:
-    asked = problem(request=Request(zero_stage=ZeroStage.GRADIENTS, param_offload=_CPU))
+    asked = problem(spec=spec_of(zero_stage=ZeroStage.GRADIENTS, param_offload=_CPU))
     found = candidates(asked)
     rules = {finding.rule for dropped in found.dropped for finding in dropped.findings}
     assert (found.strategies, rules) == ((), {"param-offload-needs-zero3"})

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from captured_scripts import capture, captured_problem, optimizer, trainer
-from planning_problems import model
+from planning_problems import model, spec_of
 
 from zerofit.core.capture import Capture
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 from zerofit.core.plan import Topology
-from zerofit.core.request import Request
+from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Engine,
     Lora,
@@ -25,7 +25,8 @@ from zerofit.core.strategy import (
 )
 from zerofit.planning.candidates import candidates
 from zerofit.planning.constraints import constraints_of
-from zerofit.planning.problem import Allow
+from zerofit.planning.options import Allow
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import placement_of
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
@@ -304,58 +305,56 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("captured", "request_", "found"),
+    ("captured", "spec", "found"),
     [
-        (capture(), Request(micro_batch_size=16), "--micro-batch-size 16"),
-        (capture(model_is_transformers=False), Request(attention="eager"), "--attention eager"),
-        (capture(model_adapters=("LORA",)), Request(lora=Lora(rank=4)), "--lora rank 4, alpha 32"),
-        (capture(num_models=2), Request(freeze=("embeddings", "*.h.0.*")), "--freeze embeddings, *.h.0.*"),
+        (capture(), spec_of(micro_batch_size=16), "--micro-batch-size 16"),
+        (capture(model_is_transformers=False), spec_of(attention="eager"), "--attention eager"),
+        (capture(model_adapters=("LORA",)), spec_of(lora=Lora(rank=4)), "--lora rank 4, alpha 32"),
+        (capture(num_models=2), spec_of(freeze=("embeddings", "*.h.0.*")), "--freeze embeddings, *.h.0.*"),
         (
             capture(model_loads_weights=False),
-            Request(quantization=Quantization.NF4, lora=Lora()),
+            spec_of(quantization=Quantization.NF4, lora=Lora()),
             "--quantize nf4",
         ),
         (
             capture(model_loads_weights=False),
-            Request(quantization=Quantization.NF4, lora=Lora(), says_qlora=True),
+            spec_of(quantization=Said(value=Quantization.NF4, text="--qlora"), lora=Lora()),
             "--qlora",
         ),
-        (capture(lengths=None), Request(group_by_length=True), "--group-by-length on"),
+        (capture(lengths=None), spec_of(group_by_length=True), "--group-by-length on"),
         (
             capture(model_can_checkpoint=False),
-            Request(gradient_checkpointing=True),
+            spec_of(gradient_checkpointing=True),
             "--gradient-checkpointing on",
         ),
-        (capture(num_models=2), Request(engine=Engine.DEEPSPEED), "--engine deepspeed"),
-        (capture(num_models=2), Request(zero_stage=ZeroStage.GRADIENTS), "--zero-stage 2"),
+        (capture(num_models=2), spec_of(engine=Engine.DEEPSPEED), "--engine deepspeed"),
+        (capture(num_models=2), spec_of(zero_stage=ZeroStage.GRADIENTS), "--zero-stage 2"),
         (
             capture(num_models=2),
-            Request(optimizer_offload=OffloadDevice.CPU),
+            spec_of(optimizer_offload=OffloadDevice.CPU),
             "--offload-optimizer cpu",
         ),
         (
             capture(optimizers=(optimizer(), _SGD)),
-            Request(optimizer=OptimizerName.ADAMW),
+            spec_of(optimizer=OptimizerName.ADAMW),
             "--optimizer adamw",
         ),
-        (capture(model_is_quantized=True), Request(zero_stage=ZeroStage.PARAMETERS), "--zero-stage 3"),
+        (capture(model_is_quantized=True), spec_of(zero_stage=ZeroStage.PARAMETERS), "--zero-stage 3"),
         (
             capture(optimizers=(optimizer(maximize=True),)),
-            Request(optimizer=OptimizerName.ADAMW_8BIT),
+            spec_of(optimizer=OptimizerName.ADAMW_8BIT),
             "--optimizer adamw-8bit",
         ),
         (
             capture(optimizers=(optimizer(amsgrad=True),)),
-            Request(optimizer_offload=OffloadDevice.CPU),
+            spec_of(optimizer_offload=OffloadDevice.CPU),
             "--offload-optimizer cpu",
         ),
     ],
 )
-def test_a_flag_that_the_script_can_not_take_is_refused(
-    captured: Capture, request_: Request, found: str
-) -> None:
+def test_a_flag_that_the_script_can_not_take_is_refused(captured: Capture, spec: RunSpec, found: str) -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(captured, request=request_)
+        captured_problem(captured, spec=spec)
     assert (caught.value.rule, caught.value.found) == ("script-cannot-take", found)
 
 
@@ -372,28 +371,28 @@ def test_a_flag_that_the_script_can_not_take_is_refused(
 )
 def test_a_refusal_names_the_values_that_are_open(captured: Capture, stage: ZeroStage, fix: str) -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(captured, request=Request(zero_stage=stage))
+        captured_problem(captured, spec=spec_of(zero_stage=stage))
     assert caught.value.fix == fix
 
 
 @pytest.mark.parametrize(
-    ("captured", "request_", "field", "values"),
+    ("captured", "spec", "field", "values"),
     [
-        (capture(optimizers=(_SGD,)), Request(optimizer=OptimizerName.ADAMW), "optimizer", {"adamw"}),
-        (capture(mixed_precision="fp16"), Request(precision=Precision.BF16), "precision", {"bf16"}),
-        (capture(edits_gradients="train.py:9"), Request(zero_stage=ZeroStage(2)), "zero_stage", {2}),
+        (capture(optimizers=(_SGD,)), spec_of(optimizer=OptimizerName.ADAMW), "optimizer", {"adamw"}),
+        (capture(mixed_precision="fp16"), spec_of(precision=Precision.BF16), "precision", {"bf16"}),
+        (capture(edits_gradients="train.py:9"), spec_of(zero_stage=ZeroStage(2)), "zero_stage", {2}),
         (
             capture(model_checkpoints=True),
-            Request(gradient_checkpointing=False),
+            spec_of(gradient_checkpointing=False),
             "gradient_checkpointing",
             {False},
         ),
     ],
 )
 def test_a_habit_of_the_script_gives_way_to_a_flag(
-    captured: Capture, request_: Request, field: str, values: set[Any]
+    captured: Capture, spec: RunSpec, field: str, values: set[Any]
 ) -> None:
-    found = candidates(captured_problem(captured, request=request_)).strategies
+    found = candidates(captured_problem(captured, spec=spec)).strategies
     assert {getattr(one, field) for one in found} == values
 
 
@@ -448,8 +447,8 @@ def test_a_quantized_base_is_never_partitioned_nor_its_parameters_offloaded() ->
 
 
 def test_a_micro_batch_that_would_not_make_the_scripts_global_batch_is_refused() -> None:
-    problem = captured_problem(capture(gradient_accumulation_steps=3), request=Request(micro_batch_size=8))
-    cut = replace(problem, request=Request(gradient_accumulation_steps=2))
+    problem = captured_problem(capture(gradient_accumulation_steps=3), spec=spec_of(micro_batch_size=8))
+    cut = replace(problem, spec=spec_of(gradient_accumulation_steps=2))
     with pytest.raises(UserError) as caught:
         candidates(cut)
     assert (caught.value.rule, caught.value.found) == (

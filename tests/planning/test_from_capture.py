@@ -16,19 +16,18 @@ from captured_scripts import (
     trainer,
     with_lengths,
 )
-from planning_problems import A100, LARGE, RATES, made_trace, model, replays, solved
+from planning_problems import A100, LARGE, RATES, made_trace, model, replays, solved, spec_of
 
 from zerofit.core.capture import Capture, CapturedTensor
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
-from zerofit.core.request import Request
+from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES, ScriptOptimizer, Stepper
-from zerofit.planning.from_capture import own_stepper
-from zerofit.planning.inputs import ModelFlags
-from zerofit.planning.problem import Allow
-from zerofit.planning.subject import CapturedRun
+from zerofit.planning.make_problem import own_stepper
+from zerofit.planning.options import Allow
+from zerofit.planning.subject import captured_subject
 from zerofit.planning.training_estimator import TrainingEstimator
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
@@ -74,13 +73,13 @@ def test_a_plan_for_gpus_that_is_tried_on_the_cpu_is_not_told_to_add_cpu(
     captured: Capture, on_cpu: bool, fix: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(captured, request=Request(on_cpu=on_cpu))
+        captured_problem(captured, spec=spec_of(on_cpu=on_cpu))
     assert caught.value.fix == fix
 
 
 def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(request=Request(global_batch_size=128))
+        captured_problem(spec=spec_of(global_batch_size=128))
     assert str(caught.value) == (
         "error[global-batch-is-the-scripts]: the global batch is set in the script\n"
         "  found: --global-batch-size 128, and the script's is 8 x 2 x 4 = 64   "
@@ -110,7 +109,7 @@ def test_another_global_batch_names_what_makes_it_in_the_script(
     captured: Capture, parts: str, changes: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(captured, request=Request(global_batch_size=128))
+        captured_problem(captured, spec=spec_of(global_batch_size=128))
     assert (caught.value.found, caught.value.fix) == (
         f"--global-batch-size 128, and the script's is {parts}   (samples x accumulation x ranks)",
         f"leave out --global-batch-size, or set in the script its DataLoader's {changes}",
@@ -154,7 +153,7 @@ def test_other_models_of_the_script_lie_on_each_gpu_from_the_start() -> None:
 
 @pytest.mark.parametrize("captured", [trainer(), capture(gradient_accumulation_steps=4)])
 def test_another_global_batch_is_taken_where_trainer_makes_it_or_it_is_the_same(captured: Capture) -> None:
-    problem = captured_problem(captured, request=Request(global_batch_size=128))
+    problem = captured_problem(captured, spec=spec_of(global_batch_size=128))
     assert problem.workload.global_batch_size == 128
 
 
@@ -361,12 +360,12 @@ def test_a_batch_of_unknown_size_is_left_alone() -> None:
     assert (strategy.micro_batch_size, strategy.gradient_accumulation_steps) == (None, None)
 
 
-_CHECKPOINTING = Request(gradient_checkpointing=True)
+_CHECKPOINTING = spec_of(gradient_checkpointing=True)
 
 
 def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
     captured = capture(model_facts=LARGE, splits_batches=True)
-    asked = captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24, request=_CHECKPOINTING)
+    asked = captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24, spec=_CHECKPOINTING)
     answer = solved(asked, gpus=(A100,))
     (more,) = (one for one in answer.suggestions if one.change.endswith("in place of 1"))
     assert more.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
@@ -460,7 +459,9 @@ def test_a_model_whose_class_is_called_lies_whole_in_every_ranks_memory() -> Non
     called = captured_problem(capture(model_loads_weights=False, model_is_made_whole=True))
     from_config = captured_problem(capture(model_loads_weights=False))
     loaded = captured_problem(capture())
-    found = [(one.loads_weights, one.makes_model_first) for one in (called, from_config, loaded)]
+    found = [
+        (one.subject.loads_weights, one.subject.makes_model_first) for one in (called, from_config, loaded)
+    ]
     assert found == [(False, True), (False, False), (True, False)]
 
 
@@ -471,14 +472,14 @@ def test_a_model_whose_class_is_called_lies_whole_in_every_ranks_memory() -> Non
 def test_a_files_accumulation_is_taken_where_it_is_the_scripts_own(
     asked: int, by_hand: int | None, is_taken: bool
 ) -> None:
-    said_by = {"gradient_accumulation_steps": "acc.yaml:4"}
-    request = Request(gradient_accumulation_steps=asked, said_by=said_by)
+    said = Said(value=asked, text="", place=Place(file="acc.yaml", line=4))
+    spec = spec_of(gradient_accumulation_steps=said)
     found = capture(gradient_accumulation_steps=2, accumulates_by_hand=by_hand)
     if is_taken:
-        assert captured_problem(found, num_gpus=1, request=request) == captured_problem(found, num_gpus=1)
+        assert captured_problem(found, num_gpus=1, spec=spec) == captured_problem(found, num_gpus=1)
         return
     with pytest.raises(UserError) as error:
-        captured_problem(found, num_gpus=1, request=request)
+        captured_problem(found, num_gpus=1, spec=spec)
     own = found.passes_per_step
     assert error.value.found == (
         f"acc.yaml:4: gradient_accumulation_steps {asked}, and its loop steps after {own} forward passes"
@@ -487,9 +488,9 @@ def test_a_files_accumulation_is_taken_where_it_is_the_scripts_own(
 
 
 def test_the_engine_of_a_launch_line_is_no_part_of_what_the_script_was_seen_to_do() -> None:
-    script = SimpleNamespace(capture=capture())
-    run = CapturedRun(flags=ModelFlags(), script=script, engine="DeepSpeed ZeRO-2")  # type: ignore[arg-type]
-    assert run.capture == replace(capture(), engine="DeepSpeed ZeRO-2")
-    assert script.capture == capture()
-    own = SimpleNamespace(capture=capture(engine="FSDP"))
-    assert CapturedRun(flags=ModelFlags(), script=own, engine="FSDP").capture.engine == "FSDP"  # type: ignore[arg-type]
+    script = SimpleNamespace(capture=capture(target=("-m", "train")), is_cached=False)
+    subject = captured_subject(script, engine="DeepSpeed ZeRO-2")  # type: ignore[arg-type]
+    assert subject.capture == replace(script.capture, engine="DeepSpeed ZeRO-2")
+    assert script.capture.engine == ""
+    own = SimpleNamespace(capture=replace(script.capture, engine="FSDP"), is_cached=False)
+    assert captured_subject(own, engine="ZeRO").capture.engine == "FSDP"  # type: ignore[arg-type, union-attr]

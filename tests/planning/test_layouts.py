@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from planning_problems import LARGE, closed_forms, model, problem, solved
+from planning_problems import LARGE, closed_forms, model, problem, solved, spec_of
 
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
+from zerofit.core.overrides import overrides
 from zerofit.core.plan import Origin, Topology
-from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import best_layout, check_open, other_layouts
@@ -23,12 +23,12 @@ from zerofit.planning.problem import Problem
 from zerofit.planning.search import EstimatedStrategy, tier
 from zerofit.planning.solve import Answer, best_of
 
-_CHECKPOINTING = Request(gradient_checkpointing=True)
+_CHECKPOINTING = spec_of(gradient_checkpointing=True)
 _LONG = problem(
     sequence_length=65_536,
     global_batch_size=8,
     memory_gib=40,
-    request=_CHECKPOINTING,
+    spec=_CHECKPOINTING,
     facts=model(num_layers=4),
 )
 _DEEP = replace(LARGE, num_layers=30, hidden_size=2560, intermediate_size=10_240)
@@ -57,7 +57,7 @@ def test_ranks_share_no_samples_where_whole_ones_fit() -> None:
 
 
 def test_ranks_share_long_samples_where_whole_ones_fit_nowhere() -> None:
-    alone = replace(_LONG, request=replace(_CHECKPOINTING, sequence_parallel_size=1))
+    alone = replace(_LONG, spec=_CHECKPOINTING.setting(sequence_parallel_size=1))
     before = solved(alone)
     assert not before.fits
     answer = _long()
@@ -106,7 +106,7 @@ def test_groups_divide_heads_and_the_ranks_of_a_node(
 
 def test_what_is_no_better_by_closed_forms_is_not_traced() -> None:
     """Model states dominate here, and sharing samples does not reduce them."""
-    asked = problem(facts=LARGE, memory_gib=10, num_gpus=4, sequence_length=256, request=_CHECKPOINTING)
+    asked = problem(facts=LARGE, memory_gib=10, num_gpus=4, sequence_length=256, spec=_CHECKPOINTING)
     solved_for: list[Topology] = []
 
     def quickly(one: Problem) -> EstimatedStrategy | None:
@@ -138,7 +138,7 @@ def test_what_is_better_by_closed_forms_is_chosen() -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_size_that_is_given_is_planned_for(size: int) -> None:
-    asked = problem(request=Request(sequence_parallel_size=size))
+    asked = problem(spec=spec_of(sequence_parallel_size=size))
     answer = solved(replace(asked, topology=Topology(world_size=8, sequence_parallel_size=size)))
     assert _sizes(answer) == (8 // size, size)
     (reason,) = (one for one in answer.plan.reasons if one.field == "sequence_parallel_size")
@@ -220,7 +220,7 @@ def test_the_table_has_each_layout_and_says_why_it_loses() -> None:
 
 
 def test_layouts_are_not_compared_where_a_flag_says_which() -> None:
-    check_open(Request())
+    check_open(overrides())
     with pytest.raises(UserError) as error:
-        check_open(Request(sequence_parallel_size=2))
+        check_open(overrides(sequence_parallel_size=2))
     assert error.value.found == "--compare-layouts with --sequence-parallel-size 2"

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from planning_problems import RATES, model, problem
+from planning_problems import RATES, model, problem, spec_of
 from tiny_traces import trace_of_two_runs
 
 from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
 from zerofit.core.plan import Origin, Reason, Topology, plan_from_json, plan_to_json
-from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
+from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import replay_live
@@ -25,9 +25,10 @@ from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
 from zerofit.planning.estimate.engines.pipeline import STAGE_BUFFERS
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.layouts import compare_layouts
+from zerofit.planning.options import Reserve
 from zerofit.planning.plan import ranks_to_plan
 from zerofit.planning.plan_from_flags import choose
-from zerofit.planning.problem import Reserve
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.solve import Answer, best_of, solve
 from zerofit.planning.stages import with_stage_blocks
 from zerofit.planning.training_estimator import TrainingEstimator
@@ -93,13 +94,13 @@ def test_tied_embeddings_are_on_both_ends() -> None:
 
 
 def _problem(
-    stages: int, *, num_gpus: int = 2, per_rank: int = 1, request: Request | None = None, **fields: Any
+    stages: int, *, num_gpus: int = 2, per_rank: int = 1, spec: RunSpec | None = None, **fields: Any
 ) -> Any:
     asked = problem(
         facts=_FACTS,
         num_gpus=num_gpus,
         sequence_length=_TOKENS,
-        request=replace(request or Request(), pipeline_parallel_size=stages),
+        spec=(spec or spec_of()).setting(pipeline_parallel_size=stages),
         **{"global_batch_size": 16, **fields},
     )
     sizes: Any = {"pipeline_parallel_size": stages, "pipeline_stages_per_rank": per_rank}
@@ -199,7 +200,7 @@ def test_a_batch_that_does_not_fill_the_stages_is_refused() -> None:
 
 
 def test_a_plan_is_made_for_stages_that_are_asked_for() -> None:
-    asked = _problem(2, num_gpus=4, request=Request(precision=Precision.FP32))
+    asked = _problem(2, num_gpus=4, spec=spec_of(precision=Precision.FP32))
     answer = solve(asked, estimator_of=_estimator)
     assert answer.fits
     topology = answer.plan.topology
@@ -212,11 +213,11 @@ def test_blocks_are_shared_by_memory_where_equally_fast_stages_do_not_fit() -> N
     """The first of two stages holds two micro-batches, and is the fullest."""
     fixed: Any = {"micro_batch_size": 4, "gradient_checkpointing": False, "precision": Precision.FP32}
     asked = _problem(2)
-    asked = replace(asked, request=replace(asked.request, optimizer=OptimizerName.ADAMW, **fixed))
+    asked = replace(asked, spec=asked.spec.setting(optimizer=OptimizerName.ADAMW, **fixed))
     strategy = replace(_strategy(4, 4), gradient_checkpointing=False, optimizer=OptimizerName.ADAMW)
     first, last = _estimator(asked).stage_bytes(strategy)
     assert first > last
-    tight = replace(asked, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first + 1))
+    tight = asked.with_options(reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first + 1))
     answer = solve(tight, estimator_of=_estimator)
     assert answer.fits
     assert answer.plan.topology.stage_blocks == (2, 4)
@@ -224,11 +225,11 @@ def test_blocks_are_shared_by_memory_where_equally_fast_stages_do_not_fit() -> N
     assert "stages of 2, 4 blocks: with equally fast ones nothing fits" in answer.notes
     kept = plan_from_json(plan_to_json(answer.plan), name="plan.json")
     machine, versions = answer.plan.machine, answer.plan.versions
-    launched = choose(machine=machine, versions=versions, request=Request(plan=kept, num_processes=2))
+    launched = choose(machine=machine, versions=versions, spec=spec_of(plan=kept, num_processes=2))
     assert launched.topology.stage_blocks == (2, 4)
-    wide = replace(tight, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first))
+    wide = tight.with_options(reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first))
     assert solve(wide, estimator_of=_estimator).plan.topology.stage_blocks == ()
-    too_tight = replace(tight, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first // 2))
+    too_tight = tight.with_options(reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - first // 2))
     answer = solve(too_tight, estimator_of=_estimator)
     assert not answer.fits
     assert answer.plan.topology.stage_blocks == ()
@@ -354,8 +355,8 @@ def test_micro_batches_of_interleaved_stages_come_in_rounds() -> None:
 
 @cache
 def _interleaved() -> Answer:
-    fixed = Request(precision=Precision.FP32, gradient_checkpointing=False)
-    return solve(_problem(2, per_rank=2, request=fixed), estimator_of=_estimator)
+    fixed = spec_of(precision=Precision.FP32, gradient_checkpointing=False)
+    return solve(_problem(2, per_rank=2, spec=fixed), estimator_of=_estimator)
 
 
 def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -> None:
@@ -367,21 +368,21 @@ def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -
     assert re.match("of stages (0, 2|1, 3), which one GPU holds, the fullest; ", said)
     kept = plan_from_json(plan_to_json(answer.plan), name="plan.json")
     machine, versions = answer.plan.machine, answer.plan.versions
-    launched = choose(machine=machine, versions=versions, request=Request(plan=kept, num_processes=2))
+    launched = choose(machine=machine, versions=versions, spec=spec_of(plan=kept, num_processes=2))
     assert launched.topology == answer.plan.topology
     for flags, per_rank in (
         ({"num_processes": 2, "pipeline_stages_per_rank": 1}, 1),
         ({"num_processes": 4, "pipeline_parallel_size": 4, "on_cpu": True}, 1),
     ):
-        other = choose(machine=machine, versions=versions, request=Request(plan=kept, **flags))
+        other = choose(machine=machine, versions=versions, spec=spec_of(plan=kept, **flags))
         assert (other.topology.pipeline_stages_per_rank, other.topology.stage_blocks) == (per_rank, ())
         assert "pipeline_stages_per_rank" not in [one.field for one in other.reasons]
 
 
 def test_a_plan_has_the_stages_per_rank_that_a_flag_says() -> None:
-    machine = _problem(2).machine
-    request = Request(pipeline_parallel_size=2, pipeline_stages_per_rank=2)
-    topology = ranks_to_plan(request, machine, num_nodes=1)
+    machine = SpecifiedMachine(machine=_problem(2).machine, assumptions=())
+    spec = spec_of(pipeline_parallel_size=2, pipeline_stages_per_rank=2, machine=machine)
+    topology = ranks_to_plan(spec)
     assert (topology.pipeline_parallel_size, topology.pipeline_stages_per_rank) == (2, 2)
     assert (
         Reason(
@@ -397,12 +398,12 @@ def test_a_plan_has_the_stages_per_rank_that_a_flag_says() -> None:
 def test_one_stage_on_each_rank_is_suggested_where_several_do_not_fit() -> None:
     fixed: Any = {"micro_batch_size": 4, "gradient_checkpointing": False, "precision": Precision.FP32}
     asked = _problem(2, per_rank=2, global_batch_size=32)
-    request = replace(asked.request, optimizer=OptimizerName.ADAMW, pipeline_stages_per_rank=2, **fixed)
-    asked = replace(asked, request=request)
+    spec = asked.spec.setting(optimizer=OptimizerName.ADAMW, pipeline_stages_per_rank=2, **fixed)
+    asked = replace(asked, spec=spec)
     strategy = replace(_strategy(4, 8), gradient_checkpointing=False, optimizer=OptimizerName.ADAMW)
     plain = max(_estimator(_problem(2, global_batch_size=32)).stage_bytes(strategy))
     assert max(_estimator(asked).stage_bytes(strategy)) > plain
-    tight = replace(asked, reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - plain - 2**20))
+    tight = asked.with_options(reserve=Reserve(share=0.0, num_bytes=asked.card_bytes - plain - 2**20))
     answer = solve(tight, estimator_of=_estimator)
     assert not answer.fits
     assert answer.suggestions[0].flags == "--pipeline-stages-per-rank 1"
@@ -422,7 +423,7 @@ def test_more_stages_than_blocks_are_refused() -> None:
 def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:
     asked = problem(facts=_FACTS, num_gpus=4, sequence_length=_TOKENS, global_batch_size=16)
     fixed: Any = {"gradient_checkpointing": False, "precision": Precision.FP32}
-    asked = replace(asked, request=Request(micro_batch_size=2, optimizer=OptimizerName.ADAMW, **fixed))
+    asked = replace(asked, spec=spec_of(micro_batch_size=2, optimizer=OptimizerName.ADAMW, **fixed))
     layouts = compare_layouts(asked, solve=lambda one: best_of(one, _estimator))
     in_stages = {
         one.problem.topology.pipeline_parallel_size: one.best

@@ -12,9 +12,9 @@ from zerofit.core.facts import Versions
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
-from zerofit.planning.inputs import settings_of
 from zerofit.planning.plan_labels import rate
-from zerofit.planning.subject import named_model, weight_format
+from zerofit.planning.sources.settings import settings_of
+from zerofit.planning.subject import describe, weight_format
 
 _MODEL: dict[str, Any] = {
     "model": "gpt2",
@@ -127,6 +127,6 @@ def test_a_model_of_pictures_is_counted_in_images_a_second() -> None:
 
 @pytest.mark.parametrize(("transformers", "dtype"), [("5.23.0", Precision.BF16), ("4.57.1", Precision.FP32)])
 def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: Precision) -> None:
-    flags, _, _ = settings_of({"model": "llama-3.2-1b", "sequence_length": 512})
+    flags = settings_of({"model": "llama-3.2-1b", "sequence_length": 512}).options
     versions = Versions(python="3", zerofit="0", transformers=transformers)
-    assert weight_format(flags, named_model(flags).facts, versions)[0] is dtype
+    assert weight_format(flags, describe(flags, versions=versions).facts, versions)[0] is dtype

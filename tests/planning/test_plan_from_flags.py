@@ -5,24 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from planning_problems import spec_of
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine, Versions, Workload
 from zerofit.core.plan import Origin, Plan, Reason, Topology
 from zerofit.core.presets import PRESETS, Preset
-from zerofit.core.request import Request
+from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Engine,
     Lora,
     OffloadDevice,
     OptimizerName,
     Precision,
-    Quantization,
     Strategy,
     ZeroStage,
 )
 from zerofit.core.units import GIB
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
+from zerofit.planning.run_spec import RunSpec
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
 _V100 = GpuSpec(name="Tesla V100-SXM2-32GB", memory_bytes=32 * GIB, compute_capability=(7, 0))
@@ -39,8 +40,8 @@ _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 
 
-def _choose(machine: Machine, request: Request) -> Plan:
-    return choose(machine=machine, versions=_VERSIONS, request=request)
+def _choose(machine: Machine, spec: RunSpec) -> Plan:
+    return choose(machine=machine, versions=_VERSIONS, spec=spec)
 
 
 def _on(strategy: Strategy, precision: Precision) -> Strategy:
@@ -50,61 +51,64 @@ def _on(strategy: Strategy, precision: Precision) -> Strategy:
 _BF16, _FP16, _FP32 = Precision.BF16, Precision.FP16, Precision.FP32
 _NATIVE, _ZERO0 = Strategy(), replace(_ZERO2, zero_stage=ZeroStage.NOTHING)
 _ON_NVME = replace(_ZERO3, optimizer_offload=_NVME, nvme_path="/nvme")
-_NO_OFFLOAD = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+_NO_OFFLOAD = spec_of(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
 _TWO_NODES = Topology(num_nodes=2, world_size=16)
 
 
 @pytest.mark.parametrize(
-    ("machine", "request_", "strategy", "topology"),
+    ("machine", "spec", "strategy", "topology"),
     [
-        (_NO_GPU, Request(), _on(_NATIVE, _FP32), Topology(on_cpu=True)),
-        (_ONE_NEW, Request(), _on(_NATIVE, _BF16), Topology()),
-        (_ONE_OLD, Request(), _on(_NATIVE, _FP16), Topology()),
-        (_EIGHT_NEW, Request(), _on(_ZERO2, _BF16), Topology(world_size=8)),
-        (_EIGHT_OLD, Request(), _on(_ZERO2, _FP16), Topology(world_size=8)),
-        (_MIXED, Request(), _on(_ZERO2, _FP16), Topology(world_size=2)),
-        (_NO_GPU, Request(num_processes=2), _on(_ZERO2, _FP32), Topology(world_size=2, on_cpu=True)),
-        (_EIGHT_NEW, Request(on_cpu=True), _on(_NATIVE, _FP32), Topology(on_cpu=True)),
-        (_EIGHT_NEW, Request(num_processes=1), _on(_NATIVE, _BF16), Topology()),
-        (_EIGHT_NEW, Request(num_nodes=2), _on(_ZERO2, _BF16), _TWO_NODES),
+        (_NO_GPU, spec_of(), _on(_NATIVE, _FP32), Topology(on_cpu=True)),
+        (_ONE_NEW, spec_of(), _on(_NATIVE, _BF16), Topology()),
+        (_ONE_OLD, spec_of(), _on(_NATIVE, _FP16), Topology()),
+        (_EIGHT_NEW, spec_of(), _on(_ZERO2, _BF16), Topology(world_size=8)),
+        (_EIGHT_OLD, spec_of(), _on(_ZERO2, _FP16), Topology(world_size=8)),
+        (_MIXED, spec_of(), _on(_ZERO2, _FP16), Topology(world_size=2)),
+        (_NO_GPU, spec_of(num_processes=2), _on(_ZERO2, _FP32), Topology(world_size=2, on_cpu=True)),
+        (_EIGHT_NEW, spec_of(on_cpu=True), _on(_NATIVE, _FP32), Topology(on_cpu=True)),
+        (_EIGHT_NEW, spec_of(num_processes=1), _on(_NATIVE, _BF16), Topology()),
+        (_EIGHT_NEW, spec_of(num_nodes=2), _on(_ZERO2, _BF16), _TWO_NODES),
         (
             _EIGHT_NEW,
-            Request(num_nodes=2, num_processes=8),
+            spec_of(num_nodes=2, num_processes=8),
             _on(_ZERO2, _BF16),
             Topology(num_nodes=2, world_size=8),
         ),
-        (_ONE_NEW, Request(engine=Engine.DEEPSPEED), _on(_ZERO2, _BF16), Topology()),
+        (_ONE_NEW, spec_of(engine=Engine.DEEPSPEED), _on(_ZERO2, _BF16), Topology()),
         (
             _ONE_NEW,
-            Request(optimizer_offload=_CPU),
+            spec_of(optimizer_offload=_CPU),
             _on(replace(_ZERO2, optimizer_offload=_CPU), _BF16),
             Topology(),
         ),
-        (_ONE_NEW, Request(param_offload=_CPU), _on(replace(_ZERO3, param_offload=_CPU), _BF16), Topology()),
-        (_ONE_NEW, Request(optimizer_offload=_NVME, nvme_path="/nvme"), _on(_ON_NVME, _BF16), Topology()),
+        (_ONE_NEW, spec_of(param_offload=_CPU), _on(replace(_ZERO3, param_offload=_CPU), _BF16), Topology()),
+        (_ONE_NEW, spec_of(optimizer_offload=_NVME, nvme_path="/nvme"), _on(_ON_NVME, _BF16), Topology()),
         (_ONE_NEW, _NO_OFFLOAD, _on(_NATIVE, _BF16), Topology()),
-        (_EIGHT_NEW, Request(engine=Engine.NATIVE), _on(_NATIVE, _BF16), Topology(world_size=8)),
-        (_EIGHT_NEW, Request(zero_stage=ZeroStage.NOTHING), _on(_ZERO0, _BF16), Topology(world_size=8)),
-        (_ONE_NEW, Request(zero_stage=ZeroStage.NOTHING), _on(_NATIVE, _BF16), Topology()),
-        (_NO_GPU, Request(elsewhere=True, num_processes=8), _on(_ZERO2, _BF16), Topology(world_size=8)),
+        (_EIGHT_NEW, spec_of(engine=Engine.NATIVE), _on(_NATIVE, _BF16), Topology(world_size=8)),
+        (_EIGHT_NEW, spec_of(zero_stage=ZeroStage.NOTHING), _on(_ZERO0, _BF16), Topology(world_size=8)),
+        (_ONE_NEW, spec_of(zero_stage=ZeroStage.NOTHING), _on(_NATIVE, _BF16), Topology()),
     ],
 )
-def test_strategy_and_ranks(
-    machine: Machine, request_: Request, strategy: Strategy, topology: Topology
-) -> None:
-    plan = _choose(machine, request_)
+def test_strategy_and_ranks(machine: Machine, spec: RunSpec, strategy: Strategy, topology: Topology) -> None:
+    plan = _choose(machine, spec)
     assert (plan.strategy, plan.topology) == (strategy, topology)
     assert (plan.machine, plan.versions) == (machine, _VERSIONS)
 
 
+def test_files_for_another_machine_are_for_gpus_that_are_not_here() -> None:
+    spec = spec_of(num_processes=8)
+    plan = choose(machine=_NO_GPU, versions=_VERSIONS, spec=spec, has_these_gpus=False)
+    assert (plan.strategy, plan.topology) == (_on(_ZERO2, _BF16), Topology(world_size=8))
+
+
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_a_preset_is_taken_whole(preset: Preset) -> None:
-    plan = _choose(_EIGHT_NEW, Request(preset=preset.name))
+    plan = _choose(_EIGHT_NEW, spec_of(preset=preset.name))
     assert plan.strategy == _on(preset.strategy, Precision.BF16)
 
 
 def test_a_flag_wins_over_a_preset() -> None:
-    request = Request(
+    spec = spec_of(
         preset="z3-offload",
         param_offload=OffloadDevice.NONE,
         precision=Precision.FP16,
@@ -113,7 +117,7 @@ def test_a_flag_wins_over_a_preset() -> None:
         optimizer=OptimizerName.ADAMW,
         compile=True,
     )
-    assert _choose(_EIGHT_NEW, request).strategy == replace(
+    assert _choose(_EIGHT_NEW, spec).strategy == replace(
         _ZERO3,
         optimizer_offload=_CPU,
         precision=Precision.FP16,
@@ -131,12 +135,12 @@ _WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have 
 
 
 @pytest.mark.parametrize(
-    ("machine", "request_", "reasons"),
+    ("machine", "spec", "reasons"),
     [
-        (_EIGHT_NEW, Request(), (("zero_stage", "2", Origin.DEFAULT, _WHY_ZERO2), _DEFAULT_BF16)),
+        (_EIGHT_NEW, spec_of(), (("zero_stage", "2", Origin.DEFAULT, _WHY_ZERO2), _DEFAULT_BF16)),
         (
             _ONE_OLD,
-            Request(),
+            spec_of(),
             (
                 ("engine", "native", Origin.DEFAULT, _WHY_NATIVE),
                 ("precision", "fp16", Origin.DEFAULT, _WHY_FP16),
@@ -144,7 +148,7 @@ _WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have 
         ),
         (
             _ONE_NEW,
-            Request(param_offload=_CPU, precision=Precision.FP32),
+            spec_of(param_offload=_CPU, precision=Precision.FP32),
             (
                 ("zero_stage", "3", Origin.DEFAULT, "this offload needs the parameters sharded"),
                 ("param_offload", "cpu", Origin.FLAG, "--offload-param says so"),
@@ -153,7 +157,7 @@ _WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have 
         ),
         (
             _EIGHT_NEW,
-            Request(preset="z3", gradient_checkpointing=True, micro_batch_size=2, global_batch_size=64),
+            spec_of(preset="z3", gradient_checkpointing=True, micro_batch_size=2, global_batch_size=64),
             (
                 ("zero_stage", "3", Origin.PRESET, "preset z3: ZeRO-3"),
                 _DEFAULT_BF16,
@@ -164,7 +168,7 @@ _WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have 
         ),
         (
             _NO_GPU,
-            Request(zero_stage=ZeroStage.PARAMETERS),
+            spec_of(zero_stage=ZeroStage.PARAMETERS),
             (
                 ("precision", "fp32", Origin.DEFAULT, "the ranks run on the CPU"),
                 ("zero_stage", "3", Origin.FLAG, "--zero-stage says so"),
@@ -173,20 +177,20 @@ _WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have 
     ],
 )
 def test_every_choice_has_its_reason(
-    machine: Machine, request_: Request, reasons: tuple[tuple[str, str, Origin, str], ...]
+    machine: Machine, spec: RunSpec, reasons: tuple[tuple[str, str, Origin, str], ...]
 ) -> None:
     expected = [
         Reason(field=field, value=value, origin=origin, why=why) for field, value, origin, why in reasons
     ]
-    assert list(_choose(machine, request_).reasons) == expected
+    assert list(_choose(machine, spec).reasons) == expected
 
 
 @pytest.mark.parametrize(
-    ("machine", "request_", "message"),
+    ("machine", "spec", "message"),
     [
         pytest.param(
             _EIGHT_NEW,
-            Request(num_processes=9, num_nodes=2),
+            spec_of(num_processes=9, num_nodes=2),
             "error[ranks-not-divisible]: the ranks do not divide over the nodes\n"
             "  found: --num-processes 9 with --num-machines 2\n"
             "  why:   --num-processes counts the ranks of all nodes together, and each node gets as many\n"
@@ -195,7 +199,7 @@ def test_every_choice_has_its_reason(
         ),
         pytest.param(
             _EIGHT_NEW,
-            Request(num_processes=32, num_nodes=2),
+            spec_of(num_processes=32, num_nodes=2),
             "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
             "  found: --num-processes 32 on 2 x 8 GPUs\n"
             "  why:   each rank needs a GPU of its own\n"
@@ -204,7 +208,7 @@ def test_every_choice_has_its_reason(
         ),
         pytest.param(
             _EIGHT_NEW,
-            Request(global_batch_size=60, micro_batch_size=4),
+            spec_of(global_batch_size=60, micro_batch_size=4),
             "error[global-batch-not-divisible]: the global batch can't be made from these parts\n"
             "  found: --global-batch-size 60 with 8 ranks x micro-batch 4 = 32\n"
             "  why:   every rank takes the same whole number of samples, and zerofit never rounds a global "
@@ -214,41 +218,41 @@ def test_every_choice_has_its_reason(
         ),
     ],
 )
-def test_refusal(machine: Machine, request_: Request, message: str) -> None:
+def test_refusal(machine: Machine, spec: RunSpec, message: str) -> None:
     with pytest.raises(UserError) as error:
-        _choose(machine, request_)
+        _choose(machine, spec)
     assert str(error.value) == message
 
 
 def test_a_presets_nvme_folder_goes_with_its_offload() -> None:
-    kept = _choose(_EIGHT_NEW, Request(preset="z3-nvme", optimizer_offload=_CPU))
-    gone = _choose(_EIGHT_NEW, Request(preset="z3-nvme", optimizer_offload=_CPU, param_offload=_CPU))
-    asked = _choose(_EIGHT_NEW, Request(nvme_path="/nvme"))
+    kept = _choose(_EIGHT_NEW, spec_of(preset="z3-nvme", optimizer_offload=_CPU))
+    gone = _choose(_EIGHT_NEW, spec_of(preset="z3-nvme", optimizer_offload=_CPU, param_offload=_CPU))
+    asked = _choose(_EIGHT_NEW, spec_of(nvme_path="/nvme"))
     assert [plan.strategy.nvme_path for plan in (kept, gone, asked)] == ["/local_nvme", None, "/nvme"]
 
 
 @pytest.mark.parametrize(
-    ("request_", "numbers", "filled_in"),
+    ("spec", "numbers", "filled_in"),
     [
         (
-            Request(),
+            spec_of(),
             (1, 1, 0.0),
             [("micro_batch_size", "1"), ("gradient_accumulation_steps", "1"), ("gradient_clipping", "0.0")],
         ),
         (
-            Request(gradient_clipping=1.0, micro_batch_size=4),
+            spec_of(gradient_clipping=1.0, micro_batch_size=4),
             (4, 1, 1.0),
             [("gradient_accumulation_steps", "1")],
         ),
-        (Request(global_batch_size=64), (8, 1, 0.0), [("gradient_clipping", "0.0")]),
-        (Request(preset="z3-inference"), (1, None, None), [("micro_batch_size", "1")]),
-        (Request(engine=Engine.NATIVE), (None, None, None), []),
+        (spec_of(global_batch_size=64), (8, 1, 0.0), [("gradient_clipping", "0.0")]),
+        (spec_of(preset="z3-inference"), (1, None, None), [("micro_batch_size", "1")]),
+        (spec_of(engine=Engine.NATIVE), (None, None, None), []),
     ],
 )
 def test_explicit_numbers_are_filled_in_for_deepspeed_and_have_their_reasons(
-    request_: Request, numbers: tuple[int | None, ...], filled_in: list[tuple[str, str]]
+    spec: RunSpec, numbers: tuple[int | None, ...], filled_in: list[tuple[str, str]]
 ) -> None:
-    chosen = _choose(_EIGHT_NEW, request_)
+    chosen = _choose(_EIGHT_NEW, spec)
     plan = with_explicit_numbers(chosen)
     strategy = plan.strategy
     assert numbers == (
@@ -266,28 +270,28 @@ def test_explicit_numbers_are_filled_in_for_deepspeed_and_have_their_reasons(
 
 
 def test_a_plan_is_taken_up_as_it_was_made() -> None:
-    request = Request(preset="z3-offload", micro_batch_size=2, global_batch_size=64)
-    plan = _choose(_EIGHT_NEW, request)
-    assert _choose(_EIGHT_NEW, Request(plan=plan)) == plan
+    spec = spec_of(preset="z3-offload", micro_batch_size=2, global_batch_size=64)
+    plan = _choose(_EIGHT_NEW, spec)
+    assert _choose(_EIGHT_NEW, spec_of(plan=plan)) == plan
 
 
 def test_a_plan_for_the_cpu_stays_on_the_cpu() -> None:
-    plan = _choose(_EIGHT_NEW, Request(on_cpu=True, num_processes=2))
-    assert _choose(_EIGHT_NEW, Request(plan=plan)).topology == Topology(world_size=2, on_cpu=True)
+    plan = _choose(_EIGHT_NEW, spec_of(on_cpu=True, num_processes=2))
+    assert _choose(_EIGHT_NEW, spec_of(plan=plan)).topology == Topology(world_size=2, on_cpu=True)
 
 
 def test_a_flag_wins_over_a_plan_and_over_its_reason() -> None:
-    plan = _choose(_EIGHT_NEW, Request())
-    again = _choose(_EIGHT_NEW, Request(plan=plan, precision=Precision.FP16))
+    plan = _choose(_EIGHT_NEW, spec_of())
+    again = _choose(_EIGHT_NEW, spec_of(plan=plan, precision=Precision.FP16))
     assert again.strategy == _on(plan.strategy, Precision.FP16)
     assert [reason.origin for reason in again.reasons if reason.field == "precision"] == [Origin.FLAG]
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
 def test_the_global_batch_of_a_plan_outlives_a_change_of_ranks(num_processes: int) -> None:
-    plan = _choose(_EIGHT_NEW, Request(micro_batch_size=2, global_batch_size=64))
+    plan = _choose(_EIGHT_NEW, spec_of(micro_batch_size=2, global_batch_size=64))
     try:
-        again = _choose(_EIGHT_NEW, Request(plan=plan, num_processes=num_processes))
+        again = _choose(_EIGHT_NEW, spec_of(plan=plan, num_processes=num_processes))
     except UserError:
         return  # refused is as good: what must not be is another batch in silence
     micro_batch_size, steps = again.strategy.micro_batch_size, again.strategy.gradient_accumulation_steps
@@ -296,26 +300,26 @@ def test_the_global_batch_of_a_plan_outlives_a_change_of_ranks(num_processes: in
 
 
 def test_a_plan_and_a_preset_together_are_refused() -> None:
-    plan = _choose(_EIGHT_NEW, Request())
+    plan = _choose(_EIGHT_NEW, spec_of())
     with pytest.raises(UserError) as error:
-        _choose(_EIGHT_NEW, Request(plan=plan, preset="z3"))
+        _choose(_EIGHT_NEW, spec_of(plan=plan, preset="z3"))
     assert error.value.found == "--plan with --preset z3"
 
 
 @pytest.mark.parametrize(
-    ("made_on", "request_", "taken_to", "precision"),
+    ("made_on", "spec", "taken_to", "precision"),
     [
-        (_NO_GPU, Request(), _ONE_NEW, Precision.BF16),
-        (_NO_GPU, Request(), _ONE_OLD, Precision.FP16),
-        (_EIGHT_NEW, Request(preset="z3"), _EIGHT_OLD, Precision.FP16),
-        (_EIGHT_NEW, Request(preset="z3"), _NO_GPU, Precision.FP32),
-        (_NO_GPU, Request(precision=Precision.BF16), _ONE_NEW, Precision.BF16),
+        (_NO_GPU, spec_of(), _ONE_NEW, Precision.BF16),
+        (_NO_GPU, spec_of(), _ONE_OLD, Precision.FP16),
+        (_EIGHT_NEW, spec_of(preset="z3"), _EIGHT_OLD, Precision.FP16),
+        (_EIGHT_NEW, spec_of(preset="z3"), _NO_GPU, Precision.FP32),
+        (_NO_GPU, spec_of(precision=Precision.BF16), _ONE_NEW, Precision.BF16),
     ],
 )
 def test_what_nobody_asked_for_is_chosen_anew_on_another_machine(
-    made_on: Machine, request_: Request, taken_to: Machine, precision: Precision
+    made_on: Machine, spec: RunSpec, taken_to: Machine, precision: Precision
 ) -> None:
-    again = _choose(taken_to, Request(plan=_choose(made_on, request_)))
+    again = _choose(taken_to, spec_of(plan=_choose(made_on, spec)))
     assert again.strategy.precision is precision
     assert again.topology.on_cpu is (not taken_to.gpus)
     [reason] = [reason for reason in again.reasons if reason.field == "precision"]
@@ -323,19 +327,19 @@ def test_what_nobody_asked_for_is_chosen_anew_on_another_machine(
 
 
 def test_the_default_engine_of_a_plan_follows_the_ranks_and_keeps_what_was_asked_for() -> None:
-    plan = _choose(_ONE_NEW, Request())
+    plan = _choose(_ONE_NEW, spec_of())
     assert plan.strategy.engine is Engine.NATIVE
-    again = _choose(_EIGHT_NEW, Request(plan=plan, num_processes=8))
+    again = _choose(_EIGHT_NEW, spec_of(plan=plan, num_processes=8))
     assert (again.strategy, again.topology) == (_on(_ZERO2, Precision.BF16), Topology(world_size=8))
-    offloaded = _choose(_EIGHT_NEW, Request(param_offload=_CPU))
-    alone = _choose(_ONE_NEW, Request(plan=offloaded, num_processes=1))
+    offloaded = _choose(_EIGHT_NEW, spec_of(param_offload=_CPU))
+    alone = _choose(_ONE_NEW, spec_of(plan=offloaded, num_processes=1))
     assert alone.strategy == offloaded.strategy
 
 
 def test_a_plan_of_more_ranks_than_there_are_gpus_is_named_as_the_cause() -> None:
-    plan = _choose(_EIGHT_NEW, Request())
+    plan = _choose(_EIGHT_NEW, spec_of())
     with pytest.raises(UserError) as error:
-        _choose(_ONE_NEW, Request(plan=plan))
+        _choose(_ONE_NEW, spec_of(plan=plan))
     assert str(error.value) == (
         "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
         "  found: 8 ranks in the plan on 1 x 1 GPU\n"
@@ -345,14 +349,14 @@ def test_a_plan_of_more_ranks_than_there_are_gpus_is_named_as_the_cause() -> Non
 
 
 def test_a_plan_for_inference_stays_one() -> None:
-    plan = _choose(_EIGHT_NEW, Request(preset="z3-inference"))
-    assert (plan.trains, _choose(_EIGHT_NEW, Request(plan=plan)).trains) == (False, False)
-    assert _choose(_EIGHT_NEW, Request(preset="z3")).trains
+    plan = _choose(_EIGHT_NEW, spec_of(preset="z3-inference"))
+    assert (plan.trains, _choose(_EIGHT_NEW, spec_of(plan=plan)).trains) == (False, False)
+    assert _choose(_EIGHT_NEW, spec_of(preset="z3")).trains
 
 
 def test_blocks_of_a_plan_that_recompute_are_gone_with_checkpointing() -> None:
-    plan = _choose(_EIGHT_NEW, Request(gradient_checkpointing=True, checkpoint_every=2))
-    again = _choose(_EIGHT_NEW, Request(plan=plan, gradient_checkpointing=False))
+    plan = _choose(_EIGHT_NEW, spec_of(gradient_checkpointing=True, checkpoint_every=2))
+    again = _choose(_EIGHT_NEW, spec_of(plan=plan, gradient_checkpointing=False))
     assert (again.strategy.gradient_checkpointing, again.strategy.checkpoint_every) == (False, 1)
     whys = {reason.field: reason.why for reason in again.reasons}
     assert whys["gradient_checkpointing"] == "--no-gradient-checkpointing says so"
@@ -360,13 +364,13 @@ def test_blocks_of_a_plan_that_recompute_are_gone_with_checkpointing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "why"),
+    ("spec", "why"),
     [
-        (Request(tf32=False), "--no-tf32 says so"),
-        (Request(lora=Lora()), "--lora says so"),
-        (Request(lora=Lora(), quantization=Quantization.NF4, says_qlora=True), "--qlora says so"),
+        (spec_of(tf32=False), "--no-tf32 says so"),
+        (spec_of(lora=Lora()), "--lora says so"),
+        (spec_of(lora=Said(value=Lora(), text="--qlora")), "--qlora says so"),
     ],
 )
-def test_a_reason_names_the_flag_as_it_was_typed(request_: Request, why: str) -> None:
+def test_a_reason_names_the_flag_as_it_was_typed(spec: RunSpec, why: str) -> None:
     fields = {"tf32", "lora", "quantization"}
-    assert {one.why for one in _choose(_EIGHT_NEW, request_).reasons if one.field in fields} == {why}
+    assert {one.why for one in _choose(_EIGHT_NEW, spec).reasons if one.field in fields} == {why}

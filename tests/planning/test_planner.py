@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from captured_scripts import capture, captured_problem
+from planning_problems import spec_of
 
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.core.capture import Capture
@@ -14,42 +15,32 @@ from zerofit.core.errors import UserError
 from zerofit.core.observer import Observer
 from zerofit.core.plan import plan_to_json
 from zerofit.core.rank_observation import Phase
-from zerofit.core.request import Request
 from zerofit.core.units import GIB
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
-from zerofit.planning.inputs import ModelFlags
+from zerofit.planning.options import MachineFlags
 from zerofit.planning.planner import Planner
+from zerofit.planning.run_spec import RunSpec
+from zerofit.planning.subject import Subject, subject_of_capture
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass
-class Untraceable:
-    """A captured script whose model can't be traced."""
+def _untraceable(captured: Capture, *, rule: str = "trace-broken") -> Subject:
+    """Return a captured script whose model can't be traced."""
 
-    capture: Capture
-    rule: str = "trace-broken"
-    is_fast: bool = False
+    def trace(*_: Any) -> Any:
+        raise UserError(rule, "no trace", found="sparse tensors", why="", fix="")
 
-    name = "made"
-    notes = ()
-
-    @property
-    def flags(self) -> ModelFlags:
-        return ModelFlags(is_fast=self.is_fast)
-
-    @property
-    def facts(self) -> Any:
-        return self.capture.model.facts
-
-    def trace(self, request: Any, *, on_progress: Any) -> Any:
-        raise UserError(self.rule, "no trace", found="sparse tensors", why="", fix="")
+    return replace(subject_of_capture(captured), tracer=trace)
 
 
-def _answer(captured: Capture, *, request: Request | None = None, **fields: Any) -> Any:
-    planner = Planner(Untraceable(captured, **fields), observer=Observer())
-    return planner.answer(captured_problem(captured, request=request), is_here=False)
+_THERE = RunSpec(described=MachineFlags(gpus="4xA100-80G"))
+
+
+def _answer(captured: Capture, *, spec: RunSpec = _THERE, **fields: Any) -> Any:
+    planner = Planner(_untraceable(captured, **fields), is_fast=False, observer=Observer())
+    return planner.answer(captured_problem(captured, spec=replace(spec, described=_THERE.described)))
 
 
 def test_closed_forms_take_the_place_of_a_trace_that_fails() -> None:
@@ -68,7 +59,7 @@ def test_what_the_user_can_mend_is_an_error_still() -> None:
 
 def test_closed_forms_count_the_rows_of_a_sample() -> None:
     one, two = (
-        _answer(replace(capture(), rows_per_sample=rows), request=Request(micro_batch_size=8)).found.chosen
+        _answer(replace(capture(), rows_per_sample=rows), spec=spec_of(micro_batch_size=8)).found.chosen
         for rows in (1, 2)
     )
     assert two.estimate.tokens_per_step == 2 * one.estimate.tokens_per_step
@@ -102,8 +93,9 @@ def test_a_plan_for_this_machine_goes_by_what_was_observed_on_it(
         step_time_s=plan.estimate.step_time.seconds,
     )
     write_observation(observed)
-    planner = Planner(Untraceable(capture(), is_fast=True), observer=Observer())
-    answer = planner.answer(problem, is_here=is_here)
+    planner = Planner(_untraceable(capture()), is_fast=True, observer=Observer())
+    spec = replace(problem.spec, described=MachineFlags() if is_here else _THERE.described)
+    answer = planner.answer(replace(problem, spec=spec))
     assert answer.plan.strategy == plan.strategy
     assert ("observed on this machine on 2026-11-20: 5.0 GiB reserved" in plan_why(answer)) is is_here
     assert ("observed on this machine on 2026-11-20" in plan_to_json(answer.plan)) is is_here

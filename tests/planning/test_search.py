@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from planning_problems import closed_forms, model, problem, replays
+from planning_problems import closed_forms, model, problem, replays, spec_of
 
 from zerofit.core.estimates import (
     Estimate,
@@ -19,12 +19,12 @@ from zerofit.core.estimates import (
     Term,
     TimeTerm,
 )
-from zerofit.core.request import Request
 from zerofit.core.strategy import Buckets, OffloadDevice, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.replay import replay_live
+from zerofit.planning.options import Allow
 from zerofit.planning.plan_reasons import plan_of, why_it_loses
-from zerofit.planning.problem import Allow
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import (
     OFFLOAD_TIER,
     TIME_TIE_SHARE,
@@ -221,20 +221,20 @@ def test_offload_comes_where_nothing_on_the_gpus_fits_however_fast_it_seems(
 
 
 @pytest.mark.parametrize(
-    ("request_", "field", "why"),
+    ("spec", "field", "why"),
     [
         (
-            Request(param_offload=OffloadDevice.CPU),
+            spec_of(param_offload=OffloadDevice.CPU),
             "optimizer_offload",
             "--offload-param says that something is offloaded; the best that fits has this too",
         ),
-        (Request(optimizer_offload=OffloadDevice.CPU), "optimizer_offload", "--offload-optimizer says so"),
+        (spec_of(optimizer_offload=OffloadDevice.CPU), "optimizer_offload", "--offload-optimizer says so"),
     ],
 )
 def test_what_goes_with_an_offload_that_the_user_asked_for_says_so(
-    request_: Request, field: str, why: str
+    spec: RunSpec, field: str, why: str
 ) -> None:
-    asked = problem(num_gpus=2, global_batch_size=4, request=request_)
+    asked = problem(num_gpus=2, global_batch_size=4, spec=spec)
     estimator = _OffloadRuns(random.Random(0))
     found = search(candidates(asked).strategies, estimator=estimator, device_bytes=estimator.limit)
     assert {reason.field: reason.why for reason in plan_of(found, asked).reasons}[field] == why
@@ -272,7 +272,7 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         facts=model(num_layers=dice.choice([1, 2])),
         machine_fields={"nvme_bytes": 10**12},
         allow=frozenset({Allow.LORA, Allow.FREEZE, Allow.ADAFACTOR}),
-        request=Request(precision=dice.choice([None, Precision.FP32, Precision.FP16])),
+        spec=spec_of(precision=dice.choice([None, Precision.FP32, Precision.FP16])),
         expandable_segments=dice.random() < 0.5,
         makes_model_first=dice.random() < 0.5,
     )
@@ -319,7 +319,7 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
     strategy = next(one for one in found.values() if one.zero_stage == 3 and not one.offloads)
 
     def totals(**fields: bool) -> list[int]:
-        told = replace(asked, **fields)
+        told = problem(num_gpus=2, memory_gib=8, global_batch_size=8, sequence_length=300, **fields)
         estimator = replays(told)
         return [phase.total_bytes for phase in estimator.estimate(strategy).estimate.device.phases]
 

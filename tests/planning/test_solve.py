@@ -9,12 +9,11 @@ from captured_scripts import capture, captured_problem
 from captures import TRAINER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import A100, LARGE, RATES, closed_forms, made_trace, model, problem, solved
+from planning_problems import A100, LARGE, RATES, closed_forms, made_trace, model, problem, solved, spec_of
 
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Origin, plan_from_json, plan_to_json
-from zerofit.core.request import Request
 from zerofit.core.strategy import (
     Engine,
     OffloadDevice,
@@ -26,14 +25,16 @@ from zerofit.core.strategy import (
 )
 from zerofit.core.units import GIB
 from zerofit.planning.candidates import candidates
+from zerofit.planning.options import Allow
 from zerofit.planning.plan_table import as_it_is_lines, as_it_is_words, plan_table
-from zerofit.planning.problem import Allow, Problem
+from zerofit.planning.problem import Problem
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
 from zerofit.planning.solve import best_of, is_clearly_faster, script_as_it_is, solve
 from zerofit.planning.suggestions import suggestions, with_more_host_memory
 from zerofit.planning.training_estimator import TrainingEstimator
 
-_CHECKPOINTING = Request(gradient_checkpointing=True)
+_CHECKPOINTING = spec_of(gradient_checkpointing=True)
 """Halves the candidates where nothing is said of them."""
 
 
@@ -83,8 +84,8 @@ def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
 
 
 def test_what_the_user_fixed_is_said_to_be_the_users() -> None:
-    request = Request(zero_stage=ZeroStage.PARAMETERS, gradient_checkpointing=True)
-    plan = solved(problem(request=request)).plan
+    request = spec_of(zero_stage=ZeroStage.PARAMETERS, gradient_checkpointing=True)
+    plan = solved(problem(spec=request)).plan
     said = {reason.field: reason.why for reason in plan.reasons if reason.origin is Origin.FLAG}
     assert said == {
         "zero_stage": "--zero-stage says so",
@@ -126,7 +127,7 @@ def test_each_suggestion_fits_by_itself() -> None:
 @pytest.mark.parametrize("maker", ["AMD Instinct", "NVIDIA"])
 def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
     asked = problem(
-        num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, facts=LARGE, request=_CHECKPOINTING
+        num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, facts=LARGE, spec=_CHECKPOINTING
     )
     unknown = replace(A100, name=f"{maker} of 16", memory_bytes=16 * GIB, compute_capability=None)
     asked = replace(asked, machine=replace(asked.machine, gpus=(unknown,)))
@@ -138,8 +139,8 @@ def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
 
 
 def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() -> None:
-    few = replace(_CHECKPOINTING, micro_batch_size=1)
-    asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2, request=few)
+    few = _CHECKPOINTING.setting(micro_batch_size=1)
+    asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2, spec=few)
     told: list[tuple[str, int]] = []
     traced: list[TraceRequest] = []
 
@@ -165,7 +166,7 @@ def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() ->
 
 @pytest.mark.parametrize("global_batch_size", [6, 12, 40])
 def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_size: int) -> None:
-    kept = replace(_CHECKPOINTING, optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+    kept = _CHECKPOINTING.setting(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
 
     def ask(num_gpus: int) -> Problem:
         return problem(
@@ -173,7 +174,7 @@ def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_
             memory_gib=24,
             global_batch_size=global_batch_size,
             facts=LARGE,
-            request=kept,
+            spec=kept,
         )
 
     suggestions = solved(ask(1)).suggestions
@@ -210,7 +211,7 @@ def test_samples_are_cut_only_when_allowed(allow: tuple[Allow, ...], fits: bool)
         global_batch_size=1,
         sequence_length=4096,
         allow=frozenset(allow),
-        request=Request(engine=Engine.NATIVE, gradient_checkpointing=False),
+        spec=spec_of(engine=Engine.NATIVE, gradient_checkpointing=False),
     )
     answer = solved(asked)
     length = answer.plan.workload.sequence_length or 0
@@ -229,33 +230,32 @@ def test_eight_bit_states_come_after_all_that_computes_the_same() -> None:
 
 def test_more_gpus_of_the_same_never_lose_a_fit() -> None:
     none = OffloadDevice.NONE
-    request = replace(_CHECKPOINTING, optimizer_offload=none, param_offload=none)
+    spec = _CHECKPOINTING.setting(optimizer_offload=none, param_offload=none)
     fits = [
-        best_of(problem(num_gpus=number, memory_gib=14, facts=LARGE, request=request), closed_forms)
-        is not None
+        best_of(problem(num_gpus=number, memory_gib=14, facts=LARGE, spec=spec), closed_forms) is not None
         for number in (1, 2, 4, 8)
     ]
     assert fits == sorted(fits)
     assert set(fits) == {False, True}
 
 
-_NVME = Request(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevice.NONE)
+_NVME = spec_of(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevice.NONE)
 
 
 @pytest.mark.parametrize(
-    ("nvme_gib", "request_", "lacks"),
+    ("nvme_gib", "spec", "lacks"),
     [
         (100, _NVME, ""),
         (1, _NVME, "needs 1.6 GiB of 1.0 GiB on NVMe disks of each node"),
         (0, _NVME, "needs 1.6 GiB of none on NVMe disks of each node"),
-        pytest.param(0, replace(_NVME, nvme_path="/disk"), "", id="a folder whose room is not known"),
+        pytest.param(0, _NVME.setting(nvme_path="/disk"), "", id="a folder whose room is not known"),
     ],
 )
-def test_what_goes_to_nvme_has_to_have_room_there(nvme_gib: int, request_: Request, lacks: str) -> None:
-    answer = solved(problem(request=request_, machine_fields={"nvme_bytes": nvme_gib * GIB}))
+def test_what_goes_to_nvme_has_to_have_room_there(nvme_gib: int, spec: RunSpec, lacks: str) -> None:
+    answer = solved(problem(spec=spec, machine_fields={"nvme_bytes": nvme_gib * GIB}))
     assert (answer.head.shortage, answer.fits) == (lacks, not lacks)
     unnamed = "/local_nvme for the folder on the NVMe disks: set --nvme-path"
-    assert answer.notes == (() if request_.nvme_path else (unnamed,))
+    assert answer.notes == (() if spec.overrides.has("nvme_path") else (unnamed,))
 
 
 def test_the_simplest_of_those_that_take_as_long_is_chosen() -> None:
@@ -318,25 +318,25 @@ def test_the_fastest_is_taken_in_16_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "ending"),
+    ("spec", "ending"),
     [
-        (Request(), "nothing is changed"),
-        (Request(precision=Precision.FP32), "nothing is changed"),
-        (Request(precision=Precision.BF16), "changed as --mixed-precision says: about 6.3 x faster"),
+        (spec_of(), "nothing is changed"),
+        (spec_of(precision=Precision.FP32), "nothing is changed"),
+        (spec_of(precision=Precision.BF16), "changed as --mixed-precision says: about 6.3 x faster"),
         (
-            Request(micro_batch_size=4, gradient_checkpointing=True, zero_stage=ZeroStage.GRADIENTS),
+            spec_of(micro_batch_size=4, gradient_checkpointing=True, zero_stage=ZeroStage.GRADIENTS),
             "changed as --zero-stage, --micro-batch-size and --gradient-checkpointing say: "
             "about 1.2 x slower",
         ),
     ],
 )
-def test_the_first_line_names_the_flags_that_change_a_script(request_: Request, ending: str) -> None:
-    first, *_ = as_it_is_lines(solved(captured_problem(num_gpus=1, request=request_)))
+def test_the_first_line_names_the_flags_that_change_a_script(spec: RunSpec, ending: str) -> None:
+    first, *_ = as_it_is_lines(solved(captured_problem(num_gpus=1, spec=spec)))
     assert first == f"your script as it is: 5.7 GiB ±20% of 80.0 GiB, fits; {ending}"
 
 
 def test_a_step_of_another_batch_is_not_compared() -> None:
-    asked = captured_problem(TRAINER, num_gpus=1, request=Request(global_batch_size=64))
+    asked = captured_problem(TRAINER, num_gpus=1, spec=spec_of(global_batch_size=64))
     first, *_ = as_it_is_lines(solved(asked))
     assert first.partition("; ")[2] == "changed as --global-batch-size says"
 
@@ -380,7 +380,7 @@ def test_where_nothing_fits_free_changes_come_first_as_commands_to_paste() -> No
         num_gpus=1,
         memory_gib=16,
         host_gib=24,
-        request=replace(_CHECKPOINTING, typed=typed),
+        spec=replace(_CHECKPOINTING, typed=typed),
     )
     answer = solved(asked)
     text = plan_table(answer)
@@ -400,7 +400,7 @@ def test_changes_that_only_help_together_are_one_command_without_a_flag_twice() 
         global_batch_size=1,
         facts=LARGE,
         allow=frozenset({Allow.FREEZE}),
-        request=replace(_CHECKPOINTING, typed=typed),
+        spec=replace(_CHECKPOINTING, typed=typed),
     )
     answer = solved(asked)
     flags = "--seq-len 16384 --allow freeze,lora,qlora"
@@ -432,9 +432,9 @@ def test_a_change_that_closed_forms_find_slightly_too_large_is_traced() -> None:
     best = solved(captured_problem(num_gpus=1)).head
 
     def presolve(changed: Problem) -> EstimatedStrategy | None:
-        tried.append(changed.reserve.share)
-        return best if changed.reserve.share < 0 else None
+        tried.append(changed.spec.options.reserve.share)
+        return best if changed.spec.options.reserve.share < 0 else None
 
     found = suggestions(asked, solve=lambda _, quick: quick, presolve=presolve, gpus=())
     assert found[0].change == "--allow adafactor"
-    assert tried[:2] == [asked.reserve.share, asked.reserve.share - 0.1]
+    assert tried[:2] == [asked.spec.options.reserve.share, asked.spec.options.reserve.share - 0.1]

@@ -14,7 +14,7 @@ from zerofit.planning.training_estimator import ClosedFormEstimator
 
 _FREEZES = [("embeddings",), ("embeddings+1",), ("embeddings+2",), ("blocks",), ("all-but-head",)]
 _MODEL = model(num_parameters=140_000_000, num_trainable_parameters=140_000_000)
-_PROBLEM = replace(problem(num_gpus=2), model=_MODEL)
+_PROBLEM = problem(num_gpus=2, facts=_MODEL)
 _ESTIMATOR = ClosedFormEstimator(_PROBLEM, trace=made_trace(_MODEL), rates=RATES)
 _LORA = Lora(rank=4, alpha=8)
 

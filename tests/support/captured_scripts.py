@@ -20,10 +20,10 @@ from zerofit.core.capture import (
 )
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
-from zerofit.core.request import Request
-from zerofit.planning.from_capture import problem_from_capture
-from zerofit.planning.inputs import ModelFlags
+from zerofit.planning.make_problem import problem_of
 from zerofit.planning.problem import Problem
+from zerofit.planning.run_spec import RunSpec
+from zerofit.planning.subject import subject_of_capture
 
 ADAMW = "torch.optim.adamw.AdamW"
 
@@ -98,14 +98,14 @@ def captured_problem(
     num_gpus: int = 4,
     memory_gib: float = 80,
     host_gib: float = 512,
-    request: Request | None = None,
-    **fields: Any,
+    spec: RunSpec | None = None,
+    **options: Any,
 ) -> Problem:
     """Return the problem of a capture on a node of GPUs."""
-    return problem_from_capture(
-        captured or capture(),
-        ModelFlags(**fields),
-        request=request or Request(),
+    asked = spec or RunSpec()
+    return problem_of(
+        replace(asked, options=replace(asked.options, **options)),
+        subject_of_capture(captured or capture()),
         machine=machine(num_gpus, memory_gib=memory_gib, host_gib=host_gib),
         versions=VERSIONS,
         topology=Topology(world_size=num_gpus),

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.request import Request
+
 from zerofit.core.facts import GpuSpec, Machine, Versions
 from zerofit.core.plan import Topology
-from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.generation.generation_job import Gather

@@ -8,13 +8,16 @@ from typing import Any
 
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
+from zerofit.core.overrides import overrides
 from zerofit.core.plan import Topology
-from zerofit.core.request import Request
 from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.options import MachineFlags, ModelFlags
 from zerofit.planning.problem import Problem
+from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.solve import Answer, solve
+from zerofit.planning.subject import Subject
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 A100 = GpuSpec(
@@ -69,6 +72,30 @@ def machine(num_gpus: int = 8, *, memory_gib: float = 80, host_gib: float = 512,
     )
 
 
+_OF_SPEC = frozenset(RunSpec.__dataclass_fields__)
+_OF_OPTIONS = frozenset(ModelFlags.__dataclass_fields__)
+_RENAMED = {"num_processes": "world_size"}
+
+
+def spec_of(**said: Any) -> RunSpec:
+    """Return a spec with these overrides; fields of RunSpec and options of planning are set as such."""
+    options = {name: said.pop(name) for name in [*said] if name in _OF_OPTIONS}
+    fields = {name: said.pop(name) for name in [*said] if name in _OF_SPEC}
+    values = {_RENAMED.get(name, name): value for name, value in said.items()}
+    return RunSpec(overrides=overrides(**values), options=ModelFlags(**options), **fields)
+
+
+def subject(facts: ModelFacts | None = None, *, sequence_length: int = 1024, **fields: Any) -> Subject:
+    """Return a named model that nothing can trace."""
+    described = facts or model()
+    samples = Workload(sequence_length=sequence_length)
+    ordinary: dict[str, Any] = {"said": f"--model {described.name}", "name": described.name}
+    return Subject(**{**ordinary, "facts": described, "samples": samples, **fields})
+
+
+_OF_SUBJECT = frozenset(Subject.__dataclass_fields__) - {"notes"}
+
+
 def problem(
     *,
     num_gpus: int = 8,
@@ -79,17 +106,25 @@ def problem(
     sequence_length: int = 1024,
     facts: ModelFacts | None = None,
     machine_fields: dict[str, Any] | None = None,
+    spec: RunSpec | None = None,
     **fields: Any,
 ) -> Problem:
-    """Return the small model on a node of GPUs."""
-    return Problem(
-        model=facts or model(),
+    """Return the small model on a node of GPUs; options of planning and fields of Subject are set as such."""
+    options = {name: fields.pop(name) for name in [*fields] if name in _OF_OPTIONS}
+    limits = {name: fields.pop(name) for name in [*fields] if name == "limits"}
+    of_subject = {name: fields.pop(name) for name in [*fields] if name in _OF_SUBJECT}
+    found = Problem(
+        spec=replace(spec or RunSpec(described=_ELSEWHERE), **limits),
+        subject=subject(facts, sequence_length=sequence_length, **of_subject),
         machine=machine(num_gpus, memory_gib=memory_gib, host_gib=host_gib, **(machine_fields or {})),
         topology=Topology(num_nodes=num_nodes, world_size=num_gpus * num_nodes),
         workload=Workload(global_batch_size=global_batch_size, sequence_length=sequence_length),
         versions=VERSIONS,
-        **{"request": Request(), **fields},
     )
+    return replace(found.with_options(**options), **fields)
+
+
+_ELSEWHERE = MachineFlags(gpus="8xA100-80G")
 
 
 def made_trace(facts: ModelFacts) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zerofit.configs.document import NO_DOCUMENT
 from zerofit.configs.schema import walk_document
 from zerofit.core.command import Route
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:

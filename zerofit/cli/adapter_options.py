@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,8 +10,9 @@ import click
 from zerofit.cli.parameters import POSITIVE, Number, ParamType, Word
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.freezing import WORDS, is_word
+from zerofit.core.setting import Said
 from zerofit.core.strategy import Lora, Quantization
-from zerofit.planning.problem import Allow
+from zerofit.planning.options import Allow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,12 +131,12 @@ def adapter_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         target_modules=targets,
         modules_to_save=flags["lora_saved"] or (),
     )
+    of_both = partial(Said, text="--qlora")
     return {
         "freeze": frozen or None,
-        "lora": adapters if wants else None,
+        "lora": (of_both(value=adapters) if flags["qlora"] else adapters) if wants else None,
         "allowed_lora": adapters if given and not wants else None,
-        "quantization": Quantization.NF4 if flags["qlora"] else flags["quantization"],
-        "says_qlora": flags["qlora"],
+        "quantization": of_both(value=Quantization.NF4) if flags["qlora"] else flags["quantization"],
     }
 
 

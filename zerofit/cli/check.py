@@ -17,7 +17,7 @@ from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
-from zerofit.planning.inputs import check_capture_limit
+from zerofit.planning.sources.settings import check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.capture_summary import capture_lines
 

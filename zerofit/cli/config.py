@@ -30,23 +30,21 @@ from zerofit.configs.write.deepspeed import deepspeed_json
 from zerofit.configs.write.trainer import takes_every_n_layers, training_arguments_json
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.command import Launcher
+from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import plan_lines
-from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine, Precision
-from zerofit.launching.config_files import read_config_files, with_config_files
-from zerofit.launching.nodes import Nodes
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.port import DEFAULT_PORT
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.inputs import check_none_ignored, settings_of
 from zerofit.planning.machine_from_flags import machine_of
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.sources.settings import check_none_ignored
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
-    from zerofit.core.request import Request
-    from zerofit.launching.config_files import ConfigFiles
+    from zerofit.planning.run_spec import RunSpec
 
 
 @click.command(
@@ -85,35 +83,22 @@ def config(
     For another machine than this one, set --num-processes to its number of GPUs.
     """
     console = Console()
-    by_script: tuple[str, ...] = ()
-    model_flags, machine_flags, request = settings_of({**settings_from(flags), "elsewhere": True})
-    if source is not None and (imported := _read(source)) is not None:
-        is_planned = model_flags.model is not None
-        request = _imported(imported, source, request, is_planned=is_planned)
-        by_script = imported.by_script
-        console.say(imported.line)
-        if by_script and not auto:
-            console.say(f'{", ".join(by_script)} of {source}: "auto" stays')
-    if model_flags.model is None:
-        check_none_ignored(
-            model_flags, because="no --model", instead="name the model to plan for: --model MODEL"
-        )
-    if model_flags.model is not None or machine_flags.gpus is not None:
-        specified = machine_of(machine_flags, num_nodes=request.num_nodes or 1)
-    else:  # the files are for GPUs that can't be verified
-        specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
-    if model_flags.model is not None:
-        # imported only if needed: it loads many modules
-        from zerofit.planning.plan import check_plans_alone, plan_to_run, ranks_to_plan
-        from zerofit.planning.subject import named_model
-
-        check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
-        if machine_flags.gpus is not None:
-            ranks_to_plan(request, specified.machine, num_nodes=request.num_nodes)
-        named = named_model(model_flags)
-        plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=console)
-    else:
-        plan = choose(machine=specified.machine, versions=probe_versions(), request=request)
+    is_deepspeed = source is not None and source.endswith(".json")
+    spec = resolve(
+        None,
+        verb=Verb.CONFIG,
+        config_file=None if is_deepspeed else source,
+        deepspeed_file=source if is_deepspeed else None,
+        observer=console,
+        **settings_from(flags),
+    )
+    by_script = () if spec.files is None else spec.files.by_script
+    if spec.files is not None and not spec.overrides.has("precision"):
+        # as accelerate and DeepSpeed take such a file
+        spec = spec.setting(f"{source}, which names no precision,", precision=Precision.FP32)
+    if by_script and not auto:
+        console.say(f'{", ".join(by_script)} of {source}: "auto" stays')
+    plan = _plan(spec, console)
     situation = situation_of_strategy(
         plan.strategy,
         topology=plan.topology,
@@ -135,24 +120,33 @@ def config(
     return 0
 
 
-def _read(source: str) -> ConfigFiles | None:
-    """Return the settings of a configuration file; None if it has none."""
-    is_deepspeed = source.endswith(".json")
-    return read_config_files(
-        config_file=None if is_deepspeed else source,
-        deepspeed_file=source if is_deepspeed else None,
-        takes_default=False,
-    )
+def _plan(spec: RunSpec, console: Console) -> Plan:
+    """Return the plan that the files are for: made for --model, or what the flags say."""
+    is_named = spec.options.model is not None
+    if not is_named:
+        check_none_ignored(
+            spec.options, because="no --model", instead="name the model to plan for: --model MODEL"
+        )
+    if is_named or not spec.is_here:
+        num_nodes = spec.overrides.get("num_nodes") or 1
+        spec = replace(spec, machine=machine_of(spec.described, num_nodes=num_nodes))
+    else:  # the files are for GPUs that can't be verified
+        node = probe_machine(may_be_unreadable=True)
+        spec = replace(spec, machine=SpecifiedMachine(machine=node, assumptions=()))
+    assert spec.machine is not None
+    if not is_named:
+        machine = spec.machine.machine
+        return choose(machine=machine, versions=probe_versions(), spec=spec, has_these_gpus=False)
+    # imported only if needed: it loads many modules
+    from zerofit.planning.plan import check_plans_alone, plan_to_run, ranks_to_plan
+    from zerofit.planning.subject import describe
 
-
-def _imported(files: ConfigFiles, source: str, request: Request, *, is_planned: bool) -> Request:
-    """Return the request, completed by a configuration file where no flag is given."""
-    nodes = Nodes(num_nodes=request.num_nodes, num_processes=request.num_processes)
-    request, nodes = with_config_files(files, request, nodes, is_planned=is_planned)
-    if request.precision is None:  # as accelerate and DeepSpeed take such a file
-        said_by = {**request.said_by, "precision": f"{source}, which names no precision,"}
-        request = replace(request, precision=Precision.FP32, said_by=said_by)
-    return replace(request, num_nodes=nodes.num_nodes, num_processes=nodes.num_processes)
+    check_plans_alone(spec, on_cpu=spec.on_cpu, rehearses=False)
+    if not spec.is_here:
+        ranks_to_plan(spec)
+    named = describe(spec.options, versions=probe_versions())
+    plan, *_ = plan_to_run(spec, named, observer=console)
+    return plan
 
 
 def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:

@@ -23,7 +23,7 @@ from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
 from zerofit.data.lengths.report import BatchSetup, LengthUnit, MeasuredLengths, length_report
 from zerofit.models.task import Task
-from zerofit.planning.inputs import check_capture_limit
+from zerofit.planning.sources.settings import check_capture_limit
 from zerofit.scripts.target import check_script, script_of, script_target
 
 if TYPE_CHECKING:

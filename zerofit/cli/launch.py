@@ -8,12 +8,8 @@ from typing import Any
 
 import click
 
-from zerofit.cli.launch_lines import (
-    LaunchLineVerb,
-    launch_line_options,
-    line_sentences,
-    resolve_line_flags,
-)
+from zerofit.cli.help_groups import GroupedVerb
+from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
     check_script_flags,
@@ -33,7 +29,7 @@ from zerofit.launching.launch import launch as launch_script
 from zerofit.launching.recover import RecoverMode
 
 
-@click.command(cls=LaunchLineVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
 @model_options
 @rendezvous_options
@@ -114,8 +110,6 @@ def launch(
     Flags before SCRIPT are zerofit's, all after it the script's. SCRIPT may be a whole launch line. The
     exit code is the script's, or 128 + its signal.
     """
-    for sentence in line_sentences():
-        console.say(sentence)
     if recover is RecoverMode.ASK and not console.can_ask:
         console.say("--recover ask has no terminal to ask on: the run ends if memory runs out")
     check_script_flags(script, script_args)

@@ -23,12 +23,14 @@ from zerofit.cli.parameters import (
 )
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
+from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OptimizerName, Precision
 from zerofit.launching.misplaced_flags import check_misplaced_flags
-from zerofit.planning.inputs import CAPTURE_LIMIT_S
+from zerofit.planning.options import CAPTURE_LIMIT_S
+from zerofit.planning.sources.launch_line import read_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 _OPTIMIZER = Word("optimizer", OptimizerName)
@@ -233,12 +235,15 @@ def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
                 why="--checkpoint-every selects the blocks that recompute their activations",
                 fix="leave one of the two out",
             )
-        settings["gradient_checkpointing"] = True
+        settings["gradient_checkpointing"] = Said(value=True, text="--checkpoint-every")
     return {name: value for name, value in settings.items() if name not in ADAPTER_FLAGS}
 
 
-def check_script_flags(script: str, script_args: tuple[str, ...]) -> None:
+def check_script_flags(script: str, script_args: Sequence[str]) -> None:
     """Check that no flag of the running verb follows a script that does not know it."""
+    line = None if click.get_current_context().params.get("module") else read_line((script, *script_args))
+    if line is not None:
+        script, *script_args = line.target
     options = [one for one in click.get_current_context().command.params if isinstance(one, click.Option)]
     flags = {
         name: not one.is_flag

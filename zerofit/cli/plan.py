@@ -11,7 +11,7 @@ import click
 
 from zerofit.cli.completion import complete_file, complete_gpus, complete_script
 from zerofit.cli.draw_plot import check_can_plot
-from zerofit.cli.launch_lines import launch_line_options, line_sentences, resolve_line_flags
+from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
     check_script_flags,
@@ -25,26 +25,23 @@ from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
-from zerofit.cli.parameters import CONTEXT, POSITIVE, typed_words
-from zerofit.cli.plan_options import FixingVerb, as_flag, machine_options, model_options
+from zerofit.cli.parameters import CONTEXT, POSITIVE
+from zerofit.cli.plan_options import FixingVerb, machine_options, model_options, typed_flags
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.secrets import masked, shell_words
 from zerofit.core.text_table import wrapped
-from zerofit.launching.config_files import read_config_files, with_config_files
-from zerofit.launching.nodes import RANK_FOR_EACH_GPU, Nodes
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import MachineFlags, settings_of
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open
-from zerofit.planning.machine_from_flags import machine_of
+from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
-from zerofit.scripts.target import check_script, script_target
+from zerofit.planning.resolve import Verb, resolve
 
 if TYPE_CHECKING:
-    from zerofit.core.request import Request
+    from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
@@ -131,47 +128,41 @@ def plan(
     the plan. Exits 1 if nothing fits.
     """
     console = Console()
-    for sentence in line_sentences():
-        console.say(sentence)
     if script is not None:
         check_script_flags(script, script_args)
+    elif module:
+        raise _no_module()
+    own_files = {"config_file": config_file, "deepspeed_file": deepspeed_file}
     ranks_per_node = resolve_line_flags(flags)
-    model_flags, machine_flags, request = settings_of(settings_from(flags))
-    _check_together(compare, machine_flags, output, plot)
+    spec = resolve(
+        None if script is None else (script, *script_args),
+        verb=Verb.PLAN,
+        module=module,
+        capture_limit_s=capture_limit_s,
+        num_nodes=num_nodes,
+        num_processes=num_processes,
+        ranks_per_node=ranks_per_node,
+        observer=console,
+        **own_files,
+        **settings_from(flags),
+    )
+    _check_together(compare, spec.described, output, plot)
     if compare_layouts:
-        check_open(request)
-    target = _target(script, script_args, module=module, model=model_flags.model)
-    check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
+        check_open(spec.overrides)
+    if spec.target is not None and spec.options.model is not None:
+        raise _model_and_script(spec, module=module)
+    check_plannable(spec)
     if plot is not None:
         check_can_plot(plot, force=force)
     if output is not None and not force:
-        _check_output(output, target)
-    if model_flags.is_fast:
+        _check_output(output, spec.target)
+    if spec.options.is_fast:
         gc.disable()  # in half a second there is no garbage worth collecting
-    described = [machine_flags]
+    described = [spec.described]
     if compare is not None:
-        specs = filter(None, (part.strip() for part in compare.split(",")))
-        described = [replace(machine_flags, gpus=spec) for spec in specs]
-    is_here = compare is None and machine_flags.gpus is None
-    request, num_nodes = _with_ranks_and_files(
-        request,
-        Nodes(num_nodes=num_nodes, num_processes=num_processes, ranks_per_node=ranks_per_node),
-        config_file=config_file,
-        deepspeed_file=deepspeed_file,
-        takes_default=is_here and target is not None,
-        console=console,
-    )
-    subject, answers = plan_on_machines(
-        target,
-        model_flags,
-        request,
-        machines=[machine_of(one, num_nodes=num_nodes, target=target) for one in described],
-        num_nodes=num_nodes,
-        is_here=is_here,
-        capture_limit_s=capture_limit_s,
-        observer=console,
-        compares_layouts=compare_layouts,
-    )
+        machines = filter(None, (part.strip() for part in compare.split(",")))
+        described = [replace(spec.described, gpus=machine) for machine in machines]
+    subject, answers = plan_on_machines(spec, described, observer=console, compares_layouts=compare_layouts)
     for note in answers[0].notes:
         if all(note in answer.notes for answer in answers):
             console.say(f"assumed: {note}")
@@ -184,38 +175,17 @@ def plan(
 
         draw_plan(answers[0], plot)
     width = None if wide else terminal_width()
-    is_launchable = target is not None and compare is None and answers[0].fits
+    is_launchable = spec.target is not None and compare is None and answers[0].fits
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
     click.echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
-        click.echo(f"\nto train like this: {_launch_line(output)}")
+        click.echo(f"\nto train like this: {_launch_line(output, spec)}")
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:
         text = plan_to_json(answers[0].plan)
         write_files({output: text}, force=force, flag="--output FILE", is_private=True)
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
-
-
-def _with_ranks_and_files(
-    request: Request,
-    nodes: Nodes,
-    *,
-    config_file: str | None,
-    deepspeed_file: str | None,
-    takes_default: bool,
-    console: Console,
-) -> tuple[Request, int]:
-    """Return the request completed by ranks and configuration files, as for a launch, and the nodes."""
-    files = read_config_files(
-        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=takes_default
-    )
-    if files is not None:
-        console.say(files.line)
-        request, nodes = with_config_files(files, request, nodes, is_planned=True)
-    one_per_gpu = nodes.ranks_per_node == RANK_FOR_EACH_GPU
-    world_size = None if one_per_gpu else nodes.world_size
-    return replace(request, num_processes=world_size, on_cpu=False), nodes.num_nodes or 1
 
 
 _ONLY_PLANNING = (
@@ -232,55 +202,35 @@ _ONLY_PLANNING = (
 """Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
 
 
-def _launch_line(output: Path | None) -> str:
+def _launch_line(output: Path | None, spec: RunSpec) -> str:
     """Return the command that trains with this plan on its GPUs."""
-    own, of_script = typed_words()
+    _, of_script = spec.typed
     if output is not None:
         return shell_words(("zerofit", "launch", "--plan", str(output), *of_script))
-    options = {
-        name: one
-        for one in plan.params
-        if isinstance(one, click.Option)
-        for name in (*one.opts, *one.secondary_opts)
-    }
-    num_verbs = len(click.get_current_context().command_path.split())
-    kept, words = ["zerofit", "launch"], iter(own[num_verbs:])
-    for word in words:
-        flag, joint, _ = word.partition("=")
-        option = options[flag if flag in options else flag.replace("_", "-")]
-        pair = [word] if joint or option.is_flag else [word, next(words)]
-        if option.name == "fix":
-            pair = as_flag(pair[-1].removeprefix("--fix="))
-        if option.name not in (*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__):
-            kept += pair
-    return shell_words((*kept, *of_script))
+    left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
+    return shell_words(("zerofit", "launch", *typed_flags(spec.typed[0], but_for=left_out), *of_script))
 
 
-def _target(
-    script: str | None, arguments: tuple[str, ...], *, module: bool, model: str | None
-) -> tuple[str, ...] | None:
-    """Return the script or `-m module` with its arguments; None if --model is given."""
-    if script is None and module:
-        raise UserError(
-            "missing-argument",
-            "an argument is missing",
-            found="-m without SCRIPT",
-            why="-m means that SCRIPT is a module, as with python -m",
-            fix="name the module after all flags: -m package.train",
-        )
-    if script is None:
-        return None
-    if model is not None:
-        raise UserError(
-            "model-and-script",
-            "a plan is for a script or for a model",
-            found=f"--model {model} with {'-m ' if module else ''}{script}",
-            why="the script determines the model",
-            fix="leave one of the two out",
-        )
-    target = script_target(script, arguments, module=module)
-    check_script(target)
-    return target
+def _no_module() -> UserError:
+    return UserError(
+        "missing-argument",
+        "an argument is missing",
+        found="-m without SCRIPT",
+        why="-m means that SCRIPT is a module, as with python -m",
+        fix="name the module after all flags: -m package.train",
+    )
+
+
+def _model_and_script(spec: RunSpec, *, module: bool) -> UserError:
+    assert spec.target is not None
+    script = spec.target[-1] if module else spec.target[0]
+    return UserError(
+        "model-and-script",
+        "a plan is for a script or for a model",
+        found=f"--model {spec.options.model} with {'-m ' if module else ''}{script}",
+        why="the script determines the model",
+        fix="leave one of the two out",
+    )
 
 
 def _check_output(output: Path, target: tuple[str, ...] | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_gpus, complete_model, matching
-from zerofit.cli.launch_lines import LaunchLineVerb
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.parameters import (
     DTYPE,
     POSITIVE,
@@ -20,13 +20,12 @@ from zerofit.cli.parameters import (
     remember_typed,
 )
 from zerofit.core.errors import UserError, nearest
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.units import parse_bytes
-from zerofit.planning.inputs import Loop
-from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
+from zerofit.planning.options import DEFAULT_RESERVE, Allow, Loop, Reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -173,7 +172,7 @@ def machine_options(
     return option_group(gpus_option, *_MACHINE_OPTIONS)
 
 
-class FixingVerb(LaunchLineVerb):
+class FixingVerb(GroupedVerb):
     """A verb that accepts --fix NAME=VALUE for the flag of that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -189,6 +188,7 @@ class FixingVerb(LaunchLineVerb):
                 unfixed += as_flag(argument.removeprefix("--fix="))
             else:
                 unfixed.append(argument)
+        remember_typed(ctx, [*unfixed, *of_script], again=True)
         return super().parse_args(ctx, unfixed + of_script)
 
     def _split_at_the_script(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
@@ -199,6 +199,28 @@ class FixingVerb(LaunchLineVerb):
         if isinstance(script_args, tuple):  # otherwise click's marker for a missing value
             number += len(script_args)
         return args[: len(args) - number], args[len(args) - number :]
+
+
+def typed_flags(words: Sequence[str], *, but_for: Collection[str]) -> list[str]:
+    """Return the running verb's flags as typed, in their order, without some parameters.
+
+    Args:
+        words: the verb with its flags.
+        but_for: names of parameters.
+    """
+    ctx = click.get_current_context()
+    start = len(ctx.command_path.split())
+    values, _, order = ctx.command.make_parser(ctx).parse_args(list(words[start:]))
+    flags: list[str] = []
+    for option in dict.fromkeys(order):
+        if not isinstance(option, click.Option) or option.name is None or option.name in but_for:
+            continue
+        given = values[option.name]
+        if option.is_flag:
+            flags.append(option.opts[0] if given else option.secondary_opts[0])
+        for value in (given if option.multiple else (given,)) if not option.is_flag else ():
+            flags += [option.opts[0], value]
+    return flags
 
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}

@@ -56,6 +56,9 @@ class Reason:
     """One sentence."""
 
 
+CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu says so")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """A strategy that was considered and not chosen."""
@@ -206,6 +209,11 @@ class Plan:
     def typed_fields(self) -> frozenset[str]:
         """Fields of the strategy that the user set; the others were planned or are defaults."""
         return frozenset(reason.field for reason in self.reasons if reason.origin is Origin.FLAG)
+
+    @property
+    def asks_for_cpu(self) -> bool:
+        """True if the plan was made with --cpu."""
+        return CPU_REASON in self.reasons
 
 
 _NUMBERS = re.compile(r"\[\n\s+((?:[-+.\deE]+,?\s+)+)\]")

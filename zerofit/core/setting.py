@@ -29,6 +29,11 @@ class Said(Generic[T_co]):
     """Its position in a file; None for a flag or a default."""
     confidence: Confidence = Confidence.CERTAIN
 
+    @property
+    def where(self) -> str:
+        """Its file and line, or what the user wrote."""
+        return self.text if self.place is None else str(self.place)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -37,9 +42,9 @@ class Place:
     file: str
     """The file, as the user named it."""
     line: int
-    """From 1."""
+    """From 1; 0 for the file as a whole."""
     column: int = 1
     """From 1, in characters."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file

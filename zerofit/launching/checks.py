@@ -10,7 +10,8 @@ from zerofit.checking.inputs.named_files import resumed_from
 from zerofit.core.checkpoints import incomplete_checkpoint, inspect_checkpoint, is_checkpoint
 from zerofit.core.errors import UserError
 from zerofit.machine.gpus import probe_driver, why_no_gpu
-from zerofit.planning.inputs import MachineFlags, check_capture_limit, check_none_ignored
+from zerofit.planning.options import MachineFlags
+from zerofit.planning.sources.settings import check_capture_limit, check_none_ignored
 from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Machine
     from zerofit.core.plan import Plan
-    from zerofit.launching.request import LaunchRequest
+    from zerofit.planning.run_spec import RunSpec
 
 
 def check_nvme_path(plan: Plan) -> None:
@@ -50,12 +51,13 @@ def check_resumed_checkpoint(arguments: Sequence[str]) -> None:
             raise incomplete_checkpoint(Path(folder), problem)
 
 
-def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
+def no_micro_batch(spec: RunSpec, *, found: str) -> UserError:
     """Return the error for a global batch without a micro-batch."""
+    size = spec.overrides.get("global_batch_size")
     return UserError(
         "global-batch-needs-micro-batch",
         "the global batch needs the script's micro-batch",
-        found=f"--global-batch-size {launch.request.global_batch_size} without --micro-batch-size; {found}",
+        found=f"--global-batch-size {size} without --micro-batch-size; {found}",
         why="the global batch is micro-batch x accumulation x ranks",
         fix="set --micro-batch-size, the samples of one forward pass on each rank",
     )
@@ -83,64 +85,64 @@ def check_gpu_is_here(machine: Machine, *, target: tuple[str, ...] = (), or_else
     )
 
 
-def check_flags(launch: LaunchRequest) -> None:
+def check_flags(spec: RunSpec) -> None:
     """Check that the flags don't contradict each other, and that none would be ignored."""
-    _check_gpus(launch)
-    if not launch.on_cpu:
-        check_gpu_is_here(launch.machine, target=launch.target, or_else=_DRY_RUN_HINT)
-    _check_planning_flags(launch)
-    if launch.makes_a_plan:
-        _check_one_plan_for_all_nodes(launch)
+    _check_gpus(spec)
+    if not spec.runs_on_cpu:
+        check_gpu_is_here(spec.node, target=spec.target or (), or_else=_DRY_RUN_HINT)
+    _check_planning_flags(spec)
+    if spec.makes_a_plan:
+        _check_one_plan_for_all_nodes(spec)
 
 
-def _check_gpus(launch: LaunchRequest) -> None:
-    if launch.gpus is None:
-        if launch.elsewhere != MachineFlags():
+def _check_gpus(spec: RunSpec) -> None:
+    if spec.gpus is None:
+        if spec.described != MachineFlags():
             from zerofit.planning.machine_from_flags import machine_of  # imported only if needed
 
-            machine_of(launch.elsewhere, num_nodes=1)  # refuses flags of a machine without its GPUs
+            machine_of(spec.described, num_nodes=1)  # refuses flags of a machine without its GPUs
         return
-    if not launch.request.on_cpu and not launch.dry_run:
+    if not spec.on_cpu and not spec.dry_run:
         raise UserError(
             "gpus-without-cpu",
             "a launch runs on local GPUs",
-            found=f"--gpus {launch.gpus} without --cpu",
+            found=f"--gpus {spec.gpus} without --cpu",
             why="for GPUs of another machine, zerofit can make a plan and test its ranks on the CPU",
-            fix=put_before("--cpu", launch.target)
+            fix=put_before("--cpu", spec.target or ())
             or "add --cpu for the test, or --dry-run to see what would run there",
         )
-    if launch.on_cpu and (not launch.makes_a_plan or launch.has_given_strategy):
-        other = launch.why_unplanned
+    if spec.runs_on_cpu and (not spec.makes_a_plan or spec.has_given_strategy):
+        other = spec.why_unplanned
         raise UserError(
             "gpus-without-planning",
             "GPUs of another machine are only for planning, and no plan is made here",
-            found=f"--gpus {launch.gpus} with {other}",
+            found=f"--gpus {spec.gpus} with {other}",
             why="--gpus sets the machine to plan for; the run itself is on the CPU",
             fix=f"leave out --gpus, or {other}",
         )
 
 
-def _check_planning_flags(launch: LaunchRequest) -> None:
+def _check_planning_flags(spec: RunSpec) -> None:
     """Refuse flags that only apply if a plan is made, and a capture limit without a capture."""
-    because = launch.why_unplanned
-    if not launch.makes_a_plan:
+    because = spec.why_unplanned
+    if not spec.makes_a_plan:
         instead = (
             "add --gpus SPEC, the GPUs to plan for"
             if because == "--cpu"
             else f"{because}, for a plan that is made here"
         )
-        check_none_ignored(launch.model, because=because, instead=instead)
-    if not launch.may_capture:
+        check_none_ignored(spec.options, because=because, instead=instead)
+    if not spec.may_capture:
         check_capture_limit(
-            launch.capture_limit_s, because=because if launch.model.model is None else "--model"
+            spec.capture_limit_s, because=because if spec.options.model is None else "--model"
         )
 
 
-def _check_one_plan_for_all_nodes(launch: LaunchRequest) -> None:
-    num_nodes = launch.request.num_nodes or 1
+def _check_one_plan_for_all_nodes(spec: RunSpec) -> None:
+    num_nodes = spec.overrides.get("num_nodes") or 1
     if num_nodes == 1:
         return
-    said = f"--model {launch.model.model}" if launch.model.model is not None else script_of(launch.target)
+    said = f"--model {spec.options.model}" if spec.options.model is not None else script_of(spec.target or ())
     raise UserError(
         "nodes-need-one-plan",
         "several nodes need one plan, made once",

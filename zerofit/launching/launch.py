@@ -24,6 +24,7 @@ from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.hang import closing_line
+from zerofit.launching.nodes import on_this_node
 from zerofit.launching.output_folders import own_folders_of
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.recover import (
@@ -36,7 +37,6 @@ from zerofit.launching.recover import (
     record_recoveries,
     warn_if_not_resumable,
 )
-from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import (
     RUNS,
     check_run_dir,
@@ -56,10 +56,11 @@ from zerofit.launching.start import (
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
-from zerofit.machine.versions import check_libraries_of
+from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import CAPTURE_LIMIT_S
-from zerofit.scripts.target import script_arguments, script_path, script_target
+from zerofit.planning.options import CAPTURE_LIMIT_S
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.scripts.target import script_arguments, script_of, script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,7 +145,7 @@ def launch(
         dry_run: True to only return what would be written and run.
         observer: receives progress, plans and findings; silent by default.
         settings: of strategy and model as for zerofit.plan, and of nodes: the fields of
-            zerofit.launching.nodes.Nodes, such as `num_nodes`, `machine_rank`, `main_process_ip`, `gpu_ids`.
+            zerofit.planning.sources.nodes.Nodes, such as `num_nodes`, `machine_rank` and `gpu_ids`.
 
     Returns:
         How the run ended, and its folder.
@@ -154,8 +155,11 @@ def launch(
         ExceptionGroup: of UserErrors, if configuration files can't be read or compatibility rules forbid
             the run.
     """
-    request = launch_request(
-        script_target(script, arguments, module=module),
+    check_libraries(observer)
+    spec = resolve(
+        (script, *arguments),
+        verb=Verb.LAUNCH,
+        module=module,
         plan=plan,
         gpus=gpus,
         captures=captures,
@@ -167,7 +171,7 @@ def launch(
         observer=observer,
         **settings,
     )
-    run_dir = Path(run_dir)
+    spec, run_dir = on_this_node(spec), Path(run_dir)
     check_run_dir(run_dir)
     policy = RecoverPolicy(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
@@ -176,7 +180,7 @@ def launch(
     if num_trials and not dry_run:
         trials = TrialPolicy(num_trials=num_trials)
         tuning = run_trials(
-            request,
+            spec,
             trials,
             run_dir=run_dir,
             settings=run_settings,
@@ -189,12 +193,14 @@ def launch(
             return _not_started(tuning)
         to_launch = tuning.launch
     else:
-        to_launch = prepare_launch(request, observer)
-    recovers = may_recover(request, to_launch.plan, policy)
+        to_launch = prepare_launch(spec, observer)
+    recovers = may_recover(spec, to_launch.plan, policy)
     plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
-    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
+    folder = (run_folder if dry_run else new_run_folder)(
+        run_dir, target=script_of(spec.target or ()), at=datetime.now()
+    )
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
     if dry_run:
@@ -206,7 +212,7 @@ def launch(
     attempt = Attempt(
         launch=to_launch,
         folder=folder,
-        request=replace(request, own_folders=own_folders),
+        spec=replace(spec, own_folders=own_folders),
         free_gpu_bytes=free_gpu_bytes(),
     )
     attempt, ended = _run(attempt, policy, hang_limit_s=hang_limit_s, observer=observer)

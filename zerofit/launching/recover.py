@@ -10,25 +10,25 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import TensorKind
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder
 from zerofit.core.observer import SILENT
+from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS, RUN_SETTINGS
 from zerofit.core.rank_observation import ESTIMATED_PHASES
-from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import EndKind
+from zerofit.launching.nodes import on_this_node
 from zerofit.launching.output_folders import move_aside, move_back
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import RunFolder, make_folder, newest_checkpoint, write_file
 from zerofit.launching.start import fields_of_end
 from zerofit.machine.gpus import free_gpu_bytes
-from zerofit.machine.this_node import probe_machine
+from zerofit.planning.options import MemoryLimits
 from zerofit.planning.plan_labels import strategy_words
-from zerofit.planning.problem import MemoryLimits
 from zerofit.scripts.resume import resume_way
 
 if TYPE_CHECKING:
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import Estimate
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
-    from zerofit.core.request import Request
     from zerofit.core.strategy import Strategy
     from zerofit.launching.diagnose import RunEnd
-    from zerofit.launching.request import LaunchRequest
     from zerofit.launching.start import PlannedLaunch
+    from zerofit.planning.run_spec import RunSpec
 
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _CHECKPOINT_FIELDS = ("optimizer", "lora", "quantization", "freeze")
@@ -102,8 +101,8 @@ class Attempt:
 
     launch: PlannedLaunch
     folder: RunFolder
-    request: LaunchRequest
-    """The request that it was planned for."""
+    spec: RunSpec
+    """What it was planned for."""
     free_gpu_bytes: tuple[int, ...]
     """Free memory of each GPU before the run."""
     number: int = 0
@@ -111,9 +110,9 @@ class Attempt:
     recoveries: tuple[Recovery, ...] = ()
 
 
-def may_recover(request: LaunchRequest, plan: Plan, policy: RecoverPolicy) -> bool:
+def may_recover(spec: RunSpec, plan: Plan, policy: RecoverPolicy) -> bool:
     """Return True if a run may be restarted with another plan when memory runs out."""
-    return policy.mode is not RecoverMode.OFF and _why_not(request, plan) is None
+    return policy.mode is not RecoverMode.OFF and _why_not(spec, plan) is None
 
 
 def warn_if_not_resumable(plan: Plan, policy: RecoverPolicy, observer: Observer) -> None:
@@ -146,7 +145,7 @@ def next_attempt(
     """
     if end.kind not in _OUT_OF_MEMORY or policy.mode is RecoverMode.OFF:
         return None
-    why_not = _why_not(attempt.request, attempt.launch.plan)
+    why_not = _why_not(attempt.spec, attempt.launch.plan)
     if attempt.number >= policy.max_recoveries:
         why_not = f"--max-recoveries {policy.max_recoveries} is reached"
     if why_not is None:
@@ -179,13 +178,13 @@ def wait_for_free_gpus(free_before: tuple[int, ...], observer: Observer) -> None
         time.sleep(1)
 
 
-def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
+def _why_not(spec: RunSpec, plan: Plan) -> str | None:
     """Return why no other plan can be made; None if it can be tried."""
     if plan.topology.num_nodes > 1:
         return "several nodes would have to switch to one plan together"
-    if not request.captures and request.model.model is None:
+    if not spec.captures and spec.options.model is None:
         return "with --no-capture there is nothing to plan for"
-    if request.on_cpu and request.gpus is None:
+    if spec.runs_on_cpu and spec.gpus is None:
         return "plans are for GPUs, but its ranks run on the CPU"
     return None
 
@@ -202,17 +201,16 @@ def _next_plan(
         UserError, ExceptionGroup: nothing fits in the available memory, or too many steps would be lost.
     """
     failed, number = attempt.launch, attempt.number + 1
-    said = with_groups_of(with_training_of(attempt.request.request, failed.plan), failed.plan)
-    request = replace(attempt.request, request=said)
-    if not request.on_cpu:
-        request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
-    estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
-    request = replace(request, limits=limits_after(request.limits, estimate, end, on_cpu=request.on_cpu))
+    spec = with_groups_of(with_training_of(attempt.spec, failed.plan), failed.plan)
+    if not spec.runs_on_cpu:
+        spec = on_this_node(spec)
+    estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, spec)
+    spec = replace(spec, limits=limits_after(spec.limits, estimate, end, on_cpu=spec.runs_on_cpu))
     first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
     newest = newest_checkpoint(first) if resume_way(failed.plan.capture).is_known else None
     if newest is None:  # planning may run the script again, which may refuse its own outputs
-        moved.update(move_aside(request.own_folders, number=number))
-    launch, checkpoint = _replanned(request, failed.plan, newest, observer)
+        moved.update(move_aside(spec.own_folders, number=number))
+    launch, checkpoint = _replanned(spec, failed.plan, newest, observer)
     way = resume_way(launch.plan.capture)
     if not way.is_known:
         checkpoint = None
@@ -227,7 +225,7 @@ def _next_plan(
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
     if checkpoint is None:
-        moved.update(move_aside(request.own_folders, number=number))
+        moved.update(move_aside(spec.own_folders, number=number))
     resumed = None if checkpoint is None else checkpoint.path
     recovery = Recovery(
         cause=end.cause or "",
@@ -254,72 +252,73 @@ def _next_plan(
     return Attempt(
         launch=replace(launch, plan=plan, target=target),
         folder=RunFolder(path=Path(recovery.folder)),
-        request=request,
+        spec=spec,
         free_gpu_bytes=attempt.free_gpu_bytes,
         number=number,
         recoveries=(*attempt.recoveries, recovery),
     )
 
 
-def with_groups_of(said: Request, failed: Plan) -> Request:
-    """Return a request with the failed plan's parallel groups, which its checkpoints are sharded for."""
+def with_groups_of(spec: RunSpec, failed: Plan) -> RunSpec:
+    """Return a spec with the failed plan's parallel groups, which its checkpoints are sharded for."""
+    said = spec.overrides
     sizes = {name: getattr(failed.topology, name) for name in GROUP_FLAGS}
-    chosen = [name for name, size in sizes.items() if size > 1 and getattr(said, name) is None]
-    said_by = {**said.said_by, **dict.fromkeys(chosen, "the plan before")}
-    return replace(said, said_by=said_by, **cast("Any", sizes))
+    new = {name: size for name, size in sizes.items() if said.get(name) != size}
+    chosen = {name: size for name, size in new.items() if size > 1 and not said.has(name)}
+    others = {name: size for name, size in new.items() if name not in chosen}
+    return spec.setting("the plan before", **chosen).setting(**others)
 
 
-def with_training_of(said: Request, failed: Plan) -> Request:
-    """Return a request that leaves the strategy open, but keeps the training settings of a plan or preset."""
-    if said.plan is None and said.preset is None:
-        return said
+def with_training_of(spec: RunSpec, failed: Plan) -> RunSpec:
+    """Return a spec that leaves the strategy open, but keeps the training settings of a plan or preset."""
+    if spec.plan is None and spec.preset is None:
+        return spec
     own = {
         "global_batch_size": failed.workload.global_batch_size,
-        "num_processes": failed.topology.world_size,
+        "world_size": failed.topology.world_size,
         **{name: getattr(failed.strategy, name) for name in ("precision", *_CHECKPOINT_FIELDS)},
     }
     nothing = (None, (), OptimizerName.ADAMW)  # which may run on the host, with the same result
-    kept = {name: one for name, one in own.items() if not getattr(said, name) and one not in nothing}
-    source = "the plan file" if said.plan is not None else f"--preset {said.preset}"
-    said_by = {**said.said_by, **dict.fromkeys(kept, source)}
-    return replace(said, preset=None, plan=None, said_by=said_by, **cast("Any", kept))
+    said = spec.overrides
+    kept = {name: value for name, value in own.items() if not said.get(name) and value not in nothing}
+    source = "the plan file" if spec.plan is not None else f"--preset {spec.preset}"
+    return replace(spec, preset=None, plan=None).setting(source, **kept)
 
 
-def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
+def _estimate_of(strategy: Strategy, spec: RunSpec) -> Estimate | None:
     """Estimate a strategy whose plan has no estimate, such as a preset's; None if it does not fit."""
-    said = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
+    fields = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
     with contextlib.suppress(UserError, ExceptionGroup):
-        kept = replace(request, request=replace(request.request, **cast("Any", said)))
-        return prepare_launch(kept, SILENT).plan.estimate
+        return prepare_launch(spec.setting(**fields), SILENT).plan.estimate
     return None
 
 
 def _replanned(
-    request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint | None, observer: Observer
+    spec: RunSpec, failed: Plan, checkpoint: SavedCheckpoint | None, observer: Observer
 ) -> tuple[PlannedLaunch, SavedCheckpoint | None]:
     """Return a launch within the limits, and the checkpoint if it can be loaded under its plan.
 
     The run keeps its precision if a plan with it fits, so that its losses don't change.
     """
-    launch = None if checkpoint is None else _resumed(request, failed, checkpoint, observer)
+    launch = None if checkpoint is None else _resumed(spec, failed, checkpoint, observer)
     if launch is not None:
         return launch, checkpoint
-    kept = _with_fields_of(request, failed, ["precision"], "the run before")
-    if kept.request.precision is not request.request.precision:
+    kept = _with_fields_of(spec, failed, ["precision"], "the run before")
+    if kept.overrides.get("precision") is not spec.overrides.get("precision"):
         with contextlib.suppress(UserError, ExceptionGroup):
             return prepare_launch(kept, observer), None
-    return prepare_launch(request, observer), None
+    return prepare_launch(spec, observer), None
 
 
 def _resumed(
-    request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint, observer: Observer
+    spec: RunSpec, failed: Plan, checkpoint: SavedCheckpoint, observer: Observer
 ) -> PlannedLaunch | None:
     """Return a launch that can load the checkpoint; None if no such plan fits."""
     names = ["engine", "precision"]
     layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
     if layout is not None and not layout.is_of_adam:  # only Adam's states are converted to another stage
         names.append("zero_stage")
-    kept = _with_fields_of(request, failed, names, f"the checkpoint {checkpoint.path.name}")
+    kept = _with_fields_of(spec, failed, names, f"the checkpoint {checkpoint.path.name}")
     with contextlib.suppress(UserError, ExceptionGroup):
         launch = prepare_launch(kept, observer)
         is_readable = launch.plan.strategy.optimizer_offload is not OffloadDevice.NVME
@@ -328,12 +327,10 @@ def _resumed(
     return None
 
 
-def _with_fields_of(request: LaunchRequest, failed: Plan, names: list[str], source: str) -> LaunchRequest:
-    """Return a request completed by fields of the failed plan."""
-    said = request.request
-    kept = {name: getattr(failed.strategy, name) for name in names if getattr(said, name) is None}
-    said_by = {**said.said_by, **dict.fromkeys(kept, source)}
-    return replace(request, request=replace(said, said_by=said_by, **cast("Any", kept)))
+def _with_fields_of(spec: RunSpec, failed: Plan, names: list[str], source: str) -> RunSpec:
+    """Return a spec completed by fields of the failed plan."""
+    kept = {name: getattr(failed.strategy, name) for name in names if not spec.overrides.has(name)}
+    return spec.setting(source, **kept)
 
 
 def _checkpoint_settings(plan: Plan) -> tuple[object, ...]:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from zerofit.core.observer import Observer
     from zerofit.core.strategy import Strategy
     from zerofit.launching.diagnose import RunEnd
-    from zerofit.launching.request import LaunchRequest
     from zerofit.launching.start import PlannedLaunch
+    from zerofit.planning.run_spec import RunSpec
 
 _CANDIDATES_PER_TRIAL = 4
 """Strategies planned per trial: the results of the first ones decide which of them are tried."""
@@ -166,7 +166,7 @@ def predicted_bytes(plan: Plan) -> int | None:
 
 
 def run_trials(
-    request: LaunchRequest,
+    spec: RunSpec,
     policy: TrialPolicy,
     *,
     run_dir: Path,
@@ -183,7 +183,7 @@ def run_trials(
     start of the same script, machine and versions are reused.
 
     Args:
-        request: the launch.
+        spec: the launch.
         policy: number and length of trials.
         run_dir: folder of all run folders.
         settings: fields of Plan for all trials.
@@ -196,11 +196,11 @@ def run_trials(
         UserError: no plan can be made, nothing fits, or the first trial can't run here.
         ExceptionGroup: of UserErrors, if compatibility rules forbid the first.
     """
-    _check_can_tune(request)
+    _check_can_tune(spec)
     number = _CANDIDATES_PER_TRIAL * policy.num_trials
     launches = tuple(
         replace(one, plan=replace(one.plan, **settings))  # type: ignore[arg-type]
-        for one in prepare_launches(replace(request, num_fastest=number), observer)
+        for one in prepare_launches(replace(spec, num_fastest=number), observer)
     )
     check(launches[0], observer)
     folder = _folder(run_dir, launches[0], policy)
@@ -255,11 +255,11 @@ def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning) -> PlannedLaunch
     return None if place is None else launches[place]
 
 
-def _check_can_tune(request: LaunchRequest) -> None:
+def _check_can_tune(spec: RunSpec) -> None:
     """Check that the launch makes a plan, whose strategies can be tried."""
-    if request.makes_a_plan:
+    if spec.makes_a_plan:
         return
-    because = request.why_unplanned
+    because = spec.why_unplanned
     rehearses = "name the GPUs that the CPU ranks stand for: --cpu --gpus SPEC"
     raise UserError(
         "nothing-to-tune",

@@ -8,11 +8,12 @@ from typing import Any
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, plan_to_json
 from zerofit.launching.launch import check_launch
-from zerofit.launching.request import launch_request
+from zerofit.launching.nodes import on_this_node
 from zerofit.launching.run_folder import RUNS, write_file
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
-from zerofit.planning.inputs import CAPTURE_LIMIT_S
-from zerofit.scripts.target import script_target
+from zerofit.machine.versions import check_libraries
+from zerofit.planning.options import CAPTURE_LIMIT_S
+from zerofit.planning.resolve import Verb, resolve
 
 _DEFAULT = TrialPolicy()
 PLAN = "plan.json"
@@ -70,8 +71,11 @@ def tune(
         ExceptionGroup: of UserErrors, if configuration files can't be read or compatibility rules forbid the
             planner's choice.
     """
-    request = launch_request(
-        script_target(script, arguments, module=module),
+    check_libraries(observer)
+    spec = resolve(
+        (script, *arguments),
+        verb=Verb.TUNE,
+        module=module,
         gpus=gpus,
         capture_limit_s=capture_limit_s,
         dry_run=dry_run,
@@ -86,7 +90,7 @@ def tune(
         is_anew=is_anew,
     )
     tuning = run_trials(
-        request,
+        on_this_node(spec),
         policy,
         run_dir=Path(run_dir),
         settings={"is_checked": is_checked, "generate_limit_s": GENERATE_LIMIT_S},

@@ -14,7 +14,6 @@ from zerofit.checking.rules.script.ranks import RULES as RULES_OF_RANKS
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FREEZES
-from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Buckets,
@@ -27,8 +26,8 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.planning.plan_from_flags import default_precision, fields_said
-from zerofit.planning.problem import Allow
+from zerofit.planning.options import Allow
+from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.search import Placement
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def candidates(problem: Problem) -> Candidates:
         UserError: the ranks or the user's batch sizes do not make the global batch, or the script allows none
             of the micro-batches that do.
     """
-    batches, said = tuple(_batches(problem)), fields_said(problem.request)
+    batches, said = tuple(_batches(problem)), problem.said.strategy
     strategies: list[Strategy] = []
     dropped: list[Dropped] = []
     verdicts: dict[Strategy, tuple[Finding, ...]] = {}
@@ -195,21 +194,22 @@ def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> Us
 
 
 def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
-    fixed, ranks = problem.request, problem.topology.data_parallel_size
+    said, ranks = problem.said, problem.topology.data_parallel_size
+    size, steps = said.get("micro_batch_size"), said.get("gradient_accumulation_steps")
     total = problem.workload.global_batch_size
     if total is None and problem.script is not None:  # its batches have no known size and stay unchanged
         yield None, None
         return
     if total is None:  # the script's own is unknown; plan for the smallest
-        yield fixed.micro_batch_size or 1, fixed.gradient_accumulation_steps or 1
+        yield size or 1, steps or 1
         return
-    if fixed.micro_batch_size is not None or fixed.gradient_accumulation_steps is not None:
+    if size is not None or steps is not None:
         yield split_global_batch(
             global_batch_size=total,
-            micro_batch_size=fixed.micro_batch_size,
-            gradient_accumulation_steps=fixed.gradient_accumulation_steps,
+            micro_batch_size=size,
+            gradient_accumulation_steps=steps,
             data_parallel_size=ranks,
-            is_asked=problem.script is None or fixed.global_batch_size is not None,
+            is_asked=problem.script is None or said.has("global_batch_size"),
         )
         return
     per_rank, _ = split_global_batch(
@@ -223,8 +223,7 @@ def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
 
 
 def _without_batches(problem: Problem) -> Iterator[Strategy]:
-    fixed = problem.request
-    pinned = fields_said(fixed)
+    pinned, nvme_path = problem.said.strategy, problem.said.get("nvme_path")
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
     pinned = {**settled, **pinned}
     pinned |= {"nvme_path": None, "micro_batch_size": None, "gradient_accumulation_steps": None}
@@ -238,7 +237,7 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
             param_offload=param_offload,
             precision=default_precision(problem.machine),
         )
-        path = fixed.nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
+        path = nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
         base = replace(base, **{**pinned, "nvme_path": path})
         deepspeed = engine is Engine.DEEPSPEED
         for precision, optimizer, checkpointing, buckets, (freeze, lora, quantization) in product(
@@ -261,11 +260,10 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
 
 
 def _placements(problem: Problem) -> tuple[Placement, ...]:
-    fixed = problem.request
-    alone = problem.topology.world_size == 1 and fixed.engine is None and fixed.zero_stage is None
-    has_nvme = problem.machine.nvme_bytes > 0 or fixed.nvme_path is not None
     names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
-    pins: dict[str, Any] = {name: getattr(fixed, name) for name in names}
+    pins: dict[str, Any] = {name: problem.said.get(name) for name in names}
+    alone = problem.topology.world_size == 1 and pins["engine"] is None and pins["zero_stage"] is None
+    has_nvme = problem.machine.nvme_bytes > 0 or problem.said.has("nvme_path")
 
     def is_wanted(kind: Placement) -> bool:
         if any(pins[name] not in (None, value) for name, value in zip(names, kind, strict=True)):
@@ -291,7 +289,7 @@ def _placements(problem: Problem) -> tuple[Placement, ...]:
 
 
 def _checkpointing(problem: Problem) -> tuple[bool, ...]:
-    fixed = problem.request.gradient_checkpointing
+    fixed = problem.said.get("gradient_checkpointing")
     if fixed is not None:
         return (fixed,)
     return problem.constraints.among("gradient_checkpointing", (False, True))
@@ -299,7 +297,7 @@ def _checkpointing(problem: Problem) -> tuple[bool, ...]:
 
 def _precisions(problem: Problem, engine: Engine, base: Strategy) -> tuple[Precision | None, ...]:
     own, script = problem.own_precision, problem.script
-    if own is None or script is None or problem.request.precision is not None:
+    if own is None or script is None or problem.said.has("precision"):
         return (base.precision,)
     if engine is Engine.DEEPSPEED and script.weights is not Precision.FP32:
         return (script.weights,)  # in fp32 DeepSpeed refuses weights of another format (_check_params)
@@ -307,7 +305,7 @@ def _precisions(problem: Problem, engine: Engine, base: Strategy) -> tuple[Preci
 
 
 def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | None, ...]:
-    fixed = problem.request.optimizer
+    fixed = problem.said.get("optimizer")
     if fixed is not None:
         return (fixed,)
     if offloads:
@@ -321,14 +319,14 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
 
 def _trained(problem: Problem) -> tuple[_Trained, ...]:
     """Return what may train: everything, and the alternatives that the user allows."""
-    request = problem.request
-    choices: list[_Trained] = [(request.freeze or (), request.lora, request.quantization)]
-    if request.freeze is not None or request.lora is not None:
+    said = problem.said
+    choices: list[_Trained] = [(said.get("freeze") or (), said.get("lora"), said.get("quantization"))]
+    if said.has("freeze") or said.has("lora"):
         return tuple(choices)
     allow = problem.constraints.allow
     if Allow.FREEZE in problem.allow and problem.model.vocab_size:
         choices += [(freeze, None, None) for freeze in FREEZES if allow("freeze", freeze)]
-    lora = request.allowed_lora or Lora()
+    lora = problem.spec.options.allowed_lora or Lora()
     if Allow.LORA in problem.allow and allow("lora", lora):
         choices.append(((), lora, None))
     quantizes = allow("lora", lora) and allow("quantization", Quantization.NF4)
@@ -343,8 +341,8 @@ def _errors(strategy: Strategy, problem: Problem) -> tuple[Finding, ...]:
         topology=problem.topology,
         versions=problem.versions,
         own_optimizer=_own_optimizer(problem),
-        typed=[name for name in FLAGS if getattr(problem.request, name) is not None],
-        script=problem.source,
+        typed=list(problem.said.strategy),
+        script=problem.subject.source,
     )
     # Of the rules on the script's source, only those on ranks depend on the strategy.
     on_strategy = check(replace(situation, script=None), rules=ALL_RULES).of(Severity.ERROR)

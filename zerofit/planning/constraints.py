@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.capture import Capture, CapturedOptimizer
+    from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
-    from zerofit.core.request import Request
 
 UNCHANGED = {
     "freeze": (),
@@ -65,12 +65,12 @@ class Constraints:
 
     pins: tuple[Pin, ...] = ()
 
-    def beside(self, request: Request) -> Constraints:
+    def beside(self, said: Overrides) -> Constraints:
         """Return the constraints without the habits that the user's flags override."""
 
         def gives_way(pin: Pin) -> bool:
             fields = (pin.field, *pin.also_by)
-            return pin.is_habit and any(getattr(request, field, None) is not None for field in fields)
+            return pin.is_habit and any(map(said.has, fields))
 
         return replace(self, pins=tuple(pin for pin in self.pins if not gives_way(pin)))
 
@@ -87,16 +87,15 @@ class Constraints:
         """Return the pins with a single value, by field."""
         return {pin.field: pin for pin in self.pins if len(pin.values) == 1}
 
-    def check(self, request: Request) -> None:
+    def check(self, said: Overrides) -> None:
         """Check that the user's flags respect the constraints.
 
         Raises:
             UserError: one does not.
         """
-        for pin in self.beside(request).pins:
-            value = getattr(request, pin.field, None)
-            if value is not None and value not in pin.values:
-                raise _refused(pin, value, says_qlora=request.says_qlora)
+        for pin in self.beside(said).pins:
+            if said.has(pin.field) and said.get(pin.field) not in pin.values:
+                raise _refused(pin, said)
 
 
 def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
@@ -269,17 +268,17 @@ def _of_clipping(capture: Capture) -> Iterator[Pin]:
         yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
 
 
-def _refused(pin: Pin, value: Any, *, says_qlora: bool) -> UserError:
+def _refused(pin: Pin, said: Overrides) -> UserError:
     flag = FLAGS[pin.field]
-    said = f"{flag} {show(value)}"
-    if pin.field == "quantization" and says_qlora:  # --qlora sets two fields
-        flag = said = "--qlora"
+    found = f"{flag} {show(said.get(pin.field))}"
+    if pin.field == "quantization" and said.where(pin.field) == "--qlora":  # which sets two fields
+        flag = found = "--qlora"
     open_ = [show(one) for one in pin.values if one is not None]
     fix = f"leave out {flag}" + (f", or give it {' or '.join(open_)}" if len(open_) > 1 else "")
     return UserError(
         "script-cannot-take",
         "a flag can't be applied to this script",
-        found=said,
+        found=found,
         why=pin.why,
         fix=fix,
     )

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.plan import GROUP_FLAGS
-from zerofit.planning.from_capture import on_other_ranks
+from zerofit.planning.make_problem import on_other_ranks
 from zerofit.planning.search import OFFLOAD_TIER, SAFETY_TIME_SHARE, TIME_TIE_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
-    from zerofit.core.request import Request
     from zerofit.core.strategy import Strategy
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
@@ -52,27 +52,27 @@ def compare_layouts(
 
 def is_open(problem: Problem) -> bool:
     """Return True if there are several ranks and no flag sets a layout."""
-    return problem.topology.world_size > 1 and not _layout_flags(problem.request)
+    return problem.topology.world_size > 1 and not _layout_flags(problem.said)
 
 
-def check_open(request: Request) -> None:
+def check_open(said: Overrides) -> None:
     """Check that no flag sets a layout.
 
     Raises:
         UserError: one does.
     """
-    if said := _layout_flags(request):
+    if flags := _layout_flags(said):
         raise UserError(
             "layouts-to-compare-with-one-given",
             "a flag says which layout to take",
-            found=f"--compare-layouts with {', '.join(said)}",
+            found=f"--compare-layouts with {', '.join(flags)}",
             why="layouts are compared to choose one of them",
-            fix=f"leave out {said[0]}, or --compare-layouts",
+            fix=f"leave out {flags[0]}, or --compare-layouts",
         )
 
 
-def _layout_flags(request: Request) -> list[str]:
-    sizes = {flag: getattr(request, name) for name, flag in GROUP_FLAGS.items()}
+def _layout_flags(said: Overrides) -> list[str]:
+    sizes = {flag: said.get(name) for name, flag in GROUP_FLAGS.items()}
     return [f"{flag} {size}" for flag, size in sizes.items() if size is not None]
 
 
@@ -118,9 +118,9 @@ def _with_topology(problem: Problem, topology: Topology) -> Problem | None:
     if problem.script is not None and size is None:
         return None
     sizes = {name: getattr(topology, name) for name in GROUP_FLAGS}
-    request = replace(problem.request, global_batch_size=size, **sizes)
+    spec = problem.spec.setting(global_batch_size=size, **sizes)
     try:
-        return on_other_ranks(replace(problem, request=request), problem.machine, topology)
+        return on_other_ranks(replace(problem, spec=spec), problem.machine, topology)
     except UserError:
         return None
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
+from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.machine_spec import SpecifiedMachine, machine_of_spec
 from zerofit.machine.this_node import probe_machine
 from zerofit.scripts.target import put_before
 
 if TYPE_CHECKING:
-    from zerofit.planning.inputs import MachineFlags
+    from zerofit.planning.options import MachineFlags
+    from zerofit.planning.sources.nodes import Nodes
 
 _BESIDE_GPUS = ("host_ram", "nvme", "cpu_cores", "network", "host_bandwidth")
 """Fields of MachineFlags that need --gpus."""
@@ -56,3 +59,14 @@ def no_gpus_here(fix: str) -> UserError:
         why="a plan compares the model with the memory and rates of GPUs",
         fix=fix,
     )
+
+
+def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
+    """Return the machine described by --gpus and related flags, with the GPUs in --gpu-ids."""
+    specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
+    if (indices := nodes.gpu_indices) is None:
+        return specified
+    gpus = specified.machine.gpus
+    check_gpu_ids(indices, len(gpus), listed_by=f"--gpus {flags.gpus}")
+    machine = replace(specified.machine, gpus=tuple(gpus[index] for index in indices))
+    return replace(specified, machine=machine)

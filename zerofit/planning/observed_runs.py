@@ -40,7 +40,7 @@ class ObservedRuns:
             for one in observations
             if subject
             and (one.subject, one.topology, one.gpus) == (subject, problem.topology, gpus)
-            and one.expandable_segments is problem.expandable_segments
+            and one.expandable_segments is problem.spec.options.expandable_segments
         ]
         self._found = tuple(one for one in alike if one.versions == problem.versions)
         others = [one for one in alike if one.versions != problem.versions]

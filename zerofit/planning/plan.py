@@ -9,34 +9,33 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.plan import GROUP_FLAGS, Plan
-from zerofit.core.request import Request
+from zerofit.core.plan import Plan
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, check_capture_limit, check_model_flags, settings_of
 from zerofit.planning.machine_from_flags import machine_of, no_gpus_here
+from zerofit.planning.make_problem import problem_of
+from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
-from zerofit.planning.problem import MemoryLimits
 from zerofit.planning.ranks import check_ranks
-from zerofit.planning.subject import CapturedRun, check_named, named_model
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.sources.settings import check_capture_limit, check_model_flags
+from zerofit.planning.subject import captured_subject, check_named, describe
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
-from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.core.facts import GpuSpec, Machine, Versions
+    from zerofit.core.facts import Versions
     from zerofit.core.plan import Topology
-    from zerofit.machine.machine_spec import SpecifiedMachine
-    from zerofit.planning.inputs import ModelFlags
+    from zerofit.planning.options import MachineFlags
     from zerofit.planning.problem import Problem
+    from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
-_NO_LIMITS = MemoryLimits()
 DOES_NOT_FIT = 1
 """Exit code if no strategy fits."""
 
@@ -72,7 +71,9 @@ def plan(
     script: str | None = None,
     *arguments: str,
     module: bool = False,
-    num_nodes: int = 1,
+    num_nodes: int | None = None,
+    config_file: str | None = None,
+    deepspeed_file: str | None = None,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     observer: Observer = SILENT,
     **settings: Any,
@@ -84,102 +85,99 @@ def plan(
     uses the model's configuration. Nothing is trained, and with `gpus` no GPU is needed.
 
     Args:
-        script: the training script, or with `module` the module; None if `model` is given.
-        arguments: arguments of the script.
+        script: the training script, or with `module` the module; or the first word of a launch line, such as
+            "accelerate". None if `model` is given.
+        arguments: arguments of the script, or the rest of the line.
         module: True if the script is a module, as with `python -m`.
         num_nodes: number of nodes, each with the GPUs of `gpus`.
+        config_file: of `accelerate config`; without `gpus` by default the one in accelerate's cache.
+        deepspeed_file: DeepSpeed's JSON.
         capture_limit_s: time limit for the script to reach its training.
         observer: receives progress and assumptions; silent by default.
         settings: model and workload (`model`, `sequence_length`, `allow`, `is_fast` ...), machine (`gpus`,
             `host_ram` ...) and constraints (`zero_stage=3`, `precision="bf16"`, `global_batch_size=64` ...):
-            the flags of `zerofit plan`, see zerofit.planning.inputs.
+            the flags of `zerofit plan`, see zerofit.planning.sources.settings.
 
     Returns:
         The plan; if nothing fits, `.fits` is False and the plan is of the nearest strategy.
 
     Raises:
         UserError: a setting is wrong, or no plan can be made.
-        ExceptionGroup: of UserErrors, if the settings break compatibility rules.
+        ExceptionGroup: of UserErrors, if configuration files can't be read or the settings break
+            compatibility rules.
     """
-    model_flags, machine_flags, request = settings_of(settings)
-    target = None
-    if script is not None:
-        target = script_target(script, arguments, module=module)
-        check_script(target)
-    check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
-    machine = machine_of(machine_flags, num_nodes=num_nodes, target=target)
-    _, (answer,) = plan_on_machines(
-        target,
-        model_flags,
-        request,
-        machines=[machine],
+    spec = resolve(
+        None if script is None else (script, *arguments),
+        verb=Verb.PLAN,
+        module=module,
         num_nodes=num_nodes,
-        is_here=machine_flags.gpus is None,
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
         capture_limit_s=capture_limit_s,
         observer=observer,
+        **settings,
     )
+    check_plannable(spec)
+    _, (answer,) = plan_on_machines(spec, [spec.described], observer=observer)
     return PlannedRun.of(answer)
 
 
 def plan_on_machines(
-    target: tuple[str, ...] | None,
-    flags: ModelFlags,
-    request: Request,
+    spec: RunSpec,
+    machines: Sequence[MachineFlags],
     *,
-    machines: Sequence[SpecifiedMachine],
-    num_nodes: int,
-    is_here: bool,
-    capture_limit_s: float,
     observer: Observer,
     compares_layouts: bool = False,
 ) -> tuple[Subject, list[Answer]]:
     """Return the subject of the plans, and the answer for each machine.
 
     Args:
-        target: the script or `-m module`, and its arguments; None if the flags name a model.
-        machines: each is planned for separately, with num_nodes nodes like it.
-        is_here: True if the machine is this one, for which there may be measured rates.
-        capture_limit_s: time limit for the script to reach its training.
+        machines: each is planned for separately, with as many nodes like it as the spec has.
         compares_layouts: True to compare all layouts.
 
     Raises:
         UserError: a flag can't be used, or no plan can be made.
     """
     answers, versions = [], probe_versions()
-    gpus = machines[0].machine.gpus if machines else ()
-    topologies = [ranks_to_plan(request, one.machine, num_nodes=num_nodes) for one in machines]
-    with _subject(target, flags, limit_s=capture_limit_s, gpus=gpus, observer=observer) as subject:
-        planner = Planner(subject, observer=observer)
-        for specified, topology in zip(machines, topologies, strict=True):
-            problem = _problem(subject, request, specified.machine, topology, versions)
-            answer = planner.answer(
-                problem, is_here=is_here, notes=specified.assumptions, compares_layouts=compares_layouts
-            )
-            answers.append(answer)
+    specs = [on_machine(replace(spec, described=described)) for described in machines]
+    topologies = [ranks_to_plan(for_machine) for for_machine in specs]
+    with _subject(specs[0], versions=versions, observer=observer) as subject:
+        planner = Planner(subject, is_fast=spec.options.is_fast, observer=observer)
+        for for_machine, topology in zip(specs, topologies, strict=True):
+            problem = _problem(for_machine, subject, topology, versions)
+            answers.append(planner.answer(problem, compares_layouts=compares_layouts))
     return subject, answers
 
 
-def _problem(
-    subject: Subject, request: Request, machine: Machine, topology: Topology, versions: Versions
-) -> Problem:
+def on_machine(spec: RunSpec) -> RunSpec:
+    """Return the spec with the machine that its flags describe, or this one.
+
+    Raises:
+        UserError: this machine has no GPU, or a flag can't be read.
+    """
+    num_nodes = spec.overrides.get("num_nodes") or 1
+    return replace(spec, machine=machine_of(spec.described, num_nodes=num_nodes, target=spec.target))
+
+
+def _problem(spec: RunSpec, subject: Subject, topology: Topology, versions: Versions) -> Problem:
     """Return the subject's problem on the GPUs of a machine that the ranks use."""
+    assert spec.machine is not None
+    machine = spec.machine.machine
     used = replace(machine, gpus=machine.gpus[: topology.ranks_per_node])
-    return subject.problem(request=request, machine=used, versions=versions, topology=topology)
+    return problem_of(spec, subject, machine=used, versions=versions, topology=topology)
 
 
-def check_plannable(
-    target: tuple[str, ...] | None, flags: ModelFlags, request: Request, *, capture_limit_s: float
-) -> None:
+def check_plannable(spec: RunSpec) -> None:
     """Check that without a script, a model and a global batch are given.
 
     Raises:
         UserError: one of the two is missing, or a capture limit is given.
     """
-    if target is not None:
+    if spec.target is not None:
         return
-    check_named(flags)
-    check_capture_limit(capture_limit_s, because="--model")
-    if request.global_batch_size is None:
+    check_named(spec.options)
+    check_capture_limit(spec.capture_limit_s, because="--model")
+    if not spec.overrides.has("global_batch_size"):
         raise UserError(
             "global-batch-missing",
             "a plan needs the global batch",
@@ -190,25 +188,24 @@ def check_plannable(
 
 
 @contextmanager
-def _subject(
-    target: tuple[str, ...] | None,
-    flags: ModelFlags,
-    *,
-    limit_s: float,
-    gpus: tuple[GpuSpec, ...],
-    observer: Observer,
-) -> Iterator[Subject]:
+def _subject(spec: RunSpec, *, versions: Versions, observer: Observer) -> Iterator[Subject]:
     """Yield the model or the captured script, which stays loaded while the context lasts."""
-    if target is None:
-        yield named_model(flags)
+    if spec.target is None:
+        yield describe(spec.options, versions=versions)
         return
-    check_model_flags(flags)
-    without = f"{INSTEAD}, without a script"
-    with captured(target, limit_s=limit_s, gpus=gpus, instead=without, observer=observer) as script:
-        yield CapturedRun(flags=flags, script=script)
+    check_model_flags(spec.options)
+    with captured(
+        spec.target,
+        limit_s=spec.capture_limit_s,
+        gpus=spec.machine.machine.gpus if spec.machine is not None else (),
+        own_folders=spec.own_folders,
+        instead=f"{INSTEAD}, without a script",
+        observer=observer,
+    ) as run:
+        yield captured_subject(run, engine=spec.files.engine if spec.files is not None else "")
 
 
-def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehearses: bool) -> None:
+def check_plans_alone(spec: RunSpec, *, on_cpu: bool, rehearses: bool) -> None:
     """Check that no flag beside --model sets a whole strategy or makes a plan pointless.
 
     Args:
@@ -218,12 +215,12 @@ def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehe
     Raises:
         UserError: a preset, a plan or the CPU is given.
     """
-    other = f"--preset {request.preset}" if request.preset else "--plan" if request.plan else None
+    other = f"--preset {spec.preset}" if spec.preset else "--plan" if spec.plan else None
     if other or on_cpu:
         raise UserError(
             "model-and-strategy",
             "--model plans a strategy of its own",
-            found=f"--model {flags.model} with {other or '--cpu'}",
+            found=f"--model {spec.options.model} with {other or '--cpu'}",
             why="a preset or a plan brings a whole strategy" if other else "plans are for GPUs",
             fix="name the GPUs to plan for, `--cpu --gpus SPEC`, or leave out --model"
             if rehearses and not other
@@ -231,45 +228,29 @@ def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehe
         )
 
 
-def plan_to_run(
-    subject: Subject,
-    request: Request,
-    specified: SpecifiedMachine,
-    *,
-    is_here: bool,
-    observer: Observer,
-    limits: MemoryLimits = _NO_LIMITS,
-    num_fastest: int = 0,
-) -> tuple[Plan, ...]:
-    """Return the plan to run, followed by the plans of the fastest others if num_fastest is set.
+def plan_to_run(spec: RunSpec, subject: Subject, *, observer: Observer) -> tuple[Plan, ...]:
+    """Return the plan to run, followed by the plans of the fastest others if the spec has num_fastest.
+
+    Each of the others is a plan of its own. Observations of earlier runs are then ignored, since these plans
+    are to be measured.
 
     Args:
+        spec: with the machine to plan for.
         subject: the model or the captured script.
-        is_here: True if the machine is this one, for which there may be measured rates.
         observer: receives progress, assumptions and the table.
-        limits: limits learned from an earlier attempt that was out of memory.
-        num_fastest: how many of the fastest that fit to return after the plan, each as a plan of its own (the
-            plan itself is not repeated); observations of earlier runs are then ignored, since these plans are
-            to be measured.
 
     Raises:
         UserError: there is no GPU, no plan can be made, or nothing fits.
     """
-    machine = specified.machine
-    if not machine.gpus:
+    assert spec.machine is not None
+    if not spec.machine.machine.gpus:
         raise no_gpus_here(
             "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
-    topology = ranks_to_plan(request, machine, num_nodes=request.num_nodes, is_named=False)
-    problem = _problem(subject, request, machine, topology, probe_versions())
-    problem = replace(problem, limits=limits)
-    answer = Planner(subject, observer=observer).answer(
-        problem,
-        is_here=is_here,
-        notes=specified.assumptions,
-        num_fastest=num_fastest,
-        learns=not num_fastest,
-    )
+    topology = ranks_to_plan(spec, is_named=False)
+    problem = _problem(spec, subject, topology, probe_versions())
+    planner = Planner(subject, is_fast=spec.options.is_fast, observer=observer)
+    answer = planner.answer(problem, num_fastest=spec.num_fastest, learns=not spec.num_fastest)
     for note in answer.notes:
         observer.detail(f"zerofit: assumed: {note}")
     table = plan_table(answer, width=observer.width)
@@ -295,42 +276,36 @@ def plan_to_run(
     )
 
 
-def ranks_to_plan(
-    request: Request, machine: Machine, *, num_nodes: int | None, is_named: bool = True
-) -> Topology:
-    """Return the ranks to plan for, by default one per GPU.
+def ranks_to_plan(spec: RunSpec, *, is_named: bool = True) -> Topology:
+    """Return the ranks to plan for, by default one per GPU of the spec's machine.
 
     Args:
         is_named: True for a machine given by --gpus.
 
     Raises:
         UserError: the ranks do not divide over the nodes or into groups, there are fewer GPUs, or they do not
-            make the request's global batch.
+            make the global batch.
     """
-    sizes = {name: getattr(request, name) for name in GROUP_FLAGS}
-    ranks = Request(
-        num_nodes=num_nodes,
-        num_processes=request.num_processes,
-        typed=request.typed,
-        elsewhere=is_named,
-        **sizes,
-    )
-    if is_named and ranks.num_processes is not None:
+    assert spec.machine is not None
+    machine, said = spec.machine.machine, spec.overrides
+    if is_named and said.has("world_size"):
         check_ranks(
-            ranks.num_processes,
-            num_nodes=num_nodes or 1,
+            said.get("world_size"),
+            num_nodes=said.get("num_nodes") or 1,
             num_gpus=len(machine.gpus),
-            said=ranks.ranks_said,
+            said=spec.ranks_said,
             can_rehearse=False,
         )
-    topology = topology_of(machine, ranks)
-    if request.global_batch_size is not None:
+    # The plan is for GPUs, also where it is then rehearsed on the CPU.
+    bare = replace(spec, plan=None, preset=None, on_cpu=False)
+    topology = topology_of(machine, bare, has_these_gpus=not is_named)
+    if said.has("global_batch_size"):
         # Accumulation from a file, or without a micro-batch, may be the script's own.
-        is_product = request.micro_batch_size and "gradient_accumulation_steps" not in request.said_by
+        is_product = said.has("micro_batch_size") and not said.is_in_file("gradient_accumulation_steps")
         split_global_batch(
-            global_batch_size=request.global_batch_size,
-            micro_batch_size=request.micro_batch_size,
-            gradient_accumulation_steps=request.gradient_accumulation_steps if is_product else None,
+            global_batch_size=said.get("global_batch_size"),
+            micro_batch_size=said.get("micro_batch_size"),
+            gradient_accumulation_steps=said.get("gradient_accumulation_steps") if is_product else None,
             data_parallel_size=topology.data_parallel_size,
         )
     return topology
@@ -338,5 +313,5 @@ def ranks_to_plan(
 
 def _fix(answer: Answer) -> str:
     change = answer.suggestions[0].change if answer.suggestions else ""
-    is_pasted = change.startswith("--") and answer.problem.request.typed[0]
-    return command_with(change, answer.problem.request) if is_pasted else change
+    is_pasted = change.startswith("--") and answer.problem.spec.typed[0]
+    return command_with(change, answer.problem.spec) if is_pasted else change

@@ -8,46 +8,49 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions, Workload
-from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Topology
+from zerofit.core.overrides import FLAGS, Overrides, overrides
+from zerofit.core.plan import CPU_REASON, GROUP_FLAGS, Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
-from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
 from zerofit.planning.ranks import check_groups, check_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from zerofit.core.request import Request
+    from zerofit.planning.run_spec import RunSpec
 
 
-def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
-    """Return the plan of a request on this machine, with defaults for what is not set.
+def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpus: bool = True) -> Plan:
+    """Return the plan of a spec on a machine, with defaults for what is not set.
 
     It is not checked against zerofit.checking.rules.
+
+    Args:
+        has_these_gpus: False if the files are for another machine, whose GPUs can't be verified.
 
     Raises:
         UserError: the number of ranks or the global batch is not possible.
     """
-    plan = request.plan
-    if plan and request.preset:
-        raise _plan_and_preset(request.preset)
-    topology = topology_of(machine, request)
-    strategy, reasons = _base(machine, topology, request)
-    overrides = fields_said(request)
-    if request.gradient_checkpointing is False:
-        overrides["checkpoint_every"] = 1  # nothing is recomputed now, whatever the plan file sets
-    strategy = replace(strategy, **overrides)
-    if not strategy.uses_nvme and request.nvme_path is None:
+    plan = spec.plan
+    if plan and spec.preset:
+        raise _plan_and_preset(spec.preset)
+    topology = topology_of(machine, spec, has_these_gpus=has_these_gpus)
+    strategy, reasons = _base(machine, topology, spec)
+    said = spec.overrides.strategy
+    if said.get("gradient_checkpointing") is False:
+        said["checkpoint_every"] = 1  # nothing is recomputed now, whatever the plan file sets
+    strategy = replace(strategy, **said)
+    if not strategy.uses_nvme and "nvme_path" not in said:
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag turned off
     before = plan.topology if plan else topology
     regrouped = [name for name in GROUP_FLAGS if getattr(before, name) != getattr(topology, name)]
-    reasons = [reason for reason in reasons if reason.field not in (*overrides, *regrouped)]
-    reasons += reasons_by_flag(request)
-    if request.on_cpu:
-        reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
-    workload = _workload(request)
+    reasons = [reason for reason in reasons if reason.field not in (*said, *regrouped)]
+    reasons += reasons_by_flag(spec)
+    if spec.on_cpu:
+        reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [CPU_REASON]
+    workload = _workload(spec)
     if workload.global_batch_size is not None:
-        if plan and request.gradient_accumulation_steps is None:
+        if plan and "gradient_accumulation_steps" not in said:
             # The global batch stays, so accumulation follows from the present ranks.
             strategy = replace(strategy, gradient_accumulation_steps=None)
         strategy, reason = _with_global_batch(strategy, topology, workload.global_batch_size)
@@ -59,7 +62,7 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         versions=versions,
         workload=workload,
         model=plan.model if plan else None,
-        trains=_trains(request),
+        trains=_trains(spec),
         reasons=tuple(reasons),
         rejected=plan.rejected if plan else (),
         estimate=plan.estimate if plan and (plan.strategy, plan.topology) == (strategy, topology) else None,
@@ -67,23 +70,16 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     )
 
 
-_CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu says so")
+def _trains(spec: RunSpec) -> bool:
+    if spec.preset:
+        return find_preset(spec.preset).trains
+    return spec.plan.trains if spec.plan else True
 
 
-def asks_for_cpu(request: Request) -> bool:
-    """Return True if the user set --cpu, now or when the plan was made."""
-    return request.on_cpu or (request.plan is not None and _CPU_REASON in request.plan.reasons)
-
-
-def _trains(request: Request) -> bool:
-    if request.preset:
-        return find_preset(request.preset).trains
-    return request.plan.trains if request.plan else True
-
-
-def _workload(request: Request) -> Workload:
-    base = request.plan.workload if request.plan else Workload()
-    return replace(base, global_batch_size=request.global_batch_size or base.global_batch_size)
+def _workload(spec: RunSpec) -> Workload:
+    base = spec.plan.workload if spec.plan else Workload()
+    size = spec.overrides.get("global_batch_size")
+    return replace(base, global_batch_size=size or base.global_batch_size)
 
 
 def _plan_and_preset(preset: str) -> UserError:
@@ -112,7 +108,7 @@ def rehearsed(plan: Plan, machine: Machine) -> Plan:
         strategy=strategy,
         topology=replace(plan.topology, on_cpu=True),
         machine=machine,
-        reasons=(*reasons, _CPU_REASON),
+        reasons=(*reasons, CPU_REASON),
     )
 
 
@@ -142,26 +138,27 @@ def with_explicit_numbers(plan: Plan, *, but_for: Collection[str] = ()) -> Plan:
     return replace(plan, strategy=strategy, reasons=(*plan.reasons, *reasons))
 
 
-def topology_of(machine: Machine, request: Request) -> Topology:
-    """Return the ranks of a request, by default one per GPU.
+def topology_of(machine: Machine, spec: RunSpec, *, has_these_gpus: bool = True) -> Topology:
+    """Return the ranks of a spec, by default one per GPU.
+
+    Args:
+        has_these_gpus: False for another machine, whose GPUs can't be verified.
 
     Raises:
         UserError: they do not divide over the nodes, or there are fewer GPUs.
     """
-    base = request.plan.topology if request.plan else Topology()
+    base, said = spec.plan.topology if spec.plan else Topology(), spec.overrides
     num_gpus = len(machine.gpus)
-    on_cpu = asks_for_cpu(request) or (num_gpus == 0 and not request.elsewhere)
-    num_nodes = request.num_nodes or base.num_nodes
-    world_size = request.num_processes or (
-        base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
+    on_cpu = spec.runs_on_cpu or (num_gpus == 0 and has_these_gpus)
+    num_nodes = said.get("num_nodes") or base.num_nodes
+    world_size = said.get("world_size") or (
+        base.world_size if spec.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
     )
-    said = request.ranks_said if request.num_processes else f"{world_size} ranks in the plan"
-    have_gpus = not on_cpu and not request.elsewhere
-    check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
-    tensor = request.tensor_parallel_size or base.tensor_parallel_size
-    sequence = request.sequence_parallel_size or base.sequence_parallel_size
-    pipeline = request.pipeline_parallel_size or base.pipeline_parallel_size
-    per_rank = request.pipeline_stages_per_rank
+    words = spec.ranks_said if said.has("world_size") else f"{world_size} ranks in the plan"
+    checked = num_gpus if not on_cpu and has_these_gpus else None
+    check_ranks(world_size, num_nodes=num_nodes, num_gpus=checked, said=words)
+    sizes = {name: said.get(name) or getattr(base, name) for name in _GROUPS.values()}
+    pipeline, per_rank = sizes["pipeline_parallel_size"], said.get("pipeline_stages_per_rank")
     is_of_plan = pipeline == base.pipeline_parallel_size
     if per_rank is None:
         per_rank = base.pipeline_stages_per_rank if is_of_plan else 1
@@ -173,35 +170,42 @@ def topology_of(machine: Machine, request: Request) -> Topology:
             why="without it each rank holds the whole model, or a shard of each layer",
             fix="add --pipeline-parallel-size 2, or leave out --pipeline-stages-per-rank",
         )
-    said = said if request.num_processes or request.plan else f"{world_size} rank{'s' * (world_size > 1)}"
-    check_groups(world_size, {"tensor": tensor, "sequence": sequence, "pipeline": pipeline}, said=said)
+    if not (said.has("world_size") or spec.plan):
+        words = f"{world_size} rank{'s' * (world_size > 1)}"
+    check_groups(world_size, {kind: sizes[name] for kind, name in _GROUPS.items()}, said=words)
     return Topology(
         num_nodes=num_nodes,
         world_size=world_size,
         on_cpu=on_cpu,
-        tensor_parallel_size=tensor,
-        sequence_parallel_size=sequence,
-        pipeline_parallel_size=pipeline,
         pipeline_stages_per_rank=per_rank,
         stage_blocks=base.stage_blocks if is_of_plan and per_rank == base.pipeline_stages_per_rank else (),
+        **sizes,
     )
 
 
-def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strategy, list[Reason]]:
-    if request.plan:
-        return _taken_up(request.plan, machine, topology, request)
-    if request.preset:
-        preset = find_preset(request.preset)
+_GROUPS = {
+    "tensor": "tensor_parallel_size",
+    "sequence": "sequence_parallel_size",
+    "pipeline": "pipeline_parallel_size",
+}
+"""The field of Topology with the size of each kind of group."""
+
+
+def _base(machine: Machine, topology: Topology, spec: RunSpec) -> tuple[Strategy, list[Reason]]:
+    if spec.plan:
+        return _taken_up(spec.plan, machine, topology, spec.overrides)
+    if spec.preset:
+        preset = find_preset(spec.preset)
         strategy = preset.strategy
         stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
     else:
-        strategy, stage = _default_engine(topology, request)
+        strategy, stage = _default_engine(topology, spec.overrides)
     strategy = replace(strategy, precision=default_precision(machine, on_cpu=topology.on_cpu))
     return strategy, [stage, _precision_reason(strategy, machine)]
 
 
 def _taken_up(
-    plan: Plan, machine: Machine, topology: Topology, request: Request
+    plan: Plan, machine: Machine, topology: Topology, said: Overrides
 ) -> tuple[Strategy, list[Reason]]:
     """Return the plan's strategy and reasons, with its defaults chosen anew for this machine."""
     strategy = plan.strategy
@@ -210,8 +214,7 @@ def _taken_up(
     asked = {field: getattr(strategy, field) for field in by_flag & FLAGS.keys()}
     remade = {}
     if by_default & {"engine", "zero_stage"}:
-        words = {name: value for name, value in asked.items() if getattr(request, name) is None}
-        default, reason = _default_engine(topology, replace(request, **words))
+        default, reason = _default_engine(topology, said.over(overrides("the plan", **asked)))
         anew: dict[str, Any] = {"engine": default.engine, "zero_stage": default.zero_stage}
         strategy = replace(strategy, **{name: anew[name] for name in anew if name not in asked})
         remade = dict.fromkeys(("engine", "zero_stage"), reason)
@@ -227,17 +230,18 @@ def _taken_up(
     ]
 
 
-def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Reason]:
-    offloads = {request.optimizer_offload, request.param_offload} - {None, OffloadDevice.NONE}
-    needs_deepspeed = request.engine is Engine.DEEPSPEED or request.zero_stage or offloads
-    if request.engine is Engine.NATIVE or (topology.world_size == 1 and not needs_deepspeed):
+def _default_engine(topology: Topology, said: Overrides) -> tuple[Strategy, Reason]:
+    engine, stage = said.get("engine"), said.get("zero_stage")
+    offloads = {said.get("optimizer_offload"), said.get("param_offload")} - {None, OffloadDevice.NONE}
+    needs_deepspeed = engine is Engine.DEEPSPEED or stage or offloads
+    if engine is Engine.NATIVE or (topology.world_size == 1 and not needs_deepspeed):
         strategy = Strategy()
         why = "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and faster"
         return strategy, _reason(strategy, "engine", Origin.DEFAULT, why)
     if topology.pipeline_parallel_size > 1 and not needs_deepspeed:
         strategy, why = Strategy(), "PyTorch runs the stages of a pipeline"
         return strategy, _reason(strategy, "engine", Origin.DEFAULT, why)
-    if OffloadDevice.NVME in offloads or request.param_offload in offloads:
+    if OffloadDevice.NVME in offloads or said.get("param_offload") in offloads:
         stage, why = ZeroStage.PARAMETERS, "this offload needs the parameters sharded"
     else:
         stage = ZeroStage.GRADIENTS
@@ -269,28 +273,20 @@ def _precision_reason(strategy: Strategy, machine: Machine) -> Reason:
     return _reason(strategy, "precision", Origin.DEFAULT, why)
 
 
-def reasons_by_flag(request: Request) -> list[Reason]:
-    """Return a reason for each field that the user's flags set."""
+def reasons_by_flag(spec: RunSpec) -> list[Reason]:
+    """Return a reason for each field of Strategy that the user set, with the place of its value."""
+    said = spec.overrides
     return [
-        Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{_flag(name, request)} says so")
-        for name, value in fields_said(request).items()
+        Reason(field=name, value=show(value), origin=Origin.FLAG, why=_why_said(name, said))
+        for name, value in said.strategy.items()
     ]
 
 
-def _flag(name: str, request: Request) -> str:
-    if name in request.said_by:
-        return request.said_by[name]
-    if name == "gradient_checkpointing" and request.checkpoint_every is not None:
-        return FLAGS["checkpoint_every"]
-    if name in ("lora", "quantization") and request.says_qlora:
-        return "--qlora"
-    flag = FLAGS[name]
-    return flag.replace("--", "--no-", 1) if getattr(request, name) is False else flag
-
-
-def fields_said(request: Request) -> dict[str, Any]:
-    """Return the Strategy fields that the user's flags set."""
-    return {name: value for name in FLAGS if (value := getattr(request, name)) is not None}
+def _why_said(name: str, said: Overrides) -> str:
+    """Return where a value comes from, and which other setting it overrides."""
+    other = said.beaten.get(name)
+    against = f", against {other.where} ({show(other.value)})" if other else ""
+    return f"{said.where(name)} says so{against}"
 
 
 def _with_global_batch(

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.capture import for_plan
+from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Rejected
-from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
 from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
 from zerofit.planning.constraints import UNCHANGED
-from zerofit.planning.plan_from_flags import fields_said, reasons_by_flag, why_precision
+from zerofit.planning.plan_from_flags import reasons_by_flag, why_precision
 from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, RuledOut, placement_of, tier
 
 if TYPE_CHECKING:
@@ -95,27 +95,27 @@ def why_it_loses(
 
 def tier_in(problem: Problem, strategy: Strategy) -> float:
     """Return a strategy's tier, given the script and the user's flags."""
-    return tier(strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
+    return tier(strategy, fixed=problem.said.strategy, own_precision=problem.own_precision)
 
 
 def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> Iterator[Reason]:
-    strategy, request = head.strategy, problem.request
+    strategy, said = head.strategy, problem.said
     settled = problem.constraints.settled()
 
     def is_open(field: str) -> bool:
-        return getattr(request, field) is None and field not in settled
+        return not said.has(field) and field not in settled
 
     yield from _of_script(strategy, problem)
     if is_open("engine") and is_open("zero_stage"):
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
         yield _chosen(strategy, field, _why_kind(head, found, problem))
     yield from _of_groups(problem)
-    yield from reasons_by_flag(request)
+    yield from reasons_by_flag(problem.spec)
     for field in ("optimizer_offload", "param_offload"):
         device = getattr(strategy, field)
-        if device is not OffloadDevice.NONE and getattr(request, field) is None:
+        if device is not OffloadDevice.NONE and not said.has(field):
             yield _chosen(strategy, field, _why_offloaded(field, head, found, problem))
-    if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
+    if strategy.nvme_path == DEFAULT_NVME_PATH and not said.has("nvme_path"):
         yield _chosen(strategy, "nvme_path", "a placeholder for a folder on the NVMe disk: set --nvme-path")
     if is_open("precision") and strategy.precision is not None:
         yield _chosen(strategy, "precision", _why_precision(strategy.precision, problem))
@@ -128,11 +128,11 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         yield _chosen(strategy, "gradient_accumulation_steps", why)
     if is_open("gradient_checkpointing"):
         yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(head, found, problem))
-    if request.optimizer is None and strategy.optimizer is not None:
+    if not said.has("optimizer") and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
-    if strategy.freeze and request.freeze is None:
+    if strategy.freeze and not said.has("freeze"):
         yield _chosen(strategy, "freeze", "nothing fits if all weights train, and --allow freeze permits it")
-    if strategy.lora is not None and request.lora is None:
+    if strategy.lora is not None and not said.has("lora"):
         allowed = "lora" if strategy.quantization is None else "qlora"
         why = f"nothing fits if all weights train, and --allow {allowed} permits it"
         yield _chosen(strategy, "lora", why)
@@ -150,15 +150,15 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
         size = getattr(problem.topology, name)
         if size > 1:
             origin = Origin.PLANNER if problem.why_shared else Origin.FLAG
-            said = problem.request.said_by.get(name, flag)
-            why = problem.why_shared or f"{said} says so"
+            place = problem.said.where(name) if problem.said.is_in_file(name) else flag
+            why = problem.why_shared or f"{place} says so"
             yield Reason(field=name, value=str(size), origin=origin, why=why)
 
 
 def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:
     """Yield why fields that have a flag keep the script's value."""
     for name, pin in problem.constraints.settled().items():
-        if name in FLAGS and name not in _IMPLIED and getattr(problem.request, name) is None:
+        if name in FLAGS and name not in _IMPLIED and not problem.said.has(name):
             value = getattr(strategy, name)
             said = "as the script says" if value is None else show(value)
             yield Reason(field=name, value=said, origin=Origin.SCRIPT, why=pin.why)
@@ -200,7 +200,7 @@ def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
 
 def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     other = "param_offload" if field == "optimizer_offload" else "optimizer_offload"
-    if getattr(problem.request, other) not in (None, OffloadDevice.NONE):
+    if problem.said.get(other) not in (None, OffloadDevice.NONE):
         return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
     stays = [one for one in found.others if one.fits and not one.strategy.offloads]
     if head.fits and stays:  # with another optimizer, say: that changes what is computed

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
-from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.plan_labels import (
     batch,
     fit_words,
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
-    from zerofit.core.request import Request
     from zerofit.core.strategy import Strategy
     from zerofit.planning.problem import Problem
+    from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
 
@@ -239,15 +238,15 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         line += ", closely" if suggestion.is_close else ""
         is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOAD_TIER)
         yield f"{line}; {'the same' if is_same else 'other'} results"
-        own = problem.request.typed[0]
+        own = problem.spec.typed[0]
         is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
         if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):
-            yield f"{_COMMAND}{command_with(suggestion.flags, problem.request)}"
+            yield f"{_COMMAND}{command_with(suggestion.flags, problem.spec)}"
 
 
-def command_with(flags: str, request: Request) -> str:
+def command_with(flags: str, spec: RunSpec) -> str:
     """Return the command that was typed, with some of zerofit's flags replaced or added."""
-    own, of_script = request.typed
+    own, of_script = spec.typed
     changed, kept, words = flags.split(), list[str](), iter(own)
     for word in words:
         name, has_value, _ = word.partition("=")
@@ -319,12 +318,10 @@ def _in_gib(estimate: MemoryEstimate) -> str:
 def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem) -> str:
     """Return why a script that fits unchanged is changed: flags, speed, or safety."""
     flags = [
-        FLAGS[name]
-        for name, value in fields_said(problem.request).items()
-        if value != getattr(own.strategy, name)
+        FLAGS[name] for name, value in problem.said.strategy.items() if value != getattr(own.strategy, name)
     ]
     is_other_batch = _samples(chosen.strategy) != _samples(own.strategy)
-    if is_other_batch and problem.request.global_batch_size is not None:
+    if is_other_batch and problem.said.has("global_batch_size"):
         flags.append("--global-batch-size")
     ratio = None if is_other_batch else _speedup(chosen, own)
     speed = ""

@@ -37,9 +37,11 @@ _NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknow
 class Planner:
     """Plans for one subject; each trace is made once."""
 
-    def __init__(self, subject: Subject, *, observer: Observer) -> None:
+    def __init__(self, subject: Subject, *, is_fast: bool, observer: Observer) -> None:
         self._subject = subject
-        self._is_fast = subject.flags.is_fast
+        assert subject.tracer is not None
+        self._trace = subject.tracer
+        self._is_fast = is_fast
         self._observer = observer
         self._traces: dict[tuple[TraceRequest, bool], Trace] = {}
         self._observations: tuple[Observation, ...] = ()
@@ -50,8 +52,6 @@ class Planner:
         self,
         problem: Problem,
         *,
-        is_here: bool,
-        notes: tuple[str, ...] = (),
         num_fastest: int = 0,
         learns: bool = True,
         compares_layouts: bool = False,
@@ -59,18 +59,18 @@ class Planner:
         """Return the plan of a problem.
 
         Args:
-            is_here: whether its machine is this one, for which there may be measured rates.
-            notes: assumptions about the machine.
             num_fastest: how many of the fastest that fit to return beside the choice.
             learns: False to ignore observations of earlier runs on this machine.
             compares_layouts: True to compare all layouts.
         """
+        is_here, specified = problem.spec.is_here, problem.spec.machine
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         self._observations = ()
         if learns and is_here and problem.script is not None:
             self._observations = read_observations()
         observed = ObservedRuns(problem, self._observations).notes
-        notes = (*notes, *self._subject.notes, *self._unchecked(problem), *observed)
+        assumed = specified.assumptions if specified is not None else ()
+        notes = (*assumed, *self._subject.notes, *self._unchecked(problem), *observed)
         solved = partial(
             self._solve, problem, rates, num_fastest=num_fastest, compares_layouts=compares_layouts
         )
@@ -116,9 +116,9 @@ class Planner:
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
         """Return a note if --fast can't check names of modules and parameters that the request gives."""
-        request = problem.request
-        lora = request.lora or request.allowed_lora
-        said = [f"--freeze {','.join(request.freeze)}"] if request.freeze else []
+        lora = problem.said.get("lora") or problem.spec.options.allowed_lora
+        frozen = problem.said.get("freeze")
+        said = [f"--freeze {','.join(frozen)}"] if frozen else []
         if lora is not None and lora.target_modules:
             said.append(f"--lora-targets {','.join(lora.target_modules)}")
         if lora is not None and lora.modules_to_save:
@@ -143,7 +143,7 @@ class Planner:
             if request.pipeline_parallel_size > 1:
                 kind = f"part {request.pipeline_place} of {request.pipeline_parallel_size} {kind}"
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
-                self._traces[key] = self._subject.trace(request, on_progress=tell)
+                self._traces[key] = self._trace(request, tell)
         return self._traces[key]
 
 

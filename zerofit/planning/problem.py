@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
@@ -15,51 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.capture import Capture
-    from zerofit.core.estimates import Estimate, MemoryEstimate, RunPhase
+    from zerofit.core.estimates import Estimate, MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
+    from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
-    from zerofit.core.request import Request
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
-    from zerofit.scripts.facts import ScriptFacts
-
-DEFAULT_RESERVE = 0.05
-"""ASSUMPTION: share of GPU memory kept free for what a longer run adds and the estimate misses."""
+    from zerofit.planning.options import Allow
+    from zerofit.planning.run_spec import RunSpec
+    from zerofit.planning.subject import Subject
 
 LEAST_LENGTH = 128
 """ASSUMPTION: nobody wants samples cut below this, even under --allow length."""
-
-
-class Allow(StrEnum):
-    """A change to the training that is considered only if the user allows it."""
-
-    ADAFACTOR = "adafactor"
-    """Adafactor in place of AdamW."""
-    FREEZE = "freeze"
-    """Frozen embeddings."""
-    LORA = "lora"
-    """Low-rank adapters in place of the weights."""
-    QLORA = "qlora"
-    """LoRA on a base in 4 bits."""
-    LENGTH = "length"
-    """A shorter maximum length."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
-    """Memory that a plan leaves free on each GPU: a share of it plus a number of bytes."""
-
-    share: float = 0.0
-    num_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimits:
-    """Upper limits of a plan's estimate, set after a run under another plan was out of memory."""
-
-    phases: tuple[tuple[RunPhase | None, int], ...] = ()
-    """Limits of the live tensors on each GPU by phase, in bytes; None for all phases."""
-    host_bytes: int | None = None
-    """Limit of one node's host memory; None for the node's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,38 +50,47 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The input of a plan: model, machine, workload and constraints."""
+    """The input of a plan: what was asked for, what is trained, and the ranks of a machine."""
 
-    model: ModelFacts
+    spec: RunSpec
+    """What the user asked for, as far as it applies to the subject."""
+    subject: Subject
+    """The model or the captured script."""
     machine: Machine
     topology: Topology
-    workload: Workload
-    """With sequence_length set, for a model with tokens."""
     versions: Versions
-    request: Request
-    """Each Strategy field that the user set here is a constraint."""
-    allow: frozenset[Allow] = frozenset()
-    reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
-    makes_model_first: bool = False
-    """True if the script creates its model outside zero.Init (makes_model_first of subject.py)."""
-    loads_weights: bool = True
-    """True if weights come from a checkpoint; else each rank initializes them in its own memory."""
-    takes_fastest: bool = False
-    """True to take the fastest strategy, even in another precision than the script's."""
-    expandable_segments: bool = False
-    """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+    workload: Workload
+    """Batch and lengths on these ranks; with sequence_length set, for a model with tokens."""
     script: Script | None = None
-    """The captured script; None for a model given by --model."""
-    loaded_in: Precision = Precision.FP32
-    """Format in which a model given by --model is loaded."""
-    source: ScriptFacts | None = None
-    """Facts from the script's source, for the rules on what each rank runs; None if unknown."""
+    """The captured script on these ranks; None for a model given by --model."""
     why_shared: str = ""
     """Why ranks share samples; empty unless the planner chose it."""
-    limits: MemoryLimits = MemoryLimits()
-    """Limits learned from an earlier attempt that was out of memory."""
     notes: tuple[str, ...] = ()
     """Assumptions, one sentence each."""
+
+    @property
+    def model(self) -> ModelFacts:
+        """The model's dimensions."""
+        return self.subject.facts
+
+    @property
+    def said(self) -> Overrides:
+        """What the user set; a plan must follow it."""
+        return self.spec.overrides
+
+    @property
+    def allow(self) -> frozenset[Allow]:
+        """Changes to the training that the user permits."""
+        return self.spec.options.allow
+
+    @property
+    def takes_fastest(self) -> bool:
+        """True to take the fastest strategy, even in another precision than the script's."""
+        return self.spec.options.takes_fastest
+
+    def with_options(self, **options: Any) -> Problem:
+        """Return the problem with other options of planning, by field of ModelFlags."""
+        return replace(self, spec=replace(self.spec, options=replace(self.spec.options, **options)))
 
     @property
     def constraints(self) -> Constraints:
@@ -155,14 +129,14 @@ class Problem:
     @property
     def weights(self) -> Precision:
         """Format in which the weights are created or loaded."""
-        return self.script.weights if self.script is not None else self.loaded_in
+        return self.script.weights if self.script is not None else self.subject.loaded_in
 
     @property
     def weight_bytes(self) -> int:
         """Bytes per element of the narrowest weights."""
         if self.script is not None:
             return self.script.weight_bytes
-        return 4 if self.loaded_in is Precision.FP32 else 2
+        return 4 if self.subject.loaded_in is Precision.FP32 else 2
 
     @property
     def card_bytes(self) -> int:
@@ -177,17 +151,18 @@ class Problem:
     @property
     def device_bytes(self) -> int:
         """GPU memory that a plan may use: that of the smallest GPU, less the reserve."""
-        return self.card_bytes - int(self.card_bytes * self.reserve.share) - self.reserve.num_bytes
+        reserve = self.spec.options.reserve
+        return self.card_bytes - int(self.card_bytes * reserve.share) - reserve.num_bytes
 
     @property
     def host_bytes(self) -> int:
         """Host memory of one node that a plan may use."""
-        available = self.machine.host_memory_available_bytes
-        return available if self.limits.host_bytes is None else min(available, self.limits.host_bytes)
+        available, limit = self.machine.host_memory_available_bytes, self.spec.limits.host_bytes
+        return available if limit is None else min(available, limit)
 
     def beyond_limits(self, device: MemoryEstimate) -> str | None:
         """Return how an estimate exceeds the limits of an earlier attempt, as text; None if it doesn't."""
-        for phase, num_bytes in self.limits.phases:
+        for phase, num_bytes in self.spec.limits.phases:
             found = None if phase is None else device.of(phase)
             needed = device.most_tensors if found is None else found.held_by(Holder.TENSORS)
             if needed > num_bytes:

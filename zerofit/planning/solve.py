@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
 from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
-from zerofit.planning.plan_from_flags import default_precision, fields_said
+from zerofit.planning.options import Allow
+from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.plan_reasons import plan_of, tier_in
-from zerofit.planning.problem import Allow
 from zerofit.planning.search import placement_of, search
 from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
@@ -161,7 +161,7 @@ def _notes(problem: Problem, found: TrainingResult) -> Iterator[str]:
         why = "the slowest is as fast as it can be" if is_equal else "with equally fast ones nothing fits"
         yield f"stages of {blocks} blocks: {why}"
     head = found.chosen or found.nearest
-    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
+    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and not problem.said.has("nvme_path"):
         yield f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: set --nvme-path"
 
 
@@ -177,10 +177,10 @@ def _in_16_bits(
     problem: Problem, chosen: EstimatedStrategy | None, estimator_of: EstimatorOf
 ) -> EstimatedStrategy | None:
     is_kept = chosen is not None and chosen.strategy.precision is problem.own_precision is not None
-    if not is_kept or problem.request.precision is not None:
+    if not is_kept or problem.said.has("precision"):
         return None
-    request = replace(problem.request, precision=default_precision(problem.machine))
-    return best_of(replace(problem, request=request), estimator_of)
+    spec = problem.spec.setting(precision=default_precision(problem.machine))
+    return best_of(replace(problem, spec=spec), estimator_of)
 
 
 def best_of(
@@ -282,7 +282,7 @@ def script_with_flags(problem: Problem) -> Strategy | None:
     if own is None or problem.takes_fastest:
         return None
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
-    own = replace(own, **{**settled, **fields_said(problem.request)})
+    own = replace(own, **{**settled, **problem.said.strategy})
     total, size = problem.workload.global_batch_size, own.micro_batch_size
     if total is None or size is None:
         return own

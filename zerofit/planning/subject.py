@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.checking.read_targets import script_file
-from zerofit.core.batch import split_global_batch
 from zerofit.core.command import Route
 from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.facts import Workload
@@ -18,9 +17,7 @@ from zerofit.core.supported import release_of
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
-from zerofit.planning.inputs import Loop
-from zerofit.planning.problem import Problem
-from zerofit.planning.stages import with_stage_blocks
+from zerofit.planning.options import Loop
 from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import script_of, script_path
@@ -30,213 +27,140 @@ if TYPE_CHECKING:
 
     from zerofit.core.allocation_log import Trace, TraceRequest
     from zerofit.core.capture import Capture
-    from zerofit.core.facts import Machine, ModelFacts, Versions
-    from zerofit.core.plan import Topology
-    from zerofit.core.request import Request
+    from zerofit.core.facts import ModelFacts, Versions
     from zerofit.models.source import ModelSource
-    from zerofit.planning.inputs import ModelFlags
+    from zerofit.planning.options import ModelFlags
     from zerofit.scripts.capture.capture import CapturedScript
     from zerofit.scripts.facts import Model, ScriptFacts
 
+    Tracer = Callable[[TraceRequest, Callable[[str], None]], Trace]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(ABC):
-    """What is planned for: it supplies the facts and traces of plans."""
-
-    flags: ModelFlags
-
-    @property
-    @abstractmethod
-    def said(self) -> str:
-        """What the user gave: "--model llama-3-8b", "train.py"."""
-
-    @property
-    @abstractmethod
-    def facts(self) -> ModelFacts:
-        """The model's dimensions."""
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.facts.name
-
-    @property
-    def capture(self) -> Capture | None:
-        """The capture of the script; None for a named model."""
-        return None
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """A summary of the capture, in lines; empty for a named model."""
-        return ()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Assumptions, one sentence each, beyond those of the capture's summary."""
-        return ()
-
-    @abstractmethod
-    def problem(
-        self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
-    ) -> Problem:
-        """Return the problem of planning for it on one machine.
-
-        Raises:
-            UserError: the ranks do not divide the global batch, or a flag can't be applied to a script.
-        """
-
-    @abstractmethod
-    def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
-        """Return the trace of a micro-batch."""
+_NO_SAMPLES = Workload()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel(Subject):
-    """A model given by --model."""
+class Subject:
+    """What is planned for: made by `describe` from --model, or by `captured_subject` from a script."""
 
-    source: ModelSource
-    script: ScriptFacts | None = None
-    """Facts from the source of the script that will train it; None without a script."""
-    length_note: str = ""
-    """The assumption about the sequence length; empty for none."""
-
-    @property
-    def said(self) -> str:
-        return f"--model {self.flags.model}"
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self.source.facts
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How a catalog entry differs from what is published, and the assumed sequence length."""
-        of_catalog = f"{self.source.name}: {self.source.note}" if self.source.note else ""
-        return tuple(filter(None, (of_catalog, self.length_note)))
-
-    def problem(
-        self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
-    ) -> Problem:
-        flags, facts = self.flags, self.facts
-        if request.global_batch_size is not None:
-            split_global_batch(
-                global_batch_size=request.global_batch_size,
-                micro_batch_size=None,
-                gradient_accumulation_steps=None,
-                data_parallel_size=topology.data_parallel_size,
-            )
-        loaded_in, note = weight_format(flags, facts, versions)
-        return Problem(
-            model=facts,
-            machine=machine,
-            topology=with_stage_blocks(topology, facts),
-            workload=Workload(
-                global_batch_size=request.global_batch_size,
-                sequence_length=flags.sequence_length if facts.vocab_size else None,
-                target_length=flags.target_length if facts.num_decoder_layers else None,
-                is_padded=flags.is_padded is not False,
-                keeps_outputs=flags.loop is not Loop.TRAINER,
-            ),
-            versions=versions,
-            request=request,
-            allow=flags.allow,
-            reserve=flags.reserve,
-            source=self.script,
-            makes_model_first=makes_model_first(self.script),
-            expandable_segments=flags.expandable_segments,
-            loaded_in=loaded_in,
-            notes=(note,) if note else (),
-        )
-
-    def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
-        """Return the trace of a micro-batch, from the cache if it is there."""
-        from zerofit.models.trace import trace_model
-        from zerofit.models.trace.cache import default_cache_folder
-
-        folder = default_cache_folder(os.environ, Path.home())
-        return trace_model(self.source, request, cache_folder=folder, on_progress=on_progress)
+    said: str
+    """What the user gave: "--model llama-3-8b", "train.py"."""
+    name: str
+    """The model's name."""
+    facts: ModelFacts
+    """The model's dimensions."""
+    source: ScriptFacts | None = None
+    """Facts from the script's source, for the rules on what each rank runs; None if unknown."""
+    capture: Capture | None = None
+    """The capture of the script, with the engine that runs it without zerofit; None for a named model."""
+    samples: Workload = _NO_SAMPLES
+    """Lengths and padding of the samples; the global batch depends on the ranks."""
+    makes_model_first: bool = False
+    """True if the script creates its model outside zero.Init, so that stage 3 gets it whole."""
+    loads_weights: bool = True
+    """True if weights come from a checkpoint; else each rank initializes them in its own memory."""
+    loaded_in: Precision = Precision.FP32
+    """Format in which a model given by --model is loaded."""
+    notes: tuple[str, ...] = ()
+    """Assumptions, one sentence each."""
+    lines: tuple[str, ...] = ()
+    """A summary of the capture, in lines; empty for a named model."""
+    tracer: Tracer | None = field(default=None, compare=False, repr=False)
+    """Returns the trace of a micro-batch; it tells its progress to a function. None if nothing can trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedRun(Subject):
-    """A captured script."""
-
-    script: CapturedScript
-    engine: str = ""
-    """The engine that the launch command's files set up, if the script itself sets up none."""
-
-    @property
-    def said(self) -> str:
-        return script_of(self.capture.target)
-
-    @property
-    def name(self) -> str:
-        return self.capture.model.name
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self.capture.model.facts
-
-    @property
-    def capture(self) -> Capture:
-        """The capture of the script, with the engine that runs it without zerofit."""
-        seen = self.script.capture  # unchanged, since a second capture is compared with it
-        return seen if seen.engine or not self.engine else replace(seen, engine=self.engine)
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """A summary of the capture, which says if it is from the cache."""
-        return capture_lines(self.capture, is_cached=self.script.is_cached)
-
-    def problem(
-        self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
-    ) -> Problem:
-        from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
-
-        script = script_path(self.capture.target)
-        problem = problem_from_capture(
-            self.capture,
-            self.flags,
-            request=request,
-            machine=machine,
-            versions=versions,
-            topology=topology,
-        )
-        return replace(problem, source=None if script is None else _facts_of(script))
-
-    def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
-        """Return the trace of a micro-batch through the model that the script created."""
-        on_progress("the script's own model")
-        return self.script.trace(request)
-
-
-def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
+def describe(options: ModelFlags, *, versions: Versions, script: str | None = None) -> Subject:
     """Return the model given by --model.
 
     Args:
+        options: the flags of model and lengths.
+        versions: of the libraries that load the model.
         script: the file that will train it; None without a script.
 
     Raises:
         UserError: it is missing, or does not support the flags' lengths.
     """
     source = probe_model(
-        check_named(flags), task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
+        check_named(options),
+        task=options.task,
+        trust_remote_code=options.trust_remote_code,
+        is_fast=options.is_fast,
     )
-    facts, note, length = source.facts, "", flags.sequence_length
+    facts, notes, length = source.facts, [], options.sequence_length
+    if source.note:
+        notes.append(f"{source.name}: {source.note}")
     if facts.vocab_size and length is None:
-        most = facts.max_sequence_length
-        if source.task is not Task.SPEECH_SEQ2SEQ:
-            raise _no_length(facts, flags)
-        if most:
-            length = most
-            note = f"{most} tokens of text in each sample, the most that the decoder takes, "
-            note += "beside audio of 30 s: say --seq-len"
-    check_sequence_length(facts, length, flags.target_length)
-    read = None if script is None else _facts_of(script)
+        length = facts.max_sequence_length
+        if source.task is not Task.SPEECH_SEQ2SEQ or not length:
+            raise _no_length(facts, options)
+        note = f"{length} tokens of text in each sample, the most that the decoder takes, "
+        notes.append(note + "beside audio of 30 s: say --seq-len")
+    check_sequence_length(facts, length, options.target_length)
+    read = None if script is None else facts_of_script(script)
     is_trainer = read is not None and read.route is Route.TRAINER
-    loop = flags.loop or (Loop.TRAINER if is_trainer else None)
-    flags = replace(flags, sequence_length=length, loop=loop)
-    return NamedModel(flags=flags, source=source, script=read, length_note=note)
+    loaded_in, note = weight_format(options, facts, versions)
+    return Subject(
+        said=f"--model {options.model}",
+        name=facts.name,
+        facts=facts,
+        source=read,
+        samples=Workload(
+            sequence_length=length if facts.vocab_size else None,
+            target_length=options.target_length if facts.num_decoder_layers else None,
+            is_padded=options.is_padded is not False,
+            keeps_outputs=(options.loop or (Loop.TRAINER if is_trainer else None)) is not Loop.TRAINER,
+        ),
+        makes_model_first=makes_model_first(read),
+        loaded_in=loaded_in,
+        notes=(*notes, *([note] if note else [])),
+        tracer=partial(_trace_named, source),
+    )
+
+
+def _trace_named(source: ModelSource, request: TraceRequest, on_progress: Callable[[str], None]) -> Trace:
+    """Return the trace of a micro-batch, from the cache if it is there."""
+    from zerofit.models.trace import trace_model
+    from zerofit.models.trace.cache import default_cache_folder
+
+    folder = default_cache_folder(os.environ, Path.home())
+    return trace_model(source, request, cache_folder=folder, on_progress=on_progress)
+
+
+def captured_subject(run: CapturedScript, *, engine: str = "") -> Subject:
+    """Return a captured script, which must stay loaded while it is traced.
+
+    Args:
+        engine: the engine that the launch line's files set up, if the script itself sets up none.
+    """
+    seen = run.capture  # unchanged, since a second capture is compared with it
+    capture = seen if seen.engine or not engine else replace(seen, engine=engine)
+    script = script_path(capture.target)
+
+    def trace(request: TraceRequest, on_progress: Callable[[str], None]) -> Trace:
+        on_progress("the script's own model")
+        return run.trace(request)
+
+    return replace(
+        subject_of_capture(capture),
+        source=None if script is None else facts_of_script(script),
+        lines=capture_lines(capture, is_cached=run.is_cached),
+        tracer=trace,
+    )
+
+
+def subject_of_capture(capture: Capture) -> Subject:
+    """Return what a capture shows, without the script, which could be read and traced."""
+    from zerofit.planning.make_problem import samples_of  # only where a script was captured
+
+    model = capture.model
+    return Subject(
+        said=script_of(capture.target),
+        name=model.name,
+        facts=model.facts,
+        capture=capture,
+        samples=samples_of(capture),
+        makes_model_first=model.is_made_whole or not model.is_transformers,
+        loads_weights=model.loads_weights,
+    )
 
 
 def check_named(flags: ModelFlags) -> str:
@@ -268,7 +192,7 @@ def _no_length(facts: ModelFacts, flags: ModelFlags) -> UserError:
     )
 
 
-def _facts_of(script: str) -> ScriptFacts | None:
+def facts_of_script(script: str) -> ScriptFacts | None:
     """Return the facts of a script's source; None if it can't be read."""
     source = script_file(script).source
     if source is None:

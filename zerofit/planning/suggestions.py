@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 from zerofit.core.errors import UserError
 from zerofit.core.facts import AVAILABLE_SHARE
 from zerofit.core.units import GIB, format_bytes
-from zerofit.planning.from_capture import on_other_ranks
-from zerofit.planning.problem import Allow
+from zerofit.planning.make_problem import on_other_ranks
+from zerofit.planning.options import Allow
 from zerofit.planning.search import EstimatedStrategy
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def suggestions(
 def _one_stage_per_rank(problem: Problem) -> Iterator[tuple[str, Problem]]:
     if problem.topology.is_interleaved:
         topology = replace(problem.topology, pipeline_stages_per_rank=1, stage_blocks=())
-        request = replace(problem.request, pipeline_stages_per_rank=1)
-        yield "--pipeline-stages-per-rank 1", replace(problem, topology=topology, request=request)
+        spec = problem.spec.setting(pipeline_stages_per_rank=1)
+        yield "--pipeline-stages-per-rank 1", replace(problem, topology=topology, spec=spec)
 
 
 def _samples(problem: Problem) -> tuple[int | None, int | None]:
@@ -109,7 +109,8 @@ def _samples(problem: Problem) -> tuple[int | None, int | None]:
 
 def _with_smaller_reserve(problem: Problem) -> Problem:
     """Return the problem with a smaller reserve, so that closed forms reject little that fits by a trace."""
-    return replace(problem, reserve=replace(problem.reserve, share=problem.reserve.share - _QUICK_ERROR))
+    reserve = problem.spec.options.reserve
+    return problem.with_options(reserve=replace(reserve, share=reserve.share - _QUICK_ERROR))
 
 
 def _machine_flags(present: Machine, changed: Machine) -> str:
@@ -136,7 +137,7 @@ def first_that_help(
 
 def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     topology, machine = problem.topology, problem.machine
-    is_fixed = problem.script is None or problem.request.global_batch_size is not None
+    is_fixed = problem.script is None or problem.said.has("global_batch_size")
     global_batch_size = problem.workload.global_batch_size if is_fixed else None
     for nodes, per_node in _larger_clusters(topology):
         if global_batch_size is not None and global_batch_size % (nodes * per_node):
@@ -195,7 +196,7 @@ def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:
 def _allowed(problem: Problem, *what: Allow) -> Iterator[tuple[str, Problem]]:
     allow = problem.allow.union(what)
     if allow != problem.allow:
-        yield f"--allow {','.join(sorted(allow))}", replace(problem, allow=allow)
+        yield f"--allow {','.join(sorted(allow))}", problem.with_options(allow=allow)
 
 
 def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:

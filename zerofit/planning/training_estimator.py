@@ -83,7 +83,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         )
         """Memory of each GPU outside PyTorch's allocator."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
-        has_unknown_disk = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
+        has_unknown_disk = problem.said.has("nvme_path") and not problem.machine.nvme_bytes
         self._nvme_limit = math.inf if has_unknown_disk else problem.machine.nvme_bytes
         self._places = _critical_places(problem.topology)
         self._traces: dict[TraceRequest, Trace] = {}
@@ -298,9 +298,9 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             keeps_outputs=problem.workload.keeps_outputs and topology.pipeline_parallel_size == 1,
             compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
             gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
-            makes_model_first=problem.makes_model_first,
-            loads_weights=problem.loads_weights,
-            expandable_segments=problem.expandable_segments,
+            makes_model_first=problem.subject.makes_model_first,
+            loads_weights=problem.subject.loads_weights,
+            expandable_segments=problem.spec.options.expandable_segments,
             own_optimizer=problem.own_optimizer,
             has_own_adapters=script is not None and bool(script.capture.model.adapters),
             cut_elements=max(0, problem.model.num_parameters - kept) if cuts else 0,

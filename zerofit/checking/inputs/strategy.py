@@ -10,7 +10,7 @@ from zerofit.checking.inputs.situations import read_scripts
 from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OptimizerName
 from zerofit.scripts.facts import Action

@@ -9,7 +9,7 @@ from zerofit.checking.engine import spell
 from zerofit.checking.rule import Effect
 from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.core.command import Route
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.strategy import Lora, Strategy
 from zerofit.core.text_table import folded_table_lines
 

@@ -18,8 +18,8 @@ from zerofit.configs.write.command import Rendezvous
 from zerofit.core.capture import for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
+from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS, Plan, plan_to_json
-from zerofit.core.request import FLAGS
 from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
 from zerofit.launching.clusters.job import (
@@ -37,7 +37,6 @@ from zerofit.launching.clusters.job import (
     variables_to_pass,
 )
 from zerofit.launching.launch import check_rules
-from zerofit.launching.nodes import Nodes, specified_machine
 from zerofit.launching.run_folder import (
     RUNS,
     RunFolder,
@@ -50,26 +49,20 @@ from zerofit.launching.run_folder import (
 )
 from zerofit.launching.start import PlannedLaunch
 from zerofit.machine.this_node import probe_machine
-from zerofit.machine.versions import check_libraries
-from zerofit.planning.inputs import (
-    CAPTURE_LIMIT_S,
-    MachineFlags,
-    ModelFlags,
-    check_capture_limit,
-    check_model_flags,
-    check_none_ignored,
-    settings_of,
-)
+from zerofit.machine.versions import check_libraries, probe_versions
+from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import rehearsed
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.sources.settings import check_capture_limit, check_model_flags, check_none_ignored
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import check_script, script_path, script_target
+from zerofit.scripts.target import script_of, script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.core.request import Request
+    from zerofit.planning.run_spec import RunSpec
 
 SUBMITTED_FILE = "submitted.json"
 
@@ -148,10 +141,19 @@ def submit(
         UserError: an argument is wrong, nothing fits, or the scheduler refuses the job.
         ExceptionGroup: of UserErrors, if compatibility rules forbid the run.
     """
-    target = script_target(script, arguments, module=module)
     engine, flags = ClusterEngine(on), cluster or ClusterFlags()
-    model, elsewhere, request = settings_of({**settings, "gpus": gpus, "num_nodes": num_nodes, "plan": plan})
-    check_script(target)
+    spec = resolve(
+        (script, *arguments),
+        verb=Verb.SUBMIT,
+        module=module,
+        gpus=gpus,
+        num_nodes=num_nodes,
+        plan=plan,
+        capture_limit_s=capture_limit_s,
+        observer=observer,
+        **settings,
+    )
+    target = spec.target or ()
     _check_flags_of(engine, flags)
     _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
     _check_no_secrets(target)
@@ -166,13 +168,15 @@ def submit(
     if not dry_run:
         check_client(scheduler.CLIENT)
     check_libraries(observer)
-    planned = _plan(target, model, request, elsewhere, capture_limit_s, observer)
-    plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
+    planned = _plan(spec, observer)
+    plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if spec.on_cpu else planned
     way = resume_way(plan.capture, target=target)
     plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
     to_launch = PlannedLaunch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
     check_rules(to_launch, observer)
-    if flags.max_requeues and (why_not := _why_not_restarted(engine, flags, script, can_resume=way.is_known)):
+    if flags.max_requeues and (
+        why_not := _why_not_restarted(engine, flags, script_of(target), can_resume=way.is_known)
+    ):
         observer.say(f"{why_not} is not restarted")
         flags = replace(flags, max_requeues=0)
     if (lost := _lost_output_folder(plan, engine, flags)) is not None:
@@ -180,7 +184,9 @@ def submit(
     resources = resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu)
     if flags.wall_time_s is None:
         _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
-    folder = (run_folder if dry_run else new_run_folder)(Path(run_dir), target=script, at=datetime.now())
+    folder = (run_folder if dry_run else new_run_folder)(
+        Path(run_dir), target=script_of(target), at=datetime.now()
+    )
     submission = Submission(
         job=Job(
             run=folder.path.name,
@@ -198,7 +204,7 @@ def submit(
         flags=flags,
         folder=folder.path,
         environment={name: os.environ[name] for name in names},
-        gpus=elsewhere.gpus,
+        gpus=spec.gpus,
         python=sys.executable if shares_disks else "python",
     )
     if plan.topology.on_cpu:
@@ -266,23 +272,22 @@ def _submit_job(
     return replace(run, job_id=job_id)
 
 
-def _plan(
-    target: tuple[str, ...],
-    model: ModelFlags,
-    request: Request,
-    elsewhere: MachineFlags,
-    capture_limit_s: float,
-    observer: Observer,
-) -> Plan:
-    from zerofit.planning.plan import check_plans_alone, plan_to_run, ranks_to_plan  # imports many modules
+def _plan(spec: RunSpec, observer: Observer) -> Plan:
+    from zerofit.planning.plan import (  # imports many modules
+        check_plans_alone,
+        on_machine,
+        plan_to_run,
+        ranks_to_plan,
+    )
+    from zerofit.planning.subject import captured_subject, describe
 
-    if request.plan is not None or model.model is not None:
-        check_capture_limit(capture_limit_s, because="--plan" if request.plan is not None else "--model")
-    if model.model is not None:
-        check_plans_alone(model, request, on_cpu=False, rehearses=True)
-    if request.plan is not None:
-        return _given_plan(target, model, request)
-    if elsewhere.gpus is None:
+    if spec.plan is not None or spec.options.model is not None:
+        check_capture_limit(spec.capture_limit_s, because="--plan" if spec.plan is not None else "--model")
+    if spec.options.model is not None:
+        check_plans_alone(spec, on_cpu=False, rehearses=True)
+    if spec.plan is not None:
+        return _given_plan(spec, spec.plan)
+    if spec.gpus is None:
         raise UserError(
             "gpus-missing",
             "a plan for a cluster needs its GPUs",
@@ -290,31 +295,28 @@ def _plan(
             why="the run is planned here, for the nodes it will use",
             fix="set the GPUs of one node: --gpus 8xH100",
         )
-    from zerofit.planning.subject import CapturedRun, named_model
-
-    specified = specified_machine(elsewhere, nodes=Nodes(num_nodes=request.num_nodes))
-    ranks_to_plan(request, specified.machine, num_nodes=request.num_nodes)
-    if model.model is not None:
-        named = named_model(model, script=script_path(target))
-        plan, *_ = plan_to_run(named, request, specified, is_here=False, observer=observer)
+    target, spec = spec.target or (), on_machine(spec)
+    ranks_to_plan(spec)
+    if spec.options.model is not None:
+        named = describe(spec.options, versions=probe_versions(), script=script_path(target))
+        plan, *_ = plan_to_run(spec, named, observer=observer)
         return plan
-    check_model_flags(model)
-    with captured(
-        target, limit_s=capture_limit_s, gpus=specified.machine.gpus, instead=INSTEAD, observer=observer
-    ) as script:
-        subject = CapturedRun(flags=model, script=script)
+    check_model_flags(spec.options)
+    assert spec.machine is not None
+    gpus = spec.machine.machine.gpus
+    with captured(target, limit_s=spec.capture_limit_s, gpus=gpus, instead=INSTEAD, observer=observer) as run:
+        subject = captured_subject(run, engine="" if spec.files is None else spec.files.engine)
         observer.detail("\n".join(subject.lines))
-        plan, *_ = plan_to_run(subject, request, specified, is_here=False, observer=observer)
-    return replace(plan, capture=for_plan(script.capture))
+        plan, *_ = plan_to_run(spec, subject, observer=observer)
+    return replace(plan, capture=for_plan(run.capture))
 
 
-def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) -> Plan:
+def _given_plan(spec: RunSpec, plan: Plan) -> Plan:
     """Return the given plan, if it is for this run and no other settings were given."""
-    plan = request.plan
-    assert plan is not None
-    check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
-    flags = {**FLAGS, **GROUP_FLAGS}
-    said = [flag for name, flag in flags.items() if getattr(request, name) is not None]
+    check_none_ignored(
+        spec.options, because="--plan", instead="leave out --plan, for a plan that is made here"
+    )
+    said = [flag for name, flag in {**FLAGS, **GROUP_FLAGS}.items() if spec.overrides.has(name)]
     if said:
         raise UserError(
             "plan-and-strategy",
@@ -323,16 +325,17 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
             why="nodes follow the plan unchanged",
             fix=f"leave out {', '.join(said)}, or --plan for a plan that is made here",
         )
-    if request.num_nodes not in (None, plan.topology.num_nodes):
+    num_nodes = spec.overrides.get("num_nodes")
+    if num_nodes not in (None, plan.topology.num_nodes):
         raise UserError(
             "plan-for-other-nodes",
             "the plan is for another number of nodes",
-            found=f"--nodes {request.num_nodes} with a plan for {plan.topology.num_nodes}",
+            found=f"--nodes {num_nodes} with a plan for {plan.topology.num_nodes}",
             why="batches and memory of a plan depend on its number of ranks",
             fix="leave out --nodes, or make a plan for this number",
         )
-    if plan.capture is not None and masked(plan.capture.target) != masked(target):
-        was, runs = (shlex.join(masked(one)) for one in (plan.capture.target, target))
+    if spec.has_plan_of_other_run and plan.capture is not None:
+        was, runs = (shlex.join(masked(target)) for target in (plan.capture.target, spec.target or ()))
         raise UserError(
             "plan-of-another-run",
             "the plan file is for another command line",

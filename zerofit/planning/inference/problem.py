@@ -17,7 +17,7 @@ from zerofit.core.strategy import DTYPES, Engine, OffloadDevice, Precision, Stra
 from zerofit.core.validation import check_at_least
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.estimate.host_memory import CHECKPOINT
-from zerofit.planning.problem import DEFAULT_RESERVE
+from zerofit.planning.options import DEFAULT_RESERVE
 from zerofit.planning.ranks import check_ranks
 from zerofit.planning.search import Candidate
 

@@ -1,15 +1,16 @@
-"""The user's settings of model, workload and machine, from flags or keyword arguments of zerofit.plan."""
+"""Flags and keyword arguments as values: overrides, options of planning, machine, nodes and the base."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from zerofit.core.errors import UserError, bad_value, nearest
+from zerofit.core.overrides import FLAGS, OTHER_FLAGS, Overrides, flag_of
 from zerofit.core.plan import Plan, plan_from_json
-from zerofit.core.request import FLAGS, Request
+from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Engine,
     Lora,
@@ -21,55 +22,13 @@ from zerofit.core.strategy import (
 )
 from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
-from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
+from zerofit.planning.options import CAPTURE_LIMIT_S, Allow, Loop, MachineFlags, ModelFlags, Reserve
+from zerofit.planning.sources.nodes import Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Loop(StrEnum):
-    """The training loop, which decides how long the model's outputs stay alive."""
-
-    PLAIN = "plain"
-    """`outputs = model(**batch)`, as in scripts with accelerate: outputs live until the next replace them."""
-    TRAINER = "trainer"
-    """transformers' Trainer, which frees them once it has the loss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFlags:
-    """The flags about model and workload."""
-
-    model: str | None = None
-    sequence_length: int | None = None
-    target_length: int | None = None
-    task: Task | None = None
-    is_padded: bool | None = None
-    loop: Loop | None = None
-    dtype: Precision | None = None
-    """Format in which the weights are loaded; None for the checkpoint's."""
-    trust_remote_code: bool = False
-    allow: frozenset[Allow] = frozenset()
-    reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
-    expandable_segments: bool = False
-    is_fast: bool = False
-    takes_fastest: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFlags:
-    """The flags that describe another machine."""
-
-    gpus: str | None = None
-    host_ram: str | None = None
-    nvme: str | None = None
-    cpu_cores: int | None = None
-    network: str | None = None
-    host_bandwidth: str | None = None
-
-
-CAPTURE_LIMIT_S = 600
-"""ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit changes it."""
 _OF_A_MODEL = {
     "sequence_length": "--seq-len",
     "target_length": "--target-len",
@@ -167,21 +126,40 @@ _BY_FLAG = {
     "cpu": "on_cpu",
 }
 """Fields by the names of their flags: offload_optimizer (--offload-optimizer) is optimizer_offload."""
-_OF_COMMAND_LINE = frozenset({"says_qlora", "elsewhere", "plan", "typed"})
-"""Fields of Request that only the command line sets."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
-_OF_REQUEST = frozenset(Request.__dataclass_fields__)
-SETTINGS = tuple(sorted((_OF_MODEL | _OF_MACHINE | _OF_REQUEST) - _OF_COMMAND_LINE))
+_OF_NODES = frozenset(Nodes.__dataclass_fields__)
+_OVERRIDES = (FLAGS.keys() | OTHER_FLAGS.keys()) - {"world_size", "num_nodes"}
+_OTHERS = frozenset({"preset", "plan", "on_cpu", "typed"})
+_OF_COMMAND_LINE = frozenset({"plan", "typed"})
+"""What a keyword argument of its own, or the command line, sets."""
+SETTINGS = tuple(sorted((_OF_MODEL | _OF_MACHINE | _OF_NODES | _OVERRIDES | _OTHERS) - _OF_COMMAND_LINE))
 """Keyword arguments of zerofit.plan and zerofit.launch."""
 
 
-def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, Request]:
-    """Return the settings of model, machine and strategy in keyword arguments.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Flags or keyword arguments as values."""
+
+    overrides: Overrides
+    """Fields of Strategy, parallel groups and the global batch."""
+    options: ModelFlags
+    described: MachineFlags
+    nodes: Nodes
+    preset: str | None = None
+    plan: Plan | None = None
+    on_cpu: bool = False
+    typed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """The command line up to the script, and from it on; empty if there was none."""
+
+
+def settings_of(settings: Mapping[str, Any]) -> Settings:
+    """Return flags or keyword arguments as values.
 
     Args:
         settings: by name; enums may be given by value ("bf16", 3), `lora` as True, `allow` and `freeze` as
-            sequences of strings, `reserve` as bytes or as a share below 1, `plan` as a path.
+            sequences of strings, `reserve` as bytes or as a share below 1, `plan` as a path. A Said has a
+            place of its own; the others' place is their flag.
 
     Raises:
         UserError: a name or a value is unknown, or the plan file can't be read.
@@ -191,12 +169,26 @@ def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, 
         if (field := _BY_FLAG.get(name, name)) in named:
             raise bad_value(field, str(value), why=f"{field} is given twice", fix=f"leave out {name}")
         named[field] = value
-    values = {name: _value(name, value) for name, value in named.items()}
+    values, said = {}, {}
+    for name, given in named.items():
+        value = _value(name, given.value if isinstance(given, Said) else given)
+        if value is None:
+            continue
+        values[name] = value
+        if name in _OVERRIDES:
+            default = Said(value=value, text=flag_of(name, value))
+            said[name] = replace(given, value=value) if isinstance(given, Said) else default
 
     def of(names: frozenset[str]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name in names and value is not None}
+        return {name: value for name, value in values.items() if name in names}
 
-    return ModelFlags(**of(_OF_MODEL)), MachineFlags(**of(_OF_MACHINE)), Request(**of(_OF_REQUEST))
+    return Settings(
+        overrides=Overrides(said=said),
+        options=ModelFlags(**of(_OF_MODEL)),
+        described=MachineFlags(**of(_OF_MACHINE)),
+        nodes=Nodes(**of(_OF_NODES)),
+        **of(_OTHERS),
+    )
 
 
 def _value(name: str, value: Any) -> Any:

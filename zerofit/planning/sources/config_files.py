@@ -1,10 +1,10 @@
-"""Imports accelerate's and DeepSpeed's configuration files of a launch line into zerofit's request."""
+"""Settings of accelerate's and DeepSpeed's configuration files, each with its line."""
 
 from __future__ import annotations
 
 import io
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import check
@@ -14,15 +14,17 @@ from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules.launch.files import RULES as FILE_RULES
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, OffloadDevice, Precision
-from zerofit.launching.other_launchers import fsdp_refused
+from zerofit.core.overrides import Overrides
+from zerofit.core.setting import Place, Said
+from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
+from zerofit.planning.sources.launch_line import fsdp_refused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zerofit.checking.situation import RunSettings
     from zerofit.configs.document import Document
-    from zerofit.core.request import Request
-    from zerofit.launching.nodes import Nodes
+    from zerofit.planning.sources.nodes import Nodes
 
 _PLANNED_FIELDS = (
     "engine",
@@ -34,7 +36,15 @@ _PLANNED_FIELDS = (
     "sequence_parallel_size",
 )
 """Settings that the planner chooses itself; precision, clipping and accumulation would change results."""
-_NODE_KEYS = ("num_processes", "machine_rank", "main_process_port")
+_NODE_KEYS = {
+    "num_processes": "num_processes",
+    "machine_rank": "machine_rank",
+    "main_process_port": "main_process_port",
+    "num_nodes": "num_machines",
+    "main_process_ip": "main_process_ip",
+    "gpu_ids": "gpu_ids",
+}
+"""The key in accelerate's file of each field of Nodes."""
 _KNOWN_KEYS = """
     zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
     train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
@@ -59,11 +69,11 @@ class ConfigFiles:
 
     name: str
     """The first of the files."""
-    fields: dict[str, Any]
-    """Values by field of Request."""
-    said_by: dict[str, str]
-    """File and line of each field."""
-    nodes: dict[str, Any]
+    overrides: Overrides
+    """Strategy, precision, accumulation, clipping and groups of ranks."""
+    buckets: Mapping[str, int | str]
+    """Sizes of ZeRO's buckets in elements, or "auto", by field of Buckets."""
+    nodes: Mapping[str, Said[Any]]
     """Values by field of Nodes."""
     on_cpu: bool
     """True if the ranks run on the CPU."""
@@ -78,8 +88,8 @@ class ConfigFiles:
     def line(self) -> str:
         """A sentence on the imported settings."""
         said = {
-            **{name: value for name, value in self.nodes.items() if name == "num_processes"},
-            **self.fields,
+            **{name: said.value for name, said in self.nodes.items() if name == "num_processes"},
+            **{name: said.value for name, said in self.overrides.said.items()},
         }
         words = ", ".join(f"{name} {getattr(value, 'value', value)}" for name, value in said.items())
         rest = f"; not used: {', '.join(self.left_out)}" if self.left_out else ""
@@ -134,10 +144,14 @@ def read_config_files(
         **_groups(*files),
     }
     engine = said.get("engine")
+    placed = {
+        name: replace(value, place=value.place or Place(file=documents[0].name, line=0))
+        for name, value in said.items()
+    }
     return ConfigFiles(
         name=documents[0].name,
-        fields={name: one.value for name, one in said.items()},
-        said_by={name: str(one.place or documents[0].name) for name, one in said.items()},
+        overrides=Overrides(said=placed),
+        buckets=_buckets(deepspeed),
         nodes=_nodes(accelerate),
         on_cpu=accelerate is not None and accelerate.value("use_cpu") is True,
         engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
@@ -155,38 +169,32 @@ def _missing(config_file: str | None, deepspeed_file: str | None) -> list[Said[s
     return [Said(value=name, text=name) for name in names if name is not None and not os.path.exists(name)]
 
 
-def with_config_files(
-    files: ConfigFiles, request: Request, nodes: Nodes, *, is_planned: bool
-) -> tuple[Request, Nodes]:
-    """Return a request and its nodes, completed by the files' settings where no flag is given.
+def with_files(said: Overrides, files: ConfigFiles, *, is_planned: bool) -> Overrides:
+    """Return overrides completed by those of files.
 
     Args:
-        files: the settings.
-        request: from flags.
-        nodes: from flags.
-        is_planned: True if zerofit chooses the strategy instead of the files'.
+        said: from flags, which take precedence.
+        files: the settings of the files.
+        is_planned: True if zerofit, a preset or a plan chooses the strategy instead of the files.
     """
-    taken = {
-        name: value
-        for name, value in files.fields.items()
-        if getattr(request, name) is None and not (is_planned and name in _PLANNED_FIELDS)
-    }
-    if request.engine is Engine.NATIVE:
-        taken = {name: value for name, value in taken.items() if name not in _PLANNED_FIELDS}
+    both = said.over(files.overrides)
+    if is_planned or said.get("engine") is Engine.NATIVE:
+        both = both.without(name for name in _PLANNED_FIELDS if not said.has(name))
+    return both
+
+
+def nodes_with_files(nodes: Nodes, files: ConfigFiles, *, on_cpu: bool) -> Nodes:
+    """Return the nodes completed by those of files; on the CPU without GPUs."""
+    own = {name: said.value for name, said in files.nodes.items()}
     if nodes.ranks_per_node is not None or nodes.gpu_ids is not None:
-        own = {name: value for name, value in files.nodes.items() if name != "num_processes"}
-    else:
-        own = files.nodes
-    if request.on_cpu:
-        own = {name: value for name, value in own.items() if name != "gpu_ids"}
-    filled = {name: value for name, value in own.items() if getattr(nodes, name) is None}
-    said_by = {name: files.said_by[name] for name in taken}
-    request = replace(request, **taken, said_by=said_by, on_cpu=request.on_cpu or files.on_cpu)
-    return request, replace(nodes, **filled)
+        own.pop("num_processes", None)
+    if on_cpu:
+        own.pop("gpu_ids", None)
+    return replace(nodes, **{name: value for name, value in own.items() if getattr(nodes, name) is None})
 
 
 def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
-    """Return strategy and precision by field of Request; settings outside files are left out."""
+    """Return strategy and precision by field of Strategy; settings outside files are left out."""
     all_said: dict[str, Said[Any] | None] = {
         "engine": settings.engine,
         "zero_stage": settings.zero_stage,
@@ -230,7 +238,7 @@ def _left_out(deepspeed: Document) -> tuple[str, ...]:
 
 
 def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return the sizes of tensor- and sequence-parallel groups in the files, by field of Request."""
+    """Return the sizes of tensor- and sequence-parallel groups in the files, by field of Topology."""
     groups = {}
     for name, document, path in (
         ("tensor_parallel_size", deepspeed, _TENSOR_PARALLEL_KEY),
@@ -243,17 +251,27 @@ def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str
     return groups
 
 
-def _nodes(file: Document | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    nodes: dict[str, Any] = {name: whole_number(file.value(name)) for name in _NODE_KEYS}
-    nodes["num_nodes"] = whole_number(file.value("num_machines"))
-    nodes["main_process_ip"] = file.value("main_process_ip")
-    nodes["gpu_ids"] = file.value("gpu_ids")
+def _nodes(file: Document | None) -> dict[str, Said[Any]]:
+    nodes: dict[str, Said[Any]] = {}
+    for name, key in _NODE_KEYS.items() if file is not None else ():
+        said = file.said(key) if file is not None else None
+        value = None if said is None else said.value
+        value = whole_number(value) if name not in ("main_process_ip", "gpu_ids") else value
+        if said is None or value is None or value == "all" or (name == "num_nodes" and value == 1):
+            continue
+        nodes[name] = replace(said, value=value)
+    return nodes
+
+
+def _buckets(file: Document | None) -> dict[str, int | str]:
+    """Return the sizes of ZeRO's buckets in a DeepSpeed file, by field of Buckets."""
+    zero = file.value("zero_optimization") if file is not None else None
+    section = zero if isinstance(zero, dict) else {}
+    said = {field.name: section.get(field.name) for field in fields(Buckets)}
     return {
-        name: value
-        for name, value in nodes.items()
-        if value is not None and not (name == "num_nodes" and value == 1) and value != "all"
+        name: "auto" if value == "auto" else int(value)
+        for name, value in said.items()
+        if value == "auto" or (isinstance(value, int | float) and value > 0)
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.optimizer import optimizer_of_class
+from zerofit.core.batch import split_global_batch
 from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
@@ -14,8 +15,8 @@ from zerofit.core.strategy import DTYPES, OptimizerName, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
 from zerofit.planning.estimate.device_memory.optimizers import ScriptOptimizer, Stepper
-from zerofit.planning.inputs import ModelFlags
-from zerofit.planning.problem import Allow, Problem, Script
+from zerofit.planning.options import Allow
+from zerofit.planning.problem import Problem, Script
 from zerofit.planning.stages import with_stage_blocks
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from zerofit.core.capture import Capture, CapturedBatch, CapturedOptimizer, CapturedTensor
     from zerofit.core.facts import Machine, Versions
+    from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
-    from zerofit.core.request import Request
+    from zerofit.planning.run_spec import RunSpec
+    from zerofit.planning.subject import Subject
 
 _TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta")
 _ONE_STATE = ("SGD", "RMSprop", "Adagrad", "Lion", "Muon", "ASGD", "LARS")
@@ -53,54 +56,73 @@ _PAD_MULTIPLES = (128, 64, 32, 16, 8)
 """ASSUMPTION: the values of pad_to_multiple_of that collators use."""
 
 
-def problem_from_capture(
-    capture: Capture,
-    flags: ModelFlags | None = None,
-    *,
-    request: Request,
-    machine: Machine,
-    versions: Versions,
-    topology: Topology,
+def problem_of(
+    spec: RunSpec, subject: Subject, *, machine: Machine, topology: Topology, versions: Versions
 ) -> Problem:
-    """Return the problem of planning for a captured script on one machine.
-
-    Args:
-        flags: planning flags; --allow length is ignored, as only the script can change its samples.
+    """Return the problem of planning what a user asked for, on the ranks of one machine.
 
     Raises:
-        UserError: a flag can't be applied to the script or sets another global batch than the script's, or
-            its batch does not divide over the ranks.
+        UserError: a setting can't be applied to the script or sets another global batch than the script's,
+            or the batch does not divide over the ranks.
     """
-    flags = flags or ModelFlags()
-    steps, place = request.gradient_accumulation_steps, request.said_by.get("gradient_accumulation_steps")
-    if steps is not None and capture.route is Route.ACCELERATE and (place or not request.micro_batch_size):
-        if steps in (capture.gradient_accumulation_steps, capture.passes_per_step):
-            request = replace(request, gradient_accumulation_steps=None)  # the script's own
-        elif place:
-            raise _accumulation_is_the_scripts(steps, capture, place)
-    if capture.asks_for_cpu and not topology.on_cpu:
-        raise _runs_on_cpu(capture, rehearses=request.on_cpu)
-    script = script_on_ranks(capture, topology, request)
-    constraints_of(capture, topology=topology).check(request)
-    workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
-    left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
-    notes += tuple(f"--allow {one} is left out: {why}" for one, why in left_out.items())
-    return Problem(
-        model=capture.model.facts,
+    topology = with_stage_blocks(topology, subject.facts)
+    problem = Problem(
+        spec=spec,
+        subject=subject,
         machine=machine,
-        topology=with_stage_blocks(topology, capture.model.facts),
-        workload=workload,
+        topology=topology,
         versions=versions,
-        request=request,
-        allow=flags.allow - left_out.keys(),
-        reserve=flags.reserve,
-        takes_fastest=flags.takes_fastest,
-        makes_model_first=capture.model.is_made_whole or not capture.model.is_transformers,
-        loads_weights=capture.model.loads_weights,
-        expandable_segments=flags.expandable_segments,
-        script=script,
-        notes=(*notes, *_notes(capture, script)),
+        workload=replace(subject.samples, global_batch_size=spec.overrides.get("global_batch_size")),
     )
+    if subject.capture is not None:
+        return _on_ranks(problem, subject.capture)
+    if problem.workload.global_batch_size is not None:
+        split_global_batch(
+            global_batch_size=problem.workload.global_batch_size,
+            micro_batch_size=None,
+            gradient_accumulation_steps=None,
+            data_parallel_size=topology.data_parallel_size,
+        )
+    return problem
+
+
+def _on_ranks(problem: Problem, capture: Capture) -> Problem:
+    """Return the problem with the script on its ranks; what can't be applied to it is left out or refused."""
+    spec, topology = problem.spec, problem.topology
+    said = _without_own_accumulation(spec.overrides, capture)
+    if capture.asks_for_cpu and not topology.on_cpu:
+        raise _runs_on_cpu(capture, rehearses=spec.on_cpu)
+    script = script_on_ranks(capture, topology, said)
+    constraints_of(capture, topology=topology).check(said)
+    size = _global_batch_size(capture, script, said, topology)
+    left_out = {name: why for name in sorted(spec.options.allow) if (why := _why_left_out(name, script))}
+    notes = [f"--allow {name} is left out: {why}" for name, why in left_out.items()]
+    options = replace(spec.options, allow=spec.options.allow - left_out.keys())
+    return replace(
+        problem,
+        spec=replace(spec, overrides=said, options=options),
+        workload=replace(problem.workload, global_batch_size=size),
+        script=script,
+        notes=(*_notes_on_samples(capture), *notes, *_notes(capture, script)),
+    )
+
+
+def _without_own_accumulation(said: Overrides, capture: Capture) -> Overrides:
+    """Return the overrides without an accumulation that is the script's own.
+
+    Raises:
+        UserError: a file says another one than the script's.
+    """
+    name = "gradient_accumulation_steps"
+    steps, is_in_file = said.get(name), said.is_in_file(name)
+    if steps is None or capture.route is not Route.ACCELERATE:
+        return said
+    if is_in_file or not said.has("micro_batch_size"):
+        if steps in (capture.gradient_accumulation_steps, capture.passes_per_step):
+            return said.without([name])
+        if is_in_file:
+            raise _accumulation_is_the_scripts(steps, capture, said.where(name))
+    return said
 
 
 def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> UserError:
@@ -168,14 +190,14 @@ def _is_in_4_bit(capture: Capture) -> bool:
     return isinstance(said, dict) and bool(said.get("load_in_4bit"))
 
 
-def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> Script:
+def script_on_ranks(capture: Capture, topology: Topology, said: Overrides) -> Script:
     """Return a captured script with the facts that depend on its ranks."""
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
     stepper, note = own_stepper(capture.optimizer)
     return Script(
         capture=capture,
-        constraints=constraints_of(capture, topology=topology).beside(request),
+        constraints=constraints_of(capture, topology=topology).beside(said),
         micro_batch_size=micro_batch_of(capture, topology),
         optimizer=stepper,
         optimizer_id=optimizer_of_class(capture.optimizer.class_path) if capture.optimizer else None,
@@ -197,13 +219,13 @@ def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Pr
     if problem.script is None:
         return changed
     capture = problem.script.capture
-    script = script_on_ranks(capture, topology, problem.request)
-    size = _global_batch_size(capture, script, problem.request, topology)
+    script = script_on_ranks(capture, topology, problem.said)
+    size = _global_batch_size(capture, script, problem.said, topology)
     return replace(changed, script=script, workload=replace(problem.workload, global_batch_size=size))
 
 
-def _global_batch_size(capture: Capture, script: Script, request: Request, topology: Topology) -> int | None:
-    own, asked = capture.global_batch_size(topology.data_parallel_size), request.global_batch_size
+def _global_batch_size(capture: Capture, script: Script, said: Overrides, topology: Topology) -> int | None:
+    own, asked = capture.global_batch_size(topology.data_parallel_size), said.get("global_batch_size")
     if asked is None or asked == own:
         return own
     is_whole = "micro_batch_size" in script.constraints.settled()
@@ -240,32 +262,34 @@ def _other_global_batch(capture: Capture, script: Script, asked: int, topology: 
     )
 
 
-def _workload(capture: Capture, global_batch_size: int | None) -> tuple[Workload, tuple[str, ...]]:
-    lengths, notes = capture.lengths, []
+def samples_of(capture: Capture) -> Workload:
+    """Return the lengths and padding of a script's samples; the longest stand for all."""
     length = None
-    if lengths is not None:
+    if capture.lengths is not None:
         length = max([_padded_length(capture), *_widths(capture.batches, "input_ids")])
-        if not lengths.is_whole:
-            notes.append(
-                f"the longest of the {lengths.num_samples} samples that were looked at, {lengths.longest} "
-                "tokens, stands for all"
-            )
-    target = None
-    if capture.model.facts.num_decoder_layers:
-        widths = [width for name in DECODER_TOKENS for width in _widths(capture.batches, name)]
-        target = max(widths, default=None)
-        if len(set(widths)) > 1:
-            notes.append(f"targets of {target} tokens, the longest of the first batches, stand for all")
-    return (
-        Workload(
-            global_batch_size=global_batch_size,
-            sequence_length=length,
-            target_length=target,
-            is_padded=any(map(_is_padded, capture.batches)),
-            keeps_outputs=capture.route is not Route.TRAINER,
-        ),
-        tuple(notes),
+    return Workload(
+        sequence_length=length,
+        target_length=max(_target_widths(capture), default=None),
+        is_padded=any(map(_is_padded, capture.batches)),
+        keeps_outputs=capture.route is not Route.TRAINER,
     )
+
+
+def _target_widths(capture: Capture) -> list[int]:
+    if not capture.model.facts.num_decoder_layers:
+        return []
+    return [width for name in DECODER_TOKENS for width in _widths(capture.batches, name)]
+
+
+def _notes_on_samples(capture: Capture) -> Iterator[str]:
+    lengths, widths = capture.lengths, _target_widths(capture)
+    if lengths is not None and not lengths.is_whole:
+        yield (
+            f"the longest of the {lengths.num_samples} samples that were looked at, {lengths.longest} "
+            "tokens, stands for all"
+        )
+    if len(set(widths)) > 1:
+        yield f"targets of {max(widths)} tokens, the longest of the first batches, stand for all"
 
 
 def _padded_length(capture: Capture) -> int:

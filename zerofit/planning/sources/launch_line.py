@@ -1,19 +1,21 @@
-"""Converts command lines of accelerate, torchrun, DeepSpeed's launcher or python to `zerofit launch`."""
+"""Settings of a command line of accelerate, torchrun, DeepSpeed's launcher or python."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.command import Launcher
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, bad_value
+from zerofit.core.strategy import Engine
+from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from zerofit.core.command import Flag, LaunchCommand
 
@@ -24,6 +26,8 @@ class ReadLine:
 
     words: tuple[str, ...]
     """The flags for `zerofit launch`."""
+    settings: dict[str, Any]
+    """Their values, by the names of keyword arguments of `zerofit.launch`."""
     target: tuple[str, ...]
     """The script or module, and its arguments."""
     is_module: bool
@@ -32,6 +36,16 @@ class ReadLine:
     """Variables set in the line."""
     left_out: tuple[str, ...]
     """Flags that zerofit ignores, as the user wrote them."""
+
+    def words_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the flags of some settings, with their values."""
+        wanted, words, rest = set(names), list[str](), iter(self.words)
+        for flag in rest:
+            pair = (flag,) if flag in _SWITCHES else (flag, next(rest, ""))
+            name, _ = _SWITCHES[flag] if flag in _SWITCHES else _NAMES[flag]
+            if name in wanted:
+                words += pair
+        return tuple(words)
 
 
 _SAME_WORDS = """
@@ -105,11 +119,69 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     is_module = command.find("module") is not None or _is_python_module(words, command)
     return ReadLine(
         words=tuple(flags),
+        settings=_settings(flags),
         target=(command.script, *command.arguments),
         is_module=is_module,
         environment=command.environment,
         left_out=tuple(left_out),
     )
+
+
+_NAMES: dict[str, tuple[str, type]] = {
+    "--num-processes": ("num_processes", int),
+    "--num-machines": ("num_nodes", int),
+    "--nnodes": ("num_nodes", int),
+    "--machine-rank": ("machine_rank", int),
+    "--node-rank": ("machine_rank", int),
+    "--main-process-ip": ("main_process_ip", str),
+    "--master-addr": ("main_process_ip", str),
+    "--main-process-port": ("main_process_port", int),
+    "--master-port": ("main_process_port", int),
+    "--gpu-ids": ("gpu_ids", str),
+    "--nproc-per-node": ("ranks_per_node", int),
+    "--num-gpus": ("ranks_per_node", int),
+    "--config-file": ("config_file", str),
+    "--deepspeed-config-file": ("deepspeed_file", str),
+    "--hostfile": ("hostfile", str),
+    "--zero-stage": ("zero_stage", int),
+    "--offload-optimizer-device": ("optimizer_offload", str),
+    "--offload-param-device": ("param_offload", str),
+    "--nvme-path": ("nvme_path", str),
+    "--gradient-accumulation-steps": ("gradient_accumulation_steps", int),
+    "--gradient-clipping": ("gradient_clipping", float),
+    "--mixed-precision": ("precision", str),
+    "--sequence-parallel-size": ("sequence_parallel_size", int),
+    "--tensor-parallel-size": ("tensor_parallel_size", int),
+}
+"""The keyword argument of each flag with a value, and its type."""
+_SWITCHES = {
+    "--cpu": ("on_cpu", True),
+    "--use-deepspeed": ("engine", Engine.DEEPSPEED),
+    "--compile": ("compile", True),
+}
+"""The keyword argument of each flag without a value, and what it says."""
+_ANY_GPU = ("gpu", "auto")
+"""torchrun's words for one rank per GPU."""
+
+
+def _settings(words: Sequence[str]) -> dict[str, Any]:
+    """Return flags as keyword arguments of `zerofit.launch`; the last of equal ones counts."""
+    settings: dict[str, Any] = {}
+    rest = iter(words)
+    for flag in rest:
+        if flag in _SWITCHES:
+            name, value = _SWITCHES[flag]
+            settings.setdefault(name, value)
+            continue
+        name, kind = _NAMES[flag]
+        text = next(rest, "")
+        try:
+            is_any = name == "ranks_per_node" and text in _ANY_GPU
+            settings[name] = RANK_FOR_EACH_GPU if is_any else kind(text)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise bad_value(flag, text, why=f"it is {what}", fix=f"write it as in {flag} 2") from None
+    return settings
 
 
 def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:

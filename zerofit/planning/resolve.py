@@ -1,0 +1,226 @@
+"""resolve: what the user said, from all sources, as one RunSpec; every verb begins with it.
+
+Sources, each of which overrides those after it: zerofit's own flags or keyword arguments; the flags of
+another launcher's line; the files that these name, or accelerate's default file; a preset or a plan, which
+`choose` starts from.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.named_files import named_by_arguments
+from zerofit.core.observer import SILENT, Observer
+from zerofit.core.overrides import Overrides, flag_of
+from zerofit.core.plan import Plan
+from zerofit.core.setting import Said
+from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
+from zerofit.planning.run_spec import RunSpec
+from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
+from zerofit.planning.sources.launch_line import read_line
+from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
+from zerofit.planning.sources.settings import settings_of
+from zerofit.scripts.target import check_script, script_target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.planning.sources.config_files import ConfigFiles
+    from zerofit.planning.sources.launch_line import ReadLine
+
+
+class Verb(StrEnum):
+    """A verb that runs or plans a training."""
+
+    PLAN = "plan"
+    LAUNCH = "launch"
+    TUNE = "tune"
+    SUBMIT = "submit"
+    CONFIG = "config"
+
+
+_RUNS_HERE = (Verb.LAUNCH, Verb.TUNE)
+"""Verbs that start ranks on this node."""
+_RANKS = ("num_processes", "ranks_per_node")
+_OF_THE_RUN = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "hostfile", "on_cpu")
+"""Settings of a line that only a verb that starts ranks here uses."""
+
+
+def resolve(
+    target: tuple[str, ...] | None,
+    *,
+    verb: Verb,
+    module: bool = False,
+    plan: Plan | str | Path | None = None,
+    captures: bool = True,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
+    hostfile: str | Path | None = None,
+    config_file: str | None = None,
+    deepspeed_file: str | None = None,
+    dry_run: bool = False,
+    observer: Observer = SILENT,
+    **settings: Any,
+) -> RunSpec:
+    """Return what the user asked for.
+
+    Args:
+        target: the script, or with `module` the module, and its arguments; or a whole line of accelerate,
+            torchrun, DeepSpeed's launcher or python. None for a model given by `model` alone.
+        verb: who asks.
+        module: True if the target is a module, as with `python -m`.
+        plan: a plan to start from, or its file.
+        captures: True if the script may be captured.
+        capture_limit_s: time limit for the script to reach its training.
+        hostfile: DeepSpeed's list of nodes.
+        config_file: of `accelerate config`; by default that in accelerate's cache, if the machine to plan for
+            is this one and no plan is given.
+        deepspeed_file: DeepSpeed's JSON.
+        dry_run: True to start nothing.
+        observer: told what was read from a line and from files.
+        settings: the other flags, as keyword arguments of `zerofit.plan`.
+
+    Raises:
+        UserError: a setting, a line or a file is wrong.
+        ExceptionGroup: of UserErrors for files that can't be read.
+    """
+    line = None if module or target is None else read_line(target)
+    own_files = {"config_file": config_file, "deepspeed_file": deepspeed_file, "hostfile": hostfile}
+    if line is not None:
+        os.environ.update(line.environment)
+        target, module = line.target, line.is_module
+        of_line = _settings_of_line(line, settings, verb)
+        _tell_of_line(line, of_line, settings, verb, observer)
+        named = {name: of_line.pop(name, None) for name in own_files}
+        own_files = {name: given or named[name] for name, given in own_files.items()}
+        settings = _with_line(settings, of_line)
+        own, _ = settings.get("typed") or ((), ())
+        if own:  # the line as flags of the verb, so that it can be changed and typed again
+            words = (*own[:2], *_words_of(line, of_line), *own[2:], *(("-m",) if module else ()))
+            settings["typed"] = (words, target)
+    if target is not None:
+        target = script_target(target[0], target[1:], module=module)
+        check_script(target)
+    said = settings_of({**settings, "plan": plan})
+    nodes = said.nodes
+    takes_default = (
+        target is not None
+        and said.plan is None
+        and said.described == MachineFlags()
+        and verb in (Verb.PLAN, *_RUNS_HERE)
+    )
+    files = read_config_files(
+        config_file=own_files["config_file"],
+        deepspeed_file=own_files["deepspeed_file"],
+        takes_default=takes_default,
+    )
+    on_cpu = said.on_cpu or (files is not None and files.on_cpu and verb is not Verb.PLAN)
+    if files is not None:
+        nodes = nodes_with_files(nodes, files, on_cpu=said.on_cpu)
+    if own_files["hostfile"] is not None:
+        nodes = with_hostfile(nodes, Path(own_files["hostfile"]))
+    spec = RunSpec(
+        target=target,
+        overrides=said.overrides,
+        preset=said.preset,
+        plan=said.plan,
+        plan_file=None if plan is None or isinstance(plan, Plan) else Path(plan),
+        options=said.options,
+        described=said.described,
+        nodes=nodes,
+        on_cpu=on_cpu and verb is not Verb.PLAN,
+        captures=captures,
+        capture_limit_s=capture_limit_s,
+        dry_run=dry_run,
+        typed=said.typed,
+    )
+    is_planned = verb is not Verb.CONFIG and (spec.makes_a_plan or spec.has_given_strategy)
+    is_planned = is_planned or said.options.model is not None or spec.has_given_strategy
+    if files is None and not is_planned and target is not None:
+        files = _files_of_script(target)
+    if files is not None:
+        observer.say(files.line)
+        spec = replace(spec, files=files, overrides=with_files(spec.overrides, files, is_planned=is_planned))
+    return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files))
+
+
+def _settings_of_line(line: ReadLine, own: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
+    """Return the settings of a line that count: own flags for ranks and --cpu replace the line's."""
+    found = dict(line.settings)
+    if any(own.get(name) is not None for name in _RANKS):
+        for name in _RANKS:
+            found.pop(name, None)
+    if own.get("on_cpu"):
+        found.pop("gpu_ids", None)
+    if verb not in _RUNS_HERE:
+        for name in _OF_THE_RUN:
+            found.pop(name, None)
+    return found
+
+
+def _with_line(own: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of both, where the user's own flags take precedence."""
+    return {
+        **own,
+        **{
+            name: value
+            for name, value in of_line.items()
+            if own.get(name) is None or (name == "on_cpu" and not own[name])
+        },
+    }
+
+
+def _words_of(line: ReadLine, of_line: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the flags of a line that count, as zerofit's own."""
+    return line.words_of(of_line.keys() | {"config_file", "deepspeed_file", "hostfile"})
+
+
+def _tell_of_line(
+    line: ReadLine, of_line: Mapping[str, Any], own: Mapping[str, Any], verb: Verb, observer: Observer
+) -> None:
+    """Say which command of zerofit a line is, and what is left out of it."""
+    typed, _ = own.get("typed") or ((), ())
+    module = ("-m",) if line.is_module else ()
+    words = (*_words_of(line, of_line), *typed[2:], *module, *line.target)
+    observer.say(f"the command is equivalent to: zerofit {verb} {shlex.join(words)}")
+    if line.left_out:
+        observer.say(f"without {', '.join(line.left_out)}, which zerofit handles itself")
+    unused = [word for word in line.words_of(_OF_THE_RUN) if word.startswith("--")]
+    if unused and verb not in _RUNS_HERE:
+        observer.say(f"without {', '.join(unused)}, which zerofit {verb} does not use")
+
+
+def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
+    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
+    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
+    if (file := next(named, None)) is None:
+        return None
+    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
+    if files is None:
+        return None
+    # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
+    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
+    return replace(files, left_out=left_out)
+
+
+def _with_ranks(said: Overrides, own: Nodes, nodes: Nodes, files: ConfigFiles | None) -> Overrides:
+    """Return the overrides with the numbers of ranks and nodes, each with its place."""
+    if nodes.ranks_per_node == RANK_FOR_EACH_GPU:
+        ranks = {"world_size": None, "num_nodes": nodes.num_nodes}
+    else:
+        ranks = {"world_size": nodes.world_size, "num_nodes": nodes.num_nodes}
+    of_files = {} if files is None else files.nodes
+    found = {}
+    for name, value in ranks.items():
+        key = "num_processes" if name == "world_size" else name
+        if value is None:
+            continue
+        place = of_files.get(key) if getattr(own, key) is None and own.ranks_per_node is None else None
+        is_per_node = name == "world_size" and nodes.ranks_per_node is not None
+        text = "--nproc-per-node" if is_per_node else flag_of(name)
+        found[name] = replace(place, value=value) if place is not None else Said(value=value, text=text)
+    return replace(said, said={**said.said, **found})

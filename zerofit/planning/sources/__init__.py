@@ -1,0 +1,1 @@
+"""Sources of settings: flags and keyword arguments, launch lines, configuration files, presets and plans."""
