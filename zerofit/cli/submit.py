@@ -10,11 +10,13 @@ from typing import Any
 import click
 
 from zerofit.cli.help_groups import GroupedVerb
+from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
     check_script_flags,
     field_options,
     json_option,
+    num_processes_option,
     script_options,
     settings_from,
 )
@@ -116,6 +118,8 @@ _WALL_TIME = Parsed(
 @click.option("--env", metavar="NAME", multiple=True, help="Another variable for the job, such as HF_TOKEN.")
 @model_options
 @field_options
+@num_processes_option
+@launch_line_options
 @capture_limit_option
 @json_option
 @script_options(dry_run="Print what would be submitted, and submit nothing.", has_quiet=False)
@@ -148,6 +152,7 @@ def submit(
         dry_run=dry_run,
         observer=console,
         cluster=ClusterFlags(**cluster, has_trainer=not job_set),
+        ranks_per_node=resolve_line_flags(flags),
         **settings_from(flags),
     )
     if as_json:

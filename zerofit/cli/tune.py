@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from zerofit.cli.help_groups import GroupedVerb
+from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
     capture_limit_option,
     check_script_flags,
@@ -89,6 +90,7 @@ _BUDGET = Parsed(
 @click.option("--force", is_flag=True, help="Overwrite an existing plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @one_node_options
+@launch_line_options
 @model_options
 @gpu_ids_option
 @machine_options(gpus="With --cpu or --dry-run: the GPUs to plan for.")
@@ -129,6 +131,7 @@ def tune(
         is_checked=is_checked,
         dry_run=dry_run,
         observer=console,
+        ranks_per_node=resolve_line_flags(flags),
         **settings_from(flags),
     )
     launch, plan_file = tuning.launch, tuning.folder / PLAN

@@ -96,6 +96,10 @@ class Buckets:
     """Elements per optimizer sub-step."""
 
 
+DEEPSPEEDS_BUCKETS = Buckets(reduce_bucket_size=500_000_000, allgather_bucket_size=500_000_000)
+"""DeepSpeed's own defaults, of files that name no sizes (deepspeed 0.19.8, runtime/zero/config.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmeBuffers:
     """Host buffers between the GPU and the NVMe disk, as zerofit configures them for DeepSpeed.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
-from zerofit.core.overrides import FLAGS
+from zerofit.core.strategy import Buckets
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.planning.plan_labels import (
@@ -259,22 +259,25 @@ def command_with(flags: str, spec: RunSpec) -> str:
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
-    """Return the verdict on the unchanged script and how the plan differs; empty without a script.
+    """Return the verdicts on the unchanged script and on its configuration files, and how the plan differs.
+
+    Empty without a script and without files.
 
     Args:
-        has_terms: True to list the terms of its peak memory.
+        has_terms: True to list the terms of the script's peak memory.
     """
-    own, problem = answer.as_it_is, answer.problem
-    if own is None:
-        return []
-    device, chosen = own.estimate.device, answer.found.chosen
-    said = as_it_is_words(own, problem)
-    if chosen is not None and chosen.strategy == own.strategy:
-        said += "; nothing is changed"
-    elif chosen is not None and own.fits:
-        said += f"; {_changed(chosen, own, problem)}"
-    lines = [said, *(_terms_lines(device) if has_terms else ())]
-    if chosen is not None and chosen.strategy != own.strategy:
+    own, files, chosen = answer.as_it_is, answer.as_files_say, answer.found.chosen
+    lines = []
+    if own is not None:
+        said = as_it_is_words(own, answer.problem)
+        if chosen is not None and chosen.strategy == own.strategy:
+            said += "; nothing is changed"
+        elif chosen is not None and own.fits:
+            said += f"; {_changed(chosen, own, answer.problem)}"
+        lines += [said, *(_terms_lines(own.estimate.device) if has_terms else ())]
+    if files is not None:
+        lines.append(_files_line(files, answer))
+    if chosen is not None and lines and (own is None or chosen.strategy != own.strategy):
         lines.append(_runs_with(chosen, answer))
     if answer.in_16_bits is not None and chosen is not None:
         lines += _hint(answer.in_16_bits, chosen)
@@ -283,24 +286,43 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
 
 def as_it_is_words(own: EstimatedStrategy, problem: Problem) -> str:
     """Return the verdict on the unchanged script."""
-    device = own.estimate.device
+    return f"your script as it is: {_verdict(own, problem)}"
+
+
+def _files_line(judged: EstimatedStrategy, answer: Answer) -> str:
+    """Return the verdict on the strategy of the configuration files, and why another one is chosen."""
+    problem, chosen, files = answer.problem, answer.found.chosen, answer.problem.spec.files
+    name = "" if files is None else f" ({files.name})"
+    words = label(replace(judged.strategy, buckets=Buckets()), problem.topology)
+    said = f"as your files say{name}: {words}, "
+    said += _verdict(judged, problem)
+    if chosen is None:
+        return said
+    if replace(chosen.strategy, buckets=judged.strategy.buckets) == judged.strategy:
+        return f"{said}; this is what runs"
+    return f"{said}; not chosen: {why_it_loses(judged, chosen, problem)}" if judged.fits else said
+
+
+def _verdict(judged: EstimatedStrategy, problem: Problem) -> str:
+    """Return the memory of a strategy, whether it fits, and the time of its step."""
+    device = judged.estimate.device
     where = " on each GPU" if problem.topology.world_size > 1 else ""
-    said = f"your script as it is: {_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
+    said = f"{_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
     if device.peak_bytes > problem.card_bytes:
-        said += "does not fit"
-    elif not own.fits:
+        return said + "does not fit"
+    if not judged.fits:
         free = format_bytes(problem.card_bytes - problem.device_bytes)
         is_device = device.peak_bytes > problem.device_bytes
-        said += f"does not fit with {free} kept free" if is_device else own.shortage
-    else:
-        said += fit_words(own.estimate, problem)
-    return said
+        return said + (f"does not fit with {free} kept free" if is_device else judged.shortage)
+    said += fit_words(judged.estimate, problem)
+    time = judged.estimate.step_time
+    return said if time is None else f"{said}, {step_time_label(time)} a step"
 
 
 def decision_lines(answer: Answer) -> list[str]:
     """Return the answer in a few lines, for a run that starts at once."""
     chosen = answer.found.chosen
-    if chosen is None or answer.as_it_is is not None:
+    if chosen is None or answer.as_it_is is not None or answer.as_files_say is not None:
         return as_it_is_lines(answer, has_terms=False)
     return [_runs_with(chosen, answer)]
 
@@ -308,7 +330,9 @@ def decision_lines(answer: Answer) -> list[str]:
 def _runs_with(chosen: EstimatedStrategy, answer: Answer) -> str:
     own = None if answer.as_it_is is None else answer.as_it_is.strategy
     strategy = label(chosen.strategy, answer.problem.topology, beside=own)
-    return f"runs with {strategy}, batch {batch(chosen.strategy)}: {_in_gib(chosen.estimate.device)}"
+    words = f"runs with {strategy}, batch {batch(chosen.strategy)}: {_in_gib(chosen.estimate.device)}"
+    time = chosen.estimate.step_time
+    return words if time is None else f"{words}, {step_time_label(time)} a step"
 
 
 def _in_gib(estimate: MemoryEstimate) -> str:
@@ -318,7 +342,9 @@ def _in_gib(estimate: MemoryEstimate) -> str:
 def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem) -> str:
     """Return why a script that fits unchanged is changed: flags, speed, or safety."""
     flags = [
-        FLAGS[name] for name, value in problem.said.strategy.items() if value != getattr(own.strategy, name)
+        problem.said.where(name)
+        for name, value in problem.said.strategy.items()
+        if value != getattr(own.strategy, name)
     ]
     is_other_batch = _samples(chosen.strategy) != _samples(own.strategy)
     if is_other_batch and problem.said.has("global_batch_size"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerofit.core.strategy import Strategy, describe_strategy
+from zerofit.core.strategy import DEEPSPEEDS_BUCKETS, Buckets, Engine, Strategy, describe_strategy
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
 from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
 from zerofit.planning.options import Allow
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zerofit.planning.layouts import Layout
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
+    from zerofit.planning.sources.config_files import ConfigFiles
     from zerofit.planning.training_estimator import TrainingEstimator
 
     EstimatorOf = Callable[[Problem], TrainingEstimator]
@@ -44,7 +45,10 @@ class Answer:
     is_fast: bool = False
     """True if estimated by closed forms instead of traces."""
     as_it_is: EstimatedStrategy | None = None
-    """The script without zerofit; None without a script, or if it sets up DeepSpeed or FSDP itself."""
+    """The script without zerofit and without configuration files; None without a script, or if it sets up
+    DeepSpeed or FSDP itself."""
+    as_files_say: EstimatedStrategy | None = None
+    """The strategy of the configuration files, with the user's flags; None if they name none."""
     in_16_bits: EstimatedStrategy | None = None
     """The best in 16 bits, if the choice keeps the fp32 of a script that names no precision."""
     dropped: tuple[Dropped, ...] = ()
@@ -109,8 +113,9 @@ def solve(
         found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
         length = problem.workload.sequence_length
         notes.append(f"samples cut to {length} tokens, as --allow length says")
-    own = script_as_it_is(problem)
-    as_it_is = None if own is None else estimator_of(problem).estimate(own)
+    own, of_files = script_as_it_is(problem), files_as_they_say(problem)
+    estimator = estimator_of(problem)
+    as_it_is = None if own is None else estimator.estimate(own)
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None:
         on_nothing_fits(problem, as_it_is)
@@ -124,6 +129,7 @@ def solve(
         problem=problem,
         found=found,
         as_it_is=as_it_is,
+        as_files_say=None if of_files is None else estimator.estimate(of_files),
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
         dropped=space.dropped,
@@ -260,12 +266,12 @@ def _why_shared(alone: EstimatedStrategy | None) -> str:
 
 
 def script_as_it_is(problem: Problem) -> Strategy | None:
-    """Return the strategy of the script without zerofit.
+    """Return the strategy of the script without zerofit and without configuration files.
 
     None without a script, and for one that sets up DeepSpeed or FSDP, whose settings are not captured.
     """
-    script = problem.script
-    if script is None or script.capture.engine:
+    script, files = problem.script, problem.spec.files
+    if script is None or script.capture.engine != ("" if files is None else files.engine):
         return None
     size = script.micro_batch_size
     return Strategy(
@@ -274,6 +280,35 @@ def script_as_it_is(problem: Problem) -> Strategy | None:
         gradient_accumulation_steps=None if size is None else script.capture.passes_per_step,
         gradient_checkpointing=script.capture.model.checkpoints,
     )
+
+
+def files_as_they_say(problem: Problem) -> Strategy | None:
+    """Return the strategy that the configuration files set up, with the user's flags and the files' buckets.
+
+    None without files, and for files without DeepSpeed's settings.
+    """
+    files = problem.spec.files
+    if files is None or files.overrides.get("engine") is not Engine.DEEPSPEED:
+        return None
+    own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
+    said = problem.said.over(files.overrides)
+    strategy = replace(own, **said.strategy, buckets=_buckets_of(files, problem.model.hidden_size))
+    return replace(strategy, micro_batch_size=own.micro_batch_size)
+
+
+def _buckets_of(files: ConfigFiles, hidden_size: int) -> Buckets:
+    """Return the buckets of configuration files; "auto" as accelerate and Trainer fill it in.
+
+    Source: accelerate 1.15, accelerator.py (_prepare_deepspeed); transformers 5.23,
+    integrations/deepspeed.py (trainer_config_finalize).
+    """
+    auto = {
+        "reduce_bucket_size": hidden_size**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+    sizes = {name: auto.get(name) if size == "auto" else size for name, size in files.buckets.items()}
+    return replace(DEEPSPEEDS_BUCKETS, **{name: size for name, size in sizes.items() if size})
 
 
 def script_with_flags(problem: Problem) -> Strategy | None:

@@ -52,6 +52,8 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "versions": dataclasses.asdict(problem.versions),
         "device_bytes": problem.device_bytes,
         "host_bytes": problem.host_bytes,
+        "as_it_is": _judged(answer, answer.as_it_is),
+        "as_files_say": _judged(answer, answer.as_files_say),
         "chosen": _judged(answer, found.chosen),
         "nearest": _judged(answer, found.nearest),
         "others": [_judged(answer, one) for one in found.others],

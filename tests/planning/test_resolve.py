@@ -1,0 +1,246 @@
+"""resolve: what a user says means the same to every verb; each setting keeps its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import zerofit
+from zerofit.checking.inputs.situations import situations
+from zerofit.checking.read_targets import read_targets
+from zerofit.cli import config as config_cli
+from zerofit.cli import plan as plan_cli
+from zerofit.cli.main import zerofit as group
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.errors import UserError
+from zerofit.launching import launch as launch_file
+from zerofit.launching import tune as tune_file
+from zerofit.launching.clusters import submit as submit_file
+from zerofit.planning import plan as plan_file
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.run_spec import RunSpec
+
+_NUM_LINES = 200
+_FLAGS: tuple[tuple[str, ...], ...] = (
+    *(("--zero-stage", stage) for stage in "0123"),
+    ("--engine", "native"),
+    ("--use-deepspeed",),
+    ("--offload-optimizer", "cpu"),
+    ("--offload-param-device", "cpu"),
+    ("--nvme-path", "/disk"),
+    *(("--mixed-precision", word) for word in ("no", "fp16", "bf16")),
+    ("--micro-batch-size", "2"),
+    ("--gradient-accumulation-steps", "2"),
+    ("--gradient-clipping", "0.5"),
+    ("--gradient-checkpointing",),
+    ("--no-gradient-checkpointing",),
+    ("--checkpoint-every", "2"),
+    ("--optimizer", "adamw-8bit"),
+    ("--compile",),
+    ("--freeze", "embeddings"),
+    ("--lora", "--lora-rank", "4"),
+    ("--qlora",),
+    ("--no-tf32",),
+    ("--global-batch-size", "64"),
+    ("--num-processes", "4"),
+    ("--nproc-per-node", "2"),
+    ("--tp-size", "2"),
+    ("--sequence_parallel_size", "2"),
+)
+_ACCELERATE = (
+    "mixed_precision: bf16\nnum_processes: 4\n",
+    "distributed_type: MULTI_GPU\nnum_machines: 2\nmachine_rank: 1\n"
+    "main_process_ip: node0\nnum_processes: 8\n",
+    "distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config:\n  zero_stage: 3\n"
+    "  offload_optimizer_device: cpu\n  gradient_clipping: 1.0\n  gradient_accumulation_steps: 4\n",
+    "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds-0.json\n",
+    "use_cpu: true\nnum_processes: 2\n",
+)
+_DEEPSPEED: tuple[dict[str, Any], ...] = (
+    {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "bf16": {"enabled": True}},
+    {"zero_optimization": {"stage": 2}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"},
+    {
+        "zero_optimization": {"stage": 1},
+        "gradient_accumulation_steps": 2,
+        "tensor_parallel": {"autotp_size": 2},
+    },
+)
+_LINES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("accelerate", "launch"),
+    ("accelerate", "launch", "--multi_gpu", "--num_processes", "4"),
+    ("accelerate", "launch", "--use_deepspeed", "--zero_stage", "3", "--offload_optimizer_device", "cpu"),
+    ("accelerate", "launch", "--use_deepspeed", "--zero_stage=2", "--gradient_clipping", "1.0"),
+    ("accelerate", "launch", "--mixed_precision", "bf16", "--gradient_accumulation_steps", "2"),
+    ("torchrun", "--nproc_per_node", "4"),
+    ("torchrun", "--nproc_per_node", "2", "--nnodes", "2", "--node_rank", "0", "--master_addr", "node0"),
+    ("deepspeed", "--num_gpus", "2"),
+    ("python",),
+)
+_VERBS: dict[Verb, tuple[str, ...]] = {
+    Verb.PLAN: ("plan",),
+    Verb.LAUNCH: ("launch", "--dry-run"),
+    Verb.TUNE: ("tune", "--dry-run"),
+    Verb.SUBMIT: ("submit", "--on", "slurm", "--dry-run"),
+}
+
+
+class _Resolved(Exception):  # noqa: N818 - it ends a verb where the spec is made
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return a function that returns the spec that a command line of zerofit makes, or its error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
+    (tmp_path / "train.py").write_text("")
+    for number, text in enumerate(_ACCELERATE):
+        (tmp_path / f"acc-{number}.yaml").write_text(text)
+    for number, document in enumerate(_DEEPSPEED):
+        (tmp_path / f"ds-{number}.json").write_text(json.dumps(document, indent=2))
+
+    def stop(*target: Any, **settings: Any) -> RunSpec:
+        raise _Resolved(resolve(*target, **settings))
+
+    for module in (plan_cli, config_cli, plan_file, launch_file, tune_file, submit_file):
+        monkeypatch.setattr(module, "resolve", stop)
+    for check in ("check_client", "check_libraries"):
+        monkeypatch.setattr(submit_file, check, lambda _: None)
+    monkeypatch.setattr(submit_file.slurm, "check", lambda _: None)
+
+    def run(*words: str) -> RunSpec | str:
+        try:
+            group.main(args=list(words), prog_name="zerofit", standalone_mode=False, obj={"debug": False})
+        except _Resolved as ended:
+            return ended.spec
+        except UserError as error:
+            return error.rule
+        raise AssertionError(f"{words} made no spec")
+
+    return run
+
+
+def _lines() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+    """Yield zerofit's own flags, the flags that name files, and a launcher's line."""
+    draw = Random(20261129)
+    files = (
+        *((f"--config-file=acc-{number}.yaml",) for number in range(len(_ACCELERATE))),
+        *(("--deepspeed-config-file", f"ds-{number}.json") for number in range(len(_DEEPSPEED))),
+        (),
+        (),
+    )
+    for _ in range(_NUM_LINES):
+        flags = tuple(word for chosen in draw.sample(_FLAGS, draw.choice((0, 1, 2, 3))) for word in chosen)
+        named, line = draw.choice(files), draw.choice(_LINES)
+        if named and line[:2] == ("accelerate", "launch") and draw.random() < 0.5:
+            line = (
+                *line,
+                *(word.replace("-config-", "_config_").replace("-file", "_file") for word in named),
+            )
+            named = ()
+        yield flags, named, line
+
+
+def _said(spec: RunSpec) -> dict[str, tuple[Any, str]]:
+    """Return the value and the place of all that was said, in files or not."""
+    both = spec.overrides if spec.files is None else spec.overrides.over(spec.files.overrides)
+    return {name: (said.value, said.where) for name, said in both.said.items()}
+
+
+def _told(found: RunSpec | str) -> Any:
+    """Return what was said, or the error."""
+    return found if isinstance(found, str) else _said(found)
+
+
+def test_a_line_means_the_same_to_all_verbs(resolved: Any) -> None:
+    differing = []
+    for flags, named, line in _lines():
+        target = (*named, *line, "train.py", "--lr", "1")
+        found = {verb: resolved(*words, *flags, *target) for verb, words in _VERBS.items()}
+        made = [spec for spec in found.values() if isinstance(spec, RunSpec)]
+        told = [_told(spec) for spec in found.values()]
+        others = [
+            {name: getattr(spec.nodes, name) for name in ("num_nodes", "num_processes", "ranks_per_node")}
+            for spec in made
+        ]
+        targets = [spec.target for spec in made]
+        same = all(rest == values[0] for values in (told, others, targets) for rest in values[1:])
+        if not same:
+            differing.append((" ".join((*flags, *target)), told, others, targets))
+    assert not differing, differing[0]
+
+
+def test_a_file_says_the_same_to_config_as_to_plan(resolved: Any) -> None:
+    for number, (flags, _, _) in enumerate(_lines()):
+        file = (
+            f"acc-{number % len(_ACCELERATE)}.yaml" if number % 2 else f"ds-{number % len(_DEEPSPEED)}.json"
+        )
+        own = tuple(word for word in flags if word not in ("--nproc-per-node", "--use-deepspeed"))
+        if len(own) != len(flags):
+            continue  # config has no flags of other launchers
+        named = ("--config-file", file) if file.endswith("yaml") else ("--deepspeed", file)
+        of_config = resolved("config", "--from", file, *flags)
+        of_plan = resolved("plan", *flags, *named, "train.py")
+        assert _told(of_config) == _told(of_plan), (flags, file)
+
+
+def test_python_says_the_same_as_the_command_line(resolved: Any) -> None:
+    for settings, words in (
+        ({"zero_stage": 3, "precision": "bf16"}, ("--zero-stage", "3", "--mixed-precision", "bf16")),
+        (
+            {"config_file": "acc-2.yaml", "zero_stage": 1},
+            ("--config-file", "acc-2.yaml", "--zero-stage", "1"),
+        ),
+        ({"num_processes": 4, "gpus": "8xH100"}, ("--num-processes", "4", "--gpus", "8xH100")),
+    ):
+        of_line = resolved("plan", *words, "train.py")
+        with pytest.raises(_Resolved) as caught:
+            zerofit.plan("train.py", **settings)
+        assert _said(caught.value.spec) == _said(of_line)
+    with pytest.raises(_Resolved) as caught:
+        zerofit.plan("accelerate", "launch", "--config_file", "acc-3.yaml", "train.py")
+    assert caught.value.spec.target == ("train.py",)
+    assert _said(caught.value.spec)["zero_stage"][1].startswith("ds-0.json:")
+
+
+def test_check_reads_files_as_the_other_verbs_do(resolved: Any) -> None:
+    names = ("engine", "zero_stage", "optimizer_offload", "param_offload", "precision")
+    nothing = (None, "none", "fp32", "native", 0)
+    for _, named, line in _lines():
+        if line[:2] != ("accelerate", "launch") or "--use_deepspeed" in line or named:
+            continue
+        words = (*line, "train.py")
+        settings = situations(read_targets(words, schemas=load_schemas(), stdin=bytes))[0].settings
+        said = {name: found.value for name in names if (found := getattr(settings, name)) is not None}
+        spec = resolved("plan", *words)
+        both = _told(spec)
+        for name, value in said.items() if isinstance(both, dict) else ():
+            if value not in nothing:
+                assert both[name][0] == value, (words, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "where", "beaten"),
+    [
+        (("--zero-stage", "2"), "zero_stage", "--zero-stage", "ds-0.json:3"),
+        ((), "precision", "ds-0.json:9", None),
+        (("--mixed-precision", "fp16"), "precision", "--mixed-precision", "ds-0.json:9"),
+        (("--qlora",), "quantization", "--qlora", None),
+        (("--checkpoint-every", "2"), "gradient_checkpointing", "--checkpoint-every", None),
+        (("--no-tf32",), "tf32", "--no-tf32", None),
+    ],
+)
+def test_a_setting_keeps_its_place_and_what_it_overrides(
+    resolved: Any, words: tuple[str, ...], field: str, where: str, beaten: str | None
+) -> None:
+    spec = resolved("plan", *words, "--deepspeed", "ds-0.json", "train.py")
+    overridden = spec.overrides.beaten.get(field)
+    assert spec.overrides.where(field) == where
+    assert (None if overridden is None else overridden.where) == beaten
