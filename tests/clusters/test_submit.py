@@ -15,7 +15,7 @@ from zerofit_in_process import run_in_process
 
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.job import code_digest, variables_to_pass
-from zerofit.launching.nodes import is_host
+from zerofit.planning.sources.nodes import is_host
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _SUBMIT = (sys.executable, "-m", "zerofit", "submit")

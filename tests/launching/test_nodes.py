@@ -11,7 +11,8 @@ import pytest
 from zerofit.configs.write.command import Rendezvous
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
-from zerofit.launching.nodes import Nodes, find_rendezvous, with_hostfile
+from zerofit.launching.nodes import find_rendezvous
+from zerofit.planning.sources.nodes import Nodes, with_hostfile
 
 _HOST = socket.gethostname()
 _TWO_NODES = Topology(num_nodes=2, world_size=4)

@@ -90,6 +90,12 @@ _VERBS: dict[Verb, tuple[str, ...]] = {
 }
 
 
+_UNDERSCORED = {
+    "--config-file": "--config_file",
+    "--deepspeed-config-file": "--deepspeed_config_file",
+}
+
+
 class _Resolved(Exception):  # noqa: N818 - it ends a verb where the spec is made
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -131,7 +137,7 @@ def _lines() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
     """Yield zerofit's own flags, the flags that name files, and a launcher's line."""
     draw = Random(20261129)
     files = (
-        *((f"--config-file=acc-{number}.yaml",) for number in range(len(_ACCELERATE))),
+        *(("--config-file", f"acc-{number}.yaml") for number in range(len(_ACCELERATE))),
         *(("--deepspeed-config-file", f"ds-{number}.json") for number in range(len(_DEEPSPEED))),
         (),
         (),
@@ -140,11 +146,7 @@ def _lines() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         flags = tuple(word for chosen in draw.sample(_FLAGS, draw.choice((0, 1, 2, 3))) for word in chosen)
         named, line = draw.choice(files), draw.choice(_LINES)
         if named and line[:2] == ("accelerate", "launch") and draw.random() < 0.5:
-            line = (
-                *line,
-                *(word.replace("-config-", "_config_").replace("-file", "_file") for word in named),
-            )
-            named = ()
+            line, named = (*line, *(_UNDERSCORED.get(word, word) for word in named)), ()
         yield flags, named, line
 
 

@@ -92,7 +92,7 @@ def test_on_a_gpu_the_prediction_stands_beside_what_torch_allocated(monkeypatch:
     planned = zerofit.plan(
         model="gpt2", gpus="1xA100-40G", sequence_length=256, global_batch_size=8, is_fast=True
     )
-    plan = replace(PLAN, topology=Topology(), estimate=planned.estimate)
+    plan = replace(PLAN, topology=Topology(), estimate=planned.plan.estimate)
     monkeypatch.setattr(tracked_memory, "gpu_peaks", lambda: (3 * GIB, 4 * GIB))
     found = memory_metrics(plan)
     assert set(found) == _OF_THE_CPU | {

@@ -132,7 +132,6 @@ def plan(
         check_script_flags(script, script_args)
     elif module:
         raise _no_module()
-    own_files = {"config_file": config_file, "deepspeed_file": deepspeed_file}
     ranks_per_node = resolve_line_flags(flags)
     spec = resolve(
         None if script is None else (script, *script_args),
@@ -143,7 +142,8 @@ def plan(
         num_processes=num_processes,
         ranks_per_node=ranks_per_node,
         observer=console,
-        **own_files,
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
         **settings_from(flags),
     )
     _check_together(compare, spec.described, output, plot)

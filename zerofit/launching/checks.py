@@ -88,7 +88,7 @@ def check_gpu_is_here(machine: Machine, *, target: tuple[str, ...] = (), or_else
 def check_flags(spec: RunSpec) -> None:
     """Check that the flags don't contradict each other, and that none would be ignored."""
     _check_gpus(spec)
-    if not spec.runs_on_cpu:
+    if not spec.runs_on_cpu and spec.node is not None:
         check_gpu_is_here(spec.node, target=spec.target or (), or_else=_DRY_RUN_HINT)
     _check_planning_flags(spec)
     if spec.makes_a_plan:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.launching.diagnose import RunEnd
+    from zerofit.planning.solve import Answer
 
 _SHOWN_ROWS = 6
 """Changes listed before a script starts."""
@@ -94,7 +95,7 @@ def launch(
     script: str,
     *arguments: str,
     module: bool = False,
-    plan: Plan | str | Path | None = None,
+    plan: Plan | Answer | str | Path | None = None,
     gpus: str | None = None,
     captures: bool = True,
     capture_limit_s: float = CAPTURE_LIMIT_S,

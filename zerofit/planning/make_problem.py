@@ -225,7 +225,8 @@ def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Pr
 
 
 def _global_batch_size(capture: Capture, script: Script, said: Overrides, topology: Topology) -> int | None:
-    own, asked = capture.global_batch_size(topology.data_parallel_size), said.get("global_batch_size")
+    own = capture.global_batch_size(topology.data_parallel_size)
+    asked: int | None = said.get("global_batch_size")
     if asked is None or asked == own:
         return own
     is_whole = "micro_batch_size" in script.constraints.settled()

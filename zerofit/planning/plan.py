@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.batch import split_global_batch
@@ -16,7 +16,7 @@ from zerofit.planning.make_problem import problem_of
 from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
-from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
+from zerofit.planning.plan_table import as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.ranks import check_ranks
 from zerofit.planning.resolve import Verb, resolve
@@ -40,33 +40,6 @@ DOES_NOT_FIT = 1
 """Exit code if no strategy fits."""
 
 
-class PlannedRun(Plan):
-    """A Plan with the strategies it was compared with; prints as the table of `zerofit plan`."""
-
-    __slots__ = ("answer",)
-
-    answer: Answer
-    """The problem, every strategy that was considered, and suggestions if nothing fits."""
-
-    @classmethod
-    def of(cls, answer: Answer) -> PlannedRun:
-        made = cls(**{field.name: getattr(answer.plan, field.name) for field in fields(Plan)})
-        object.__setattr__(made, "answer", answer)
-        return made
-
-    @property
-    def fits(self) -> bool:
-        """True if a strategy fits; else the plan is of the nearest."""
-        return self.answer.fits
-
-    def __str__(self) -> str:
-        first = as_it_is_lines(self.answer)
-        return "\n".join([*first, *([""] if first else []), plan_table(self.answer)])
-
-    def _repr_html_(self) -> str:
-        return answer_html(self.answer)
-
-
 def plan(
     script: str | None = None,
     *arguments: str,
@@ -77,8 +50,8 @@ def plan(
     capture_limit_s: float = CAPTURE_LIMIT_S,
     observer: Observer = SILENT,
     **settings: Any,
-) -> PlannedRun:
-    """Return the fastest strategy that fits, with the memory of each alternative and why it lost.
+) -> Answer:
+    """Find the fastest strategy that fits, with the memory of each alternative and why it lost.
 
     `zerofit.plan("train.py", "--epochs", "3", gpus="8xA100-80G")` runs the script up to where its training
     would begin; `zerofit.plan(model="llama-3-8b", sequence_length=4096, global_batch_size=64, gpus="8xH100")`
@@ -99,7 +72,8 @@ def plan(
             the flags of `zerofit plan`, see zerofit.planning.sources.settings.
 
     Returns:
-        The plan; if nothing fits, `.fits` is False and the plan is of the nearest strategy.
+        The answer, which prints as the table of `zerofit plan`: `.plan` is the plan; if nothing fits, `.fits`
+        is False and the plan is of the nearest strategy.
 
     Raises:
         UserError: a setting is wrong, or no plan can be made.
@@ -119,7 +93,7 @@ def plan(
     )
     check_plannable(spec)
     _, (answer,) = plan_on_machines(spec, [spec.described], observer=observer)
-    return PlannedRun.of(answer)
+    return answer
 
 
 def plan_on_machines(

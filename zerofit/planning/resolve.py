@@ -30,6 +30,7 @@ from zerofit.scripts.target import check_script, script_target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zerofit.planning.solve import Answer
     from zerofit.planning.sources.config_files import ConfigFiles
     from zerofit.planning.sources.launch_line import ReadLine
 
@@ -47,6 +48,7 @@ class Verb(StrEnum):
 _RUNS_HERE = (Verb.LAUNCH, Verb.TUNE)
 """Verbs that start ranks on this node."""
 _RANKS = ("num_processes", "ranks_per_node")
+_FILES = ("config_file", "deepspeed_file", "hostfile")
 _OF_THE_RUN = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "hostfile", "on_cpu")
 """Settings of a line that only a verb that starts ranks here uses."""
 
@@ -56,7 +58,7 @@ def resolve(
     *,
     verb: Verb,
     module: bool = False,
-    plan: Plan | str | Path | None = None,
+    plan: Plan | Answer | str | Path | None = None,
     captures: bool = True,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     hostfile: str | Path | None = None,
@@ -73,7 +75,7 @@ def resolve(
             torchrun, DeepSpeed's launcher or python. None for a model given by `model` alone.
         verb: who asks.
         module: True if the target is a module, as with `python -m`.
-        plan: a plan to start from, or its file.
+        plan: a plan or an answer to start from, or its file.
         captures: True if the script may be captured.
         capture_limit_s: time limit for the script to reach its training.
         hostfile: DeepSpeed's list of nodes.
@@ -89,14 +91,14 @@ def resolve(
         ExceptionGroup: of UserErrors for files that can't be read.
     """
     line = None if module or target is None else read_line(target)
-    own_files = {"config_file": config_file, "deepspeed_file": deepspeed_file, "hostfile": hostfile}
     if line is not None:
         os.environ.update(line.environment)
         target, module = line.target, line.is_module
         of_line = _settings_of_line(line, settings, verb)
         _tell_of_line(line, of_line, settings, verb, observer)
-        named = {name: of_line.pop(name, None) for name in own_files}
-        own_files = {name: given or named[name] for name, given in own_files.items()}
+        named = [of_line.pop(name, None) for name in _FILES]
+        config_file, deepspeed_file = config_file or named[0], deepspeed_file or named[1]
+        hostfile = hostfile or named[2]
         settings = _with_line(settings, of_line)
         own, _ = settings.get("typed") or ((), ())
         if own:  # the line as flags of the verb, so that it can be changed and typed again
@@ -114,21 +116,19 @@ def resolve(
         and verb in (Verb.PLAN, *_RUNS_HERE)
     )
     files = read_config_files(
-        config_file=own_files["config_file"],
-        deepspeed_file=own_files["deepspeed_file"],
-        takes_default=takes_default,
+        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=takes_default
     )
     on_cpu = said.on_cpu or (files is not None and files.on_cpu and verb is not Verb.PLAN)
     if files is not None:
         nodes = nodes_with_files(nodes, files, on_cpu=said.on_cpu)
-    if own_files["hostfile"] is not None:
-        nodes = with_hostfile(nodes, Path(own_files["hostfile"]))
+    if hostfile is not None:
+        nodes = with_hostfile(nodes, Path(hostfile))
     spec = RunSpec(
         target=target,
         overrides=said.overrides,
         preset=said.preset,
         plan=said.plan,
-        plan_file=None if plan is None or isinstance(plan, Plan) else Path(plan),
+        plan_file=Path(plan) if isinstance(plan, str | Path) else None,
         options=said.options,
         described=said.described,
         nodes=nodes,
@@ -149,7 +149,7 @@ def resolve(
 
 
 def _settings_of_line(line: ReadLine, own: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
-    """Return the settings of a line that count: own flags for ranks and --cpu replace the line's."""
+    """Return the settings of a line that count: own flags and files replace the line's."""
     found = dict(line.settings)
     if any(own.get(name) is not None for name in _RANKS):
         for name in _RANKS:
@@ -176,7 +176,7 @@ def _with_line(own: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, 
 
 def _words_of(line: ReadLine, of_line: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the flags of a line that count, as zerofit's own."""
-    return line.words_of(of_line.keys() | {"config_file", "deepspeed_file", "hostfile"})
+    return line.words_of(of_line.keys() | {*_FILES})
 
 
 def _tell_of_line(

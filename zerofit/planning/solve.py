@@ -60,6 +60,17 @@ class Answer:
     layouts: tuple[Layout, ...] = ()
     """The layouts that were compared, data parallelism alone first; empty unless requested."""
 
+    def __str__(self) -> str:
+        from zerofit.planning.plan_table import as_it_is_lines, plan_table  # which renders an Answer
+
+        first = as_it_is_lines(self)
+        return "\n".join([*first, *([""] if first else []), plan_table(self)])
+
+    def _repr_html_(self) -> str:
+        from zerofit.planning.plan_table import answer_html
+
+        return answer_html(self)
+
     @property
     def fits(self) -> bool:
         """True if anything fits."""
@@ -302,13 +313,14 @@ def _buckets_of(files: ConfigFiles, hidden_size: int) -> Buckets:
     Source: accelerate 1.15, accelerator.py (_prepare_deepspeed); transformers 5.23,
     integrations/deepspeed.py (trainer_config_finalize).
     """
-    auto = {
+    auto: dict[str, int] = {
         "reduce_bucket_size": hidden_size**2,
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
         "stage3_param_persistence_threshold": 10 * hidden_size,
     }
-    sizes = {name: auto.get(name) if size == "auto" else size for name, size in files.buckets.items()}
-    return replace(DEEPSPEEDS_BUCKETS, **{name: size for name, size in sizes.items() if size})
+    said = {name: size for name, size in files.buckets.items() if isinstance(size, int)}
+    filled = {name: auto[name] for name, size in files.buckets.items() if size == "auto" and name in auto}
+    return replace(DEEPSPEEDS_BUCKETS, **said, **filled)
 
 
 def script_with_flags(problem: Problem) -> Strategy | None:

@@ -37,7 +37,7 @@ from zerofit.planning.observed_runs import ObservedRuns
 from zerofit.planning.search import EstimatedStrategy, Estimator, shortage_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from zerofit.core.allocation_log import AllocationLog, Trace
     from zerofit.core.estimates import StepTime
@@ -49,9 +49,8 @@ if TYPE_CHECKING:
     from zerofit.planning.estimate.engines.engine import SimulatedEngine
     from zerofit.planning.problem import Problem
 
-_SHIFT = 60
-_MANY_SAMPLES = 1 << _SHIFT
-"""A micro-batch so large that a sum's high bits are the bytes per sample and its low bits the fixed bytes."""
+_TWO_SIZES = (1, 2)
+"""Micro-batches from whose tapes the fixed bytes and the bytes per sample of each moment follow."""
 
 
 class TrainingEstimator(Estimator[EstimatedStrategy]):
@@ -125,18 +124,15 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
     def least_played_bytes(self, strategy: Strategy) -> int:
         """Return the peak of live tensors, the engine's buffers included.
 
-        The engine is simulated once, with a micro-batch so large that fixed bytes and bytes per sample can be
-        read off each sum; the peak for any micro-batch follows from them.
+        The engine is simulated with two micro-batches; the peak for any other one follows from them.
         """
         log = self._log(strategy)
-        alike = replace(
-            strategy,
-            micro_batch_size=_MANY_SAMPLES,
-            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, 2),
-        )
+        steps = min(strategy.gradient_accumulation_steps or 1, 2)
+        alike = replace(strategy, micro_batch_size=None, gradient_accumulation_steps=steps)
         key = alike, log.least_micro_batch_size
         if key not in self._played:
-            self._played[key] = _lines(self._play(alike, log))
+            small, large = (self._play(replace(alike, micro_batch_size=size), log) for size in _TWO_SIZES)
+            self._played[key] = _lines(small, large)
         return self._outside_bytes + highest(self._played[key], strategy.micro_batch_size or 1)
 
     def fits_host(self, strategy: Strategy) -> bool:
@@ -385,16 +381,24 @@ def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
     )
 
 
-def _lines(tape: Tape) -> Lines:
-    """Return (fixed bytes, bytes per sample) of each moment that may be the peak."""
+def _lines(small: Tape, large: Tape) -> Lines:
+    """Return (fixed bytes, bytes per sample) of each moment that may be the peak.
+
+    Args:
+        small: the tape of a micro-batch of one sample.
+        large: that of two samples, with the same moments.
+    """
+    tops = zip(_tops(small), _tops(large), strict=True)
+    return envelope({(2 * first - second, second - first) for first, second in tops}, start=1)
+
+
+def _tops(tape: Tape) -> Iterator[int]:
+    """Yield the live bytes at each moment after which something is freed."""
     sizes, entries = tape.sizes, tape.entries
     sums = accumulate(sizes[entry - 1] if entry > 0 else -sizes[-entry - 1] for entry in entries)
-    tops = {
-        total
-        for total, entry, after in zip(sums, entries, (*entries[1:], -1), strict=True)
-        if entry > 0 > after
-    }
-    return envelope({(one & (_MANY_SAMPLES - 1), one >> _SHIFT) for one in tops}, start=1)
+    for total, entry, after in zip(sums, entries, (*entries[1:], -1), strict=True):
+        if entry > 0 > after:
+            yield total
 
 
 def _tokens(problem: Problem, strategy: Strategy) -> int:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.planning.run_spec import RunSpec
+    from zerofit.planning.solve import Answer
 
 SUBMITTED_FILE = "submitted.json"
 
@@ -104,7 +105,7 @@ def submit(
     gpus: str | None = None,
     num_nodes: int | None = None,
     module: bool = False,
-    plan: Plan | str | Path | None = None,
+    plan: Plan | Answer | str | Path | None = None,
     run_dir: str | Path = RUNS,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,

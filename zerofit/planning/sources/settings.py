@@ -220,6 +220,7 @@ def _converted(name: str, value: Any) -> Any:
     if name in _ENUMS:
         return _ENUMS[name]("fp32" if (name, value) == ("precision", "no") else value)
     if name == "plan":
+        value = getattr(value, "plan", value)  # an Answer has one
         return value if isinstance(value, Plan) else plan_from_file(Path(value))
     if name == "lora" and isinstance(value, bool):
         return Lora() if value else None
