@@ -12,8 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from zerofit.core.capture import Capture, capture_from_json
 from zerofit.core.errors import UserError
 from zerofit.core.units import GIB
@@ -31,7 +29,7 @@ from zerofit.scripts.capture.errors import (
     last_lines,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
-from zerofit.scripts.capture.process import kill_marked, marking_preexec
+from zerofit.scripts.capture.process import end_supervised, supervised_preexec
 from zerofit.scripts.capture.restore_files import places
 
 if TYPE_CHECKING:
@@ -118,7 +116,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     pass_fds=pipes,
                     start_new_session=True,
-                    preexec_fn=marking_preexec(str(folder.path)),
+                    preexec_fn=supervised_preexec(folder.lock),
                 )
         finally:
             os.close(its_reader)
@@ -185,15 +183,7 @@ class Child:
         """Kill the process and everything it started, and wait until they are gone."""
         if self.ended_ns is not None:
             return
-        below = []
-        with contextlib.suppress(psutil.Error):
-            below = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.kill()
-        for process in below:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        kill_marked(str(self._folder), session=self._process.pid)
-        self._process.wait()
+        end_supervised(self._process)
         self.ended_ns = time.time_ns()
         for number in (self._reader, self._writer):
             with contextlib.suppress(OSError):
@@ -201,7 +191,7 @@ class Child:
 
     def _ended(self) -> Capture | Failure | None:
         """Return the result that the process wrote; None while it is running."""
-        code = self._exit_code()  # checked before its files, so that none is missed
+        code = self._process.poll()  # checked before its files, so that none is missed
         for name in (REFUSED, CAPTURE, FAILURE):
             file = self._folder / name
             if not file.exists():
@@ -219,18 +209,6 @@ class Child:
         is_oom = now is not None and self._oom_kills is not None and now > self._oom_kills
         return killed_by(-code, is_out_of_memory=is_oom)
 
-    def _exit_code(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs.
-
-        The process is not reaped: while it exists, no other session gets its number.
-        """
-        if self._process.returncode is not None:
-            return self._process.returncode
-        seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if seen is None:
-            return None
-        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-
     def _answer(self, limit_s: float) -> dict[str, dict[str, str]] | None:
         """Return the process's next answer; None if the process has ended."""
         until, line = time.monotonic() + limit_s, b""
@@ -238,7 +216,7 @@ class Child:
             if time.monotonic() >= until:
                 self.end()
                 raise self._untraced(FailureKind.TRACE_SLOW, limit_s)
-            has_ended = self._exit_code() is not None
+            has_ended = self._process.poll() is not None
             if select.select([self._reader], [], [], 0 if has_ended else _CHECK_INTERVAL_S)[0]:
                 part = os.read(self._reader, 1 << 16)
                 if not part:

@@ -65,6 +65,11 @@ class CaptureFolder:
         self.temporary.mkdir(exist_ok=True)
         (self.path / _TEMPORARY).write_text(str(self.temporary), encoding="utf-8")
 
+    @property
+    def lock(self) -> int:
+        """The descriptor of the lock; the folder stays locked while any process has it open."""
+        return self._owner.fileno()
+
     def reset(self, *, ended_ns: int) -> None:
         """Restore the user's files, and reset the folder; the last process ended at that time.
 

@@ -1,14 +1,16 @@
-"""Marks of a captured script's processes, by which all its children are found and ended."""
+"""The processes of a captured script: below one that supervises them, so that all can be ended."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import resource
+import signal
+import subprocess
 import time
-import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
@@ -17,65 +19,122 @@ from zerofit.scripts.capture.environment import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
-_MARKING_LIMITS = 400_000
-"""Bytes below the limit of POSIX message queues (819200, linux/ipc_namespace.h) used for a capture's own
-limit. ASSUMPTION: no training uses such queues."""
+_PR_SET_CHILD_SUBREAPER = 36
+"""linux/prctl.h"""
 _KILL_LIMIT_S = 5.0
 """Time limit for killed processes to disappear; one that hangs in the kernel may stay. ASSUMPTION."""
 _POLL_INTERVAL_S = 0.01
+_MAX_DESCRIPTORS = 1 << 20
+"""fs/file.c, sysctl_nr_open"""
 
 
-def marking_preexec(mark: str) -> Callable[[], None]:
-    """Return a preexec function by which a new process ends with this one, and kill_marked() finds it.
+def supervised_preexec(lock: int) -> Callable[[], None]:
+    """Return a preexec function that makes the new process supervise the program, which runs below it.
 
-    It ends with the thread that started it, which should be the main thread (prctl(2)).
-    """
-    return functools.partial(_prepare_child, os.getpid(), _marking_limit(mark))
-
-
-def kill_marked(mark: str, *, session: int | None = None) -> None:
-    """Kill every process with a mark, or in a session, and wait until they are gone.
+    The supervisor is a subreaper: what the program starts stays below it, also a daemon of another session
+    (prctl(2)). It ends as the program ends, and when told to by SIGTERM or when this process ends; before, it
+    kills everything below it. It never loads a program of its own, so it costs no start.
 
     Args:
-        mark: the value of MARK in their environment; processes that cleared it are found by their limit.
-        session: a session whose leader is not reaped yet, and is left to the caller.
+        lock: a descriptor of this process that the supervisor keeps open, and the program does not.
     """
-    until, limit = time.monotonic() + _KILL_LIMIT_S, _marking_limit(mark)
-    while found := [one for one in psutil.process_iter() if _belongs(one, mark, limit, session)]:
-        for one in found:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
+    return functools.partial(_supervise, os.getpid(), lock)
+
+
+def end_supervised(process: subprocess.Popen[bytes]) -> None:
+    """End a supervisor and everything below it, and wait until they are gone."""
+    process.terminate()
+    try:
+        process.wait(timeout=_KILL_LIMIT_S)
+    except subprocess.TimeoutExpired:  # a process below it hangs in the kernel
+        process.kill()
+        process.wait()
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process with a mark, for captures whose supervisor was killed too.
+
+    Args:
+        mark: the value of MARK in their environment.
+    """
+    until = time.monotonic() + _KILL_LIMIT_S
+    while found := [process for process in psutil.process_iter() if _has_mark(process, mark)]:
+        _kill(found)
         if time.monotonic() > until:
             return
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _marking_limit(mark: str) -> int | None:
-    """Return a resource limit that marks the processes of one capture; None if the present one is too low.
-
-    A process inherits it even if it changes its environment, session and parent (prlimit(2)).
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    most = 1 << 40 if hard == resource.RLIM_INFINITY else hard
-    return most - 1 - zlib.crc32(mark.encode()) % _MARKING_LIMITS if most > _MARKING_LIMITS else None
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        is_alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+        return is_alive and process.environ().get(MARK) == mark
+    return False
 
 
-def _belongs(process: psutil.Process, mark: str, limit: int | None, session: int | None) -> bool:
-    if process.pid in (os.getpid(), session):
-        return False
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        is_inside = session is not None and os.getsid(process.pid) == session
-        is_limited = resource.prlimit(process.pid, resource.RLIMIT_MSGQUEUE)[1] == limit
-        return is_inside or is_limited or process.environ().get(MARK) == mark
-    except (psutil.Error, OSError):
-        return False
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
-def _prepare_child(parent: int, limit: int | None) -> None:
-    """Make this new process end with its parent, and mark it by the limit."""
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (limit, limit))
-    end_with_parent(parent)
+class _Told(Exception):  # noqa: N818 - not an error: zerofit says that it is enough
+    """SIGTERM has arrived."""
+
+
+def _tell(_: int, __: FrameType | None) -> None:
+    raise _Told
+
+
+def _supervise(parent: int, lock: int) -> None:
+    """Fork the process that becomes the program, and return in it; the other one supervises it."""
+    supervisor = os.getpid()
+    program = os.fork()
+    if program == 0:
+        end_with_parent(supervisor)
+        return
+    status = signal.SIGKILL.value
+    with contextlib.suppress(_Told):
+        signal.signal(signal.SIGTERM, _tell)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        os.closerange(3, lock)
+        os.closerange(max(3, lock + 1), _MAX_DESCRIPTORS)
+        end_with_parent(parent, by=signal.SIGTERM)
+        status = _wait_for(program)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_all_below()
+    _end_as(status)
+
+
+def _wait_for(program: int) -> int:
+    """Return the status of the program once it has ended; what it left behind is reaped meanwhile."""
+    while True:
+        ended, status = os.wait()
+        if ended == program:
+            return status
+
+
+def _end_all_below() -> None:
+    until = time.monotonic() + _KILL_LIMIT_S
+    while time.monotonic() < until:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        below = psutil.Process().children(recursive=True)
+        if not below:
+            return
+        _kill(below)
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _end_as(status: int) -> NoReturn:
+    """End with a program's exit code, or by the signal that ended it."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))
