@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from zerofit.core.strategy import Strategy
 from zerofit.data.sampler import LengthGroupedBatches
-from zerofit.training import grouped_batches
+from zerofit.training.batch import grouped_batches
 from zerofit.training.changes import Changes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit
     "zerofit.training.hooks.install",
     "zerofit.training.hooks.install_all",
-    "zerofit.training.trainer.trainer_arguments.install_arguments",  # by one of hooks.py, and for subclasses
+    "zerofit.training.setup.trainer_arguments.install_arguments",  # by one of hooks.py, and for subclasses
 }
 
 

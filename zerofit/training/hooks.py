@@ -8,45 +8,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.deepspeed import wait_for_every_gather
-from zerofit.generation.ranks.meeting import watch
 from zerofit.machine.extensions import sign_lock
+from zerofit.ranks.meeting import watch
 from zerofit.scripts.on_import import when_imported
-from zerofit.training import (
-    accelerate_hooks,
-    backward,
-    changed_model,
+from zerofit.training import generate_hooks, trial
+from zerofit.training.batch import grouped_batches, sample_groups, sample_order
+from zerofit.training.batch.micro_batches import hooks as micro_batches
+from zerofit.training.pipeline import hooks as pipeline
+from zerofit.training.reporting import observe, tracked_memory
+from zerofit.training.saving import (
     checkpoints,
-    clipping,
+    elastic_resume,
+    stop_signal,
+    trainer_checkpoints,
+    whole_saving,
+)
+from zerofit.training.settings import settings_of
+from zerofit.training.setup import accelerator_arguments as accelerate_hooks
+from zerofit.training.setup import (
+    changed_model,
     compiled_model,
-    generate_hooks,
-    grouped_batches,
-    observe,
     optimizer_swap,
     quantized_loading,
     replicas,
-    sample_groups,
-    sample_order,
-    schedulers,
-    stop_signal,
-    tracked_memory,
-    trial,
+    trainer_arguments,
+    trainer_optimizer,
 )
-from zerofit.training.deepspeed import (
-    deepspeed_window,
-    elastic_resume,
+from zerofit.training.setup.deepspeed import (
     expert_modules,
-    join_prepare,
+    joined_prepare,
     partitioned_models,
     scalars,
     sequence_shards,
-    skipped_steps,
     tensor_groups,
-    whole_saving,
 )
-from zerofit.training.micro_batches import hooks as micro_batches
-from zerofit.training.pipeline import hooks as pipeline
-from zerofit.training.settings import settings_of
-from zerofit.training.trainer import trainer_arguments, trainer_checkpoints, trainer_loss, trainer_optimizer
+from zerofit.training.step import backward, clipping, schedulers, skipped_steps, trainer_loss
+from zerofit.training.step.deepspeed import optimizer_step
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -72,7 +69,7 @@ class Hook:
 ACCELERATOR_HOOKS = (
     Hook("observation", observe.install_in_accelerate, "first: covers everything in prepare() and saving"),
     Hook("changed model", changed_model.install, "before all others, which need the trained model"),
-    Hook("step before saving", deepspeed_window.install, "on other methods than prepare()"),
+    Hook("step before saving", optimizer_step.install, "on other methods than prepare()"),
     Hook("checkpoints", checkpoints.install, "after the step that saving triggers"),
     Hook("order of samples", sample_order.install, "on the constructor: saved in each checkpoint"),
     Hook("late parameters", replicas.install, "only observes prepare()"),
@@ -83,7 +80,7 @@ ACCELERATOR_HOOKS = (
     Hook("clipping by torch", clipping.install_watch, "only on the constructor"),
     Hook("grouped batches", grouped_batches.install, "before accelerate shards the batches over the ranks"),
     Hook("backward", backward.install, "around accelerate's; grouped batches only report"),
-    Hook("joined prepare", join_prepare.install, "later hooks get model and optimizer together"),
+    Hook("joined prepare", joined_prepare.install, "later hooks get model and optimizer together"),
     Hook("optimizer", optimizer_swap.install, "replaces the script's before the check"),
     Hook("optimizer check", optimizer_swap.install_check, "checks the optimizer that trains"),
     Hook("micro-batches", micro_batches.install, "outside accelerate's wrappers of the model"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.capture.child import quiet_hub, quiet_saving, quiet_trackers
 from zerofit.scripts.capture.child.files import guard
-from zerofit.training import observe
+from zerofit.training.reporting import observe
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.core.upstream.torch import is_compiled, loading_to_host
 from zerofit.core.upstream.transformers import LOAD_OPTIMIZER, SAVE_CHECKPOINT
-from zerofit.training.trained_groups import trains
+from zerofit.training.setup.trained_groups import trains
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:

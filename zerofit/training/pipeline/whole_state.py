@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
-from zerofit.generation.ranks.meeting import Advice, meet
-from zerofit.generation.script_line import script_line
+from zerofit.ranks.meeting import Advice, meet
+from zerofit.ranks.script_line import script_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
