@@ -15,8 +15,8 @@ from refusals import refusal
 from torch.utils.data import DataLoader
 
 from zerofit.core.plan import Topology
-from zerofit.training.hooks import ACCELERATOR_HOOKS, install_all
-from zerofit.training.setup.accelerator_arguments import install_batch_search
+from zerofit.training.hooks import install_accelerator
+from zerofit.training.setup.batch_size import install_batch_search
 
 
 def parts() -> tuple[Any, Any, Any]:
@@ -72,7 +72,7 @@ def test_a_script_that_asks_for_the_cpu_does_not_switch_deepspeed_off(
     monkeypatch.setattr(accelerator_class, "distributed_type", kind)
     wanted = settings(uses_deepspeed=uses_deepspeed)
     wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(world_size=1, on_cpu=True)))
-    install_all(ACCELERATOR_HOOKS, accelerator_class, wanted, changes)
+    install_accelerator(accelerator_class, wanted, changes)
     accelerator_class(cpu=True)
     line = "the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off"
     assert (given, changes.lines) == (([False], (line,)) if uses_deepspeed else ([True], ()))
@@ -139,7 +139,7 @@ def test_of_two_loaders_that_shuffle_the_captured_one_trains() -> None:
     wanted = settings(micro_batch_size=2, gradient_accumulation_steps=2)
     captured = replace(LOOP, micro_batch_size=4, gradient_accumulation_steps=1)
     wanted = replace(wanted, plan=replace(wanted.plan, capture=captured))
-    install_all(ACCELERATOR_HOOKS, accelerator_class, wanted, changes)
+    install_accelerator(accelerator_class, wanted, changes)
     model, optimizer, _ = parts()
     trains, shown = (DataLoader(torch.randn(12, 4), batch_size=size, shuffle=True) for size in (4, 6))
     accelerator = accelerator_class()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import hooked, quiet, settings
+from accelerators import hooked, quiet, settings, wrap_all
 from captures import MODEL
 from refusals import refusal
 from transformers import (
@@ -244,7 +244,7 @@ def test_under_16_bit_autocast_the_frozen_weights_lie_in_16_bit() -> None:
 def own_trainer(**wanted: Any) -> Any:
     """Return a subclass of Trainer under the hook."""
     planned = type("Planned", (Trainer,), {})
-    changed_model.install_in_trainer(planned, settings(**wanted), quiet())
+    wrap_all(planned, changed_model.trainer_wrappers(planned, settings(**wanted), quiet()))
     return planned
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import hooked, quiet, settings
+from accelerators import hooked, quiet, settings, wrap_all
 from captures import MODEL
 from refusals import refusal
 from transformers import (
@@ -124,7 +124,7 @@ def test_a_trainer_that_makes_its_model_again_gets_it_quantized_again(loading: A
     loading()
     llama(tmp_path / "base")
     planned = type("Planned", (Trainer,), {})
-    changed_model.install_in_trainer(planned, settings(**WANTED), quiet())
+    wrap_all(planned, changed_model.trainer_wrappers(planned, settings(**WANTED), quiet()))
     args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to="none", disable_tqdm=True)
     data = [{"input_ids": row, "labels": row} for row in TOKENS] * 8
     trainer = planned(

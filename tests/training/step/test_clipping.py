@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import hooked, settings
+from accelerators import hooked, settings, wrap_all
 from torch.nn.utils import clip_grad
 
 from zerofit.training.step import clipping
@@ -29,7 +29,9 @@ def _torchs_own() -> Iterator[None]:
 def clipped(forced: float | None) -> tuple[Any, Any, Any, Any]:
     """Return an Accelerator, a model with gradients of norm 5, its optimizer, and the list of changes."""
     accelerator_class, changes = hooked(gradient_clipping=forced)
-    clipping.install_in_torch(torch.nn.utils, settings(gradient_clipping=forced), changes)
+    wanted = settings(gradient_clipping=forced)
+    wrap_all(torch.nn.utils, clipping.torch_wrappers(torch.nn.utils, wanted, changes))
+    clipping.install_in_clip_grad(torch.nn.utils, wanted, changes)
     accelerator = accelerator_class()
     model = torch.nn.Linear(2, 1, bias=False)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.upstream.accelerate import is_prepared, prepared_data_loaders
 from zerofit.data.known_lengths import sample_lengths
 from zerofit.data.sampler import LengthGroupedBatches
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from zerofit.data.bucketing import Lengths
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _GROUPED = "_zerofit_grouped"
 """Field of an Accelerator: whether batches of any of its DataLoaders are grouped."""
@@ -28,8 +28,10 @@ _STATE_FILE = "zerofit_batches.json"
 """Written beside accelerator.save_state()'s files: seed and epoch of each batch sampler."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare_data_loader(); report at the first step if nothing is grouped."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Group the batches of prepared DataLoaders; report at the first step if nothing is grouped."""
+    if not settings.strategy.group_by_length:
+        return {}
 
     def prepare_data_loader(original: Any, self: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
         batches = None if is_prepared(data_loader) else _batches_for(self, data_loader)
@@ -53,9 +55,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
                 changes.add(f"batches are not grouped by length: a DataLoader is left as it is, as {why}")
         return original(self, *args, **kwargs)
 
-    if settings.strategy.group_by_length:
-        wrap(accelerator_class, "prepare_data_loader", prepare_data_loader)
-        wrap(accelerator_class, "backward", backward)
+    return {"prepare_data_loader": prepare_data_loader, "backward": backward}
 
 
 class _ScriptBatches(LengthGroupedBatches):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _LIBRARIES = (
     "accelerate",
@@ -37,8 +38,8 @@ _LIBRARIES = (
 """Packages that mean ranks by num_processes, and divide by the group size themselves."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook what an Accelerator tells a script about its ranks, and the weights that it returns."""
+def install_num_processes(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Tell a script that there are as many ranks as groups."""
     size = settings.sample_group_size
     if size == 1:
         return
@@ -47,6 +48,19 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     def num_processes(self: Any) -> int:
         ranks: int = own.fget(self)
         return ranks // size if _is_script(_caller()) else ranks
+
+    accelerator_class.num_processes = property(num_processes, doc=own.__doc__)
+    changes.add(
+        f"ranks train in groups of {size} on the same samples: accelerator.num_processes counts the groups, "
+        "and gathered or summed values hold each group once"
+    )
+
+
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Count each group once in what a script gathers, and tie the weights that it gets."""
+    size = settings.sample_group_size
+    if size == 1:
+        return {}
 
     def gather(original: Any, self: Any, tensor: Any) -> Any:
         frame = _caller()
@@ -70,15 +84,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
                 _check_stream(loader, self, settings)
         return original(self, *args, **kwargs)
 
-    accelerator_class.num_processes = property(num_processes, doc=own.__doc__)
-    wrap(accelerator_class, "gather", gather)
-    wrap(accelerator_class, "reduce", reduce)
-    wrap(accelerator_class, "get_state_dict", get_state_dict)
-    wrap(accelerator_class, "prepare", prepare)
-    changes.add(
-        f"ranks train in groups of {size} on the same samples: accelerator.num_processes counts the groups, "
-        "and gathered or summed values hold each group once"
-    )
+    return {"gather": gather, "reduce": reduce, "get_state_dict": get_state_dict, "prepare": prepare}
 
 
 def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -107,11 +113,12 @@ def install_in_scheduler(module: ModuleType, settings: AppliedSettings, changes:
         module.AcceleratorState = lambda: groups  # type: ignore[attr-defined]
 
 
-def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Tell a Trainer how many ranks share its samples, as TrainingArguments.deepspeed would."""
     size = settings.sample_group_size
-    if size > 1 and hasattr(trainer_class, "get_tp_size"):
-        wrap(trainer_class, "get_tp_size", lambda original, self: size)
+    if size == 1 or not hasattr(trainer_class, "get_tp_size"):
+        return {}
+    return {"get_tp_size": lambda original, self: size}
 
 
 def _check_stream(loader: Any, accelerator: Any, settings: AppliedSettings) -> None:

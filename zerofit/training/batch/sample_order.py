@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _FILE_NAME = "zerofit_sample_order.bin"
 _DRAWN_FROM = "_zerofit_order_drawn_from"
@@ -80,12 +81,10 @@ def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes)
     wrap(module, "skip_first_batches", skip)
 
 
-def install_in_torch_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Make a resumed epoch start without changing the random state loaded from the checkpoint.
-
-    Args:
-        module: torch.utils.data.dataloader.
-    """
+def data_loader_wrappers(
+    loader_class: Any, settings: AppliedSettings, changes: Changes
+) -> dict[str, Wrapper]:
+    """Make a resumed epoch start without changing the random state loaded from the checkpoint."""
     import torch
 
     def iterate(original: Any, self: Any) -> Any:
@@ -95,10 +94,10 @@ def install_in_torch_loaders(module: Any, settings: AppliedSettings, changes: Ch
             torch.set_rng_state(state)
         return iterator
 
-    wrap(module.DataLoader, "__iter__", iterate)
+    return {"__iter__": iterate}
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Save and load the random states of orders beside accelerate's files."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +105,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         self.register_save_state_pre_hook(lambda models, weights, folder: _save(self, Path(folder)))
         self.register_load_state_pre_hook(lambda models, folder: _load(self, Path(folder)))
 
-    wrap(accelerator_class, "__init__", init)
+    return {"__init__": init}
 
 
 def _save(accelerator: Any, folder: Path) -> None:

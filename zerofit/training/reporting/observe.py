@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _DUMP_SIGNAL = signal.SIGRTMAX - 3
 """Makes the rank write its stacks. ASSUMPTION: no script uses this one, since Slurm's users use SIGUSR1 and
@@ -231,9 +232,18 @@ def _of_observed(install: Callable[[Any, Observed], None]) -> Callable[[Any, App
     return install_where_observed
 
 
-def _hook(owner: Any, name: str, rank: Observed, phase: Phase) -> None:
-    """Record a phase around a method or function."""
-    wrap(owner, name, functools.partial(rank.during, phase))
+def _where_observed(
+    wrappers: Callable[[Observed], dict[str, Wrapper]],
+) -> Callable[[Any, AppliedSettings, Changes], dict[str, Wrapper]]:
+    """Return the wrappers of a class's methods for observed ranks only."""
+
+    @functools.wraps(wrappers)
+    def wrappers_where_observed(
+        owner: Any, settings: AppliedSettings, changes: Changes
+    ) -> dict[str, Wrapper]:
+        return {} if _observed is None else wrappers(_observed)
+
+    return wrappers_where_observed
 
 
 @_of_observed
@@ -253,7 +263,7 @@ def install_backward(module: Any, rank: Observed) -> None:
 @_of_observed
 def install_saving(module: Any, rank: Observed) -> None:
     """Hook torch.save()."""
-    _hook(module, "save", rank, Phase.SAVING)
+    wrap(module, "save", functools.partial(rank.during, Phase.SAVING))
 
 
 @_of_observed
@@ -279,13 +289,9 @@ def install_steps(module: Any, rank: Observed) -> None:
     module.register_optimizer_step_post_hook(after)
 
 
-@_of_observed
-def install_data(module: Any, rank: Observed) -> None:
-    """Record batches: of data that led to a backward pass as training, of other data as evaluation.
-
-    Args:
-        module: torch.utils.data.dataloader.
-    """
+@_where_observed
+def data_loader_wrappers(rank: Observed) -> dict[str, Wrapper]:
+    """Record batches: of data that led to a backward pass as training, of other data as evaluation."""
 
     def fetch(original: Any, self: Any) -> Any:
         rank.move(Phase.DATA)
@@ -316,12 +322,12 @@ def install_data(module: Any, rank: Observed) -> None:
             wrap(owner, "__next__", fetch)
         return iterator
 
-    wrap(module.DataLoader, "__iter__", iterate)
+    return {"__iter__": iterate}
 
 
-@_of_observed
-def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
-    """Record prepare() and saving."""
+@_where_observed
+def wrappers(rank: Observed) -> dict[str, Wrapper]:
+    """Record an Accelerator's prepare() and saving."""
 
     def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         folder = rank.during(Phase.SAVING, original, self, *args, **kwargs)
@@ -329,26 +335,26 @@ def install_in_accelerate(accelerator_class: Any, rank: Observed) -> None:
             rank.finish_checkpoint(folder)
         return folder
 
-    _hook(accelerator_class, "prepare", rank, Phase.PREPARING)
-    _hook(accelerator_class, "save_model", rank, Phase.SAVING)
-    wrap(accelerator_class, "save_state", save_state)
+    return {
+        "prepare": functools.partial(rank.during, Phase.PREPARING),
+        "save_model": functools.partial(rank.during, Phase.SAVING),
+        "save_state": save_state,
+    }
 
 
-@_of_observed
-def install_in_trainer(trainer_class: Any, rank: Observed) -> None:
+@_where_observed
+def trainer_wrappers(rank: Observed) -> dict[str, Wrapper]:
     """Record a Trainer's evaluation and saving."""
-    _hook(trainer_class, "evaluate", rank, Phase.EVALUATING)
-    _hook(trainer_class, "predict", rank, Phase.EVALUATING)
-    _hook(trainer_class, "save_model", rank, Phase.SAVING)
+    return {
+        "evaluate": functools.partial(rank.during, Phase.EVALUATING),
+        "predict": functools.partial(rank.during, Phase.EVALUATING),
+        "save_model": functools.partial(rank.during, Phase.SAVING),
+    }
 
 
-@_of_observed
-def install_in_callbacks(module: Any, rank: Observed) -> None:
-    """Record the number of steps and the checkpoints of a Trainer.
-
-    Args:
-        module: transformers.trainer_callback.
-    """
+@_where_observed
+def callback_wrappers(rank: Observed) -> dict[str, Wrapper]:
+    """Record the number of steps and the checkpoints of a Trainer."""
 
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
         rank.num_steps = state.max_steps
@@ -359,18 +365,12 @@ def install_in_callbacks(module: Any, rank: Observed) -> None:
         rank.finish_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         return original(self, args, state, *rest, **kwargs)
 
-    wrap(module.CallbackHandler, "on_train_begin", on_train_begin)
-    wrap(module.CallbackHandler, "on_save", on_save)
+    return {"on_train_begin": on_train_begin, "on_save": on_save}
 
 
-@_of_observed
-def install_in_engine(module: Any, rank: Observed) -> None:
-    """Record the phases of a DeepSpeed engine.
-
-    Args:
-        module: deepspeed.runtime.engine.
-    """
-    engine_class = module.DeepSpeedEngine
+@_where_observed
+def engine_wrappers(rank: Observed) -> dict[str, Wrapper]:
+    """Record the phases of a DeepSpeed engine."""
 
     def step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         rank.engine = self
@@ -387,8 +387,10 @@ def install_in_engine(module: Any, rank: Observed) -> None:
         rank.resume()
         return result
 
-    _hook(engine_class, "__init__", rank, Phase.PREPARING)
-    _hook(engine_class, "backward", rank, Phase.BACKWARD)
-    wrap(engine_class, "step", step)
-    wrap(engine_class, "load_checkpoint", load_checkpoint)
-    wrap(engine_class, "save_checkpoint", save_checkpoint)
+    return {
+        "__init__": functools.partial(rank.during, Phase.PREPARING),
+        "backward": functools.partial(rank.during, Phase.BACKWARD),
+        "step": step,
+        "load_checkpoint": load_checkpoint,
+        "save_checkpoint": save_checkpoint,
+    }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
 def memory_metrics(plan: Plan) -> dict[str, float]:
@@ -33,7 +34,7 @@ def memory_metrics(plan: Plan) -> dict[str, float]:
     return {f"zerofit/{name}_gib": size / GIB for name, size in found.items() if size is not None}
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Add the peaks to Accelerator.log()."""
 
     def log(original: Any, self: Any, values: Any, *args: Any, **named: Any) -> Any:
@@ -41,10 +42,10 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             values = {**memory_metrics(settings.plan), **values}
         return original(self, values, *args, **named)
 
-    wrap(accelerator_class, "log", log)
+    return {"log": log}
 
 
-def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Add the peaks to the logs of transformers' tracker callbacks; printed output is unchanged."""
 
     def train(original: Any, self: Any, *args: Any, **named: Any) -> Any:
@@ -59,4 +60,4 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
     def on_log(original: Any, *args: Any, logs: Any = None, **named: Any) -> Any:
         return original(*args, logs={**memory_metrics(settings.plan), **(logs or {})}, **named)
 
-    wrap(trainer_class, "train", train)
+    return {"train": train}

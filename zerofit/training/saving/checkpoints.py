@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from zerofit.core.checkpoints import SavedCheckpoint
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
 def save_whole(
@@ -197,7 +198,7 @@ def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
     )
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Make an Accelerator save its state atomically, and load only complete ones."""
 
     def save_state(original: Any, self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -250,8 +251,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         observe.resume(_saved_step(self, checkpoint.manifest))
         return found
 
-    wrap(accelerator_class, "save_state", save_state)
-    wrap(accelerator_class, "load_state", load_state)
+    return {"save_state": save_state, "load_state": load_state}
 
 
 def install_last_checkpoint(module: Any, settings: AppliedSettings, changes: Changes) -> None:

@@ -19,12 +19,12 @@ from zerofit.core.checkpoints import SavedLayout, incomplete_checkpoint, inspect
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import base_optimizer, reading_universal
 from zerofit.training.saving.checkpoints import gather, layout_of, rank_of_process
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.core.facts import Checkpoint
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _COPY = ".zerofit-converted."
 """Prefix of the converted copy beside the checkpoint, which is deleted after loading."""
@@ -34,14 +34,8 @@ _HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 """Settings of a parameter group that schedulers or scripts change; others define its computation."""
 
 
-def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Convert checkpoints that DeepSpeedEngine.load_checkpoint can't read directly.
-
-    Args:
-        module: deepspeed.runtime.engine.
-        settings: the plan's.
-        changes: receives changes.
-    """
+def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Convert checkpoints that DeepSpeedEngine.load_checkpoint can't read directly."""
 
     def load_checkpoint(
         original: Any, self: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any
@@ -78,7 +72,7 @@ def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
         changes.add(f"{folder.name} was converted in a copy: it was saved with {', '.join(differences)}")
         return found
 
-    wrap(module.DeepSpeedEngine, "load_checkpoint", load_checkpoint)
+    return {"load_checkpoint": load_checkpoint}
 
 
 def _latest(folder: Path) -> str | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _ASK_EVERY_S = 1.0
 """Ranks synchronize about once a second, at the same steps: an all-reduce at each step would make the host
@@ -92,14 +93,10 @@ def saved_to() -> str | None:
     return None if _stop is None else _stop.saved_to
 
 
-def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Make a Trainer save and end, as its own callbacks may.
-
-    Args:
-        module: transformers.trainer_callback.
-    """
+def callback_wrappers(handler_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Make a Trainer save and end, as its own callbacks may."""
     if (stop := _stop) is None:
-        return
+        return {}
 
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
         stop.has_trainer = True
@@ -120,12 +117,7 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
             stop.leave(Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}")
         return control
 
-    for name, hook in (
-        ("on_train_begin", on_train_begin),
-        ("on_step_end", on_step_end),
-        ("on_save", on_save),
-    ):
-        wrap(module.CallbackHandler, name, hook)
+    return {"on_train_begin": on_train_begin, "on_step_end": on_step_end, "on_save": on_save}
 
 
 def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
@@ -153,16 +145,16 @@ def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes)
         wrap(loader, "__iter__", iterate)
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Record the Accelerator that saves."""
     if (stop := _stop) is None:
-        return
+        return {}
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         stop.accelerator = stop.accelerator or self
         return original(self, *args, **kwargs)
 
-    wrap(accelerator_class, "prepare", prepare)
+    return {"prepare": prepare}
 
 
 def _save_if_told(stop: _Stop) -> None:

@@ -13,14 +13,14 @@ from zerofit.core.upstream.transformers import (
     save_checkpoint_in,
 )
 from zerofit.training.saving.checkpoints import check_resumed, layout_of, newest_complete, save_whole
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
-def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Save under a temporary name, prune after the commit, and check the checkpoint to resume from."""
     left = [] if settings.plan.resume_from is None else [settings.plan.resume_from]
 
@@ -68,7 +68,5 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
         self.control.should_training_stop = True
         return None
 
-    wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
-    wrap(trainer_class, "train", train)
-    if hasattr(trainer_class, RUN_EPOCH):
-        wrap(trainer_class, RUN_EPOCH, run_epoch)
+    found = {SAVE_CHECKPOINT: save_checkpoint, "train": train}
+    return {**found, RUN_EPOCH: run_epoch} if hasattr(trainer_class, RUN_EPOCH) else found

@@ -18,7 +18,6 @@ from zerofit.training.setup.optimizer_swap import live_optimizers
 from zerofit.training.setup.quantized_loading import for_trainer
 from zerofit.training.setup.trained_groups import holds, match_trained_parameters, parameters_of
 from zerofit.training.step.schedulers import live_objects
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +25,15 @@ if TYPE_CHECKING:
     from zerofit.core.capture import CapturedModel
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _OF_ACCELERATE = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() and its parts so that the model trains as planned."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Make the model train as planned before prepare() and its parts see it."""
     if not changes_model(settings.strategy):
-        return
+        return {}
     hook = _ModelChanges(settings.strategy, changes, settings.captured_model)
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
@@ -42,14 +42,13 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             hook.change_given(self, given)
         return original(*given.args, **given.kwargs)
 
-    for name in ("prepare", "prepare_model", "prepare_optimizer"):
-        wrap(accelerator_class, name, prepare)
+    return dict.fromkeys(("prepare", "prepare_model", "prepare_optimizer"), prepare)
 
 
-def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook Trainer's constructor, so that the model passed to it, or created by it, trains as planned."""
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Make the model that a Trainer gets, or creates, train as planned."""
     if not changes_model(settings.strategy):
-        return
+        return {}
     # TrainingArguments enable checkpointing in train() itself.
     own = replace(settings.strategy, gradient_checkpointing=None, checkpoint_every=1)
     hook = _ModelChanges(own, changes, None)
@@ -65,7 +64,7 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
         hook.match_trained_parameters()
         original(*given.args, **given.kwargs)
 
-    wrap(trainer_class, "__init__", init)
+    return {"__init__": init}
 
 
 def _precision_of(args: Any) -> Precision | None:

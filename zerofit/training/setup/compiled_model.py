@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.wrapping import wrap
-
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _PREFIX = "_orig_mod."
 """Source: torch/_dynamo/eval_frame.py, OptimizedModule (2.13)."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook compilation and unwrapping."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Keep the names of weights when prepare_model() compiles, and unwrap the compiled model, too."""
+    if not settings.strategy.compile:
+        return {}
 
     def prepare_model(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = original(self, model, *args, **kwargs)
@@ -32,9 +33,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     ) -> Any:
         return original(self, model, keep_fp32_wrapper, keep_torch_compile)
 
-    if settings.strategy.compile:
-        wrap(accelerator_class, "prepare_model", prepare_model)
-        wrap(accelerator_class, "unwrap_model", unwrap_model)
+    return {"prepare_model": prepare_model, "unwrap_model": unwrap_model}
 
 
 def _is_wrapper(model: Any) -> bool:

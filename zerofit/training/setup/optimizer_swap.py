@@ -20,7 +20,6 @@ from zerofit.core.upstream.torch import move_step_hooks
 from zerofit.models.element_wise import try_element_wise
 from zerofit.training.setup.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.training.step.schedulers import lead_schedulers, live_objects
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
 """Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
@@ -37,11 +37,11 @@ _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"}
 """Options that select an implementation, without effect on the result."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() so that the plan's optimizer trains."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Prepare the plan's optimizer in place of the script's."""
     name = settings.strategy.optimizer
     if name is None:
-        return
+        return {}
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
         if self._zerofit_by_script:
@@ -52,8 +52,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             _stay_fused(objects)
         return original(self, *objects, **kwargs)
 
-    wrap(accelerator_class, "prepare", prepare)
-    wrap(accelerator_class, "prepare_optimizer", prepare)
+    return {"prepare": prepare, "prepare_optimizer": prepare}
 
 
 def _step_one_by_one(objects: Iterable[Any]) -> None:
@@ -87,11 +86,13 @@ def _stay_fused(objects: Iterable[Any]) -> None:
             optimizer.register_load_state_dict_pre_hook(keep)
 
 
-def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), which Trainer calls, too, to refuse an optimizer that offload would break.
+def check_wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Refuse an optimizer that offload would break in prepare(), which Trainer calls, too.
 
     The checks before the launch only know the script's source.
     """
+    if not (settings.uses_deepspeed and settings.plan.is_checked):
+        return {}
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
         from torch.optim import Optimizer
@@ -103,8 +104,7 @@ def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Ch
                     _check_element_wise(optimizer, changes)
         return original(self, *objects, **kwargs)
 
-    if settings.uses_deepspeed and settings.plan.is_checked:
-        wrap(accelerator_class, "prepare", prepare)
+    return {"prepare": prepare}
 
 
 def _check_element_wise(optimizer: Any, changes: Changes) -> None:

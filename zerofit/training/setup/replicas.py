@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.training.setup.trained_groups import parameters_of
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Watch each model that prepare() wraps."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Watch each model that prepare_model() wraps."""
+    if settings.plan.topology.world_size == 1 or settings.uses_deepspeed:
+        return {}
 
     def prepare_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         model = original(self, *args, **kwargs)
@@ -28,8 +30,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             model.register_forward_pre_hook(lambda model, _: _check(model, self))
         return model
 
-    if settings.plan.topology.world_size > 1 and not settings.uses_deepspeed:
-        wrap(accelerator_class, "prepare_model", prepare_model)
+    return {"prepare_model": prepare_model}
 
 
 def _check(model: Any, accelerator: Any) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import OptimizerName
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _RECORD = "_zerofit_said"
 """Attribute of TrainingArguments: the script's value of each changed field, and the new one."""
@@ -69,7 +70,7 @@ def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: 
     wrap(arguments_class, "__post_init__", post_init)
 
 
-def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Apply the plan to arguments that the script has changed after creation.
 
     Trainer reads them while it creates its Accelerator, and again in train().
@@ -87,8 +88,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
             _set_checkpointing(self.model, self.args, settings, changes)
         return original(self, *args, **kwargs)
 
-    wrap(trainer_class, "create_accelerator_and_postprocess", make_accelerator)
-    wrap(trainer_class, "train", train)
+    return {"create_accelerator_and_postprocess": make_accelerator, "train": train}
 
 
 def _take_deepspeed(arguments: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from zerofit.core.errors import UserError
 from zerofit.training.setup.optimizer_swap import is_plain_optimizer, swap_and_note
 from zerofit.training.step import schedulers
 from zerofit.training.step.trainer_loss import is_transformers_own
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +21,17 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import OptimizerName
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _GIVEN = "_zerofit_given"
 """Field of a Trainer: the optimizer and the scheduler (None if Trainer creates one) passed to it."""
 
 
-def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook train(), and the creation of optimizer and scheduler."""
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Keep the script's optimizer and scheduler in train(), and where Trainer would make its own."""
     name = settings.strategy.optimizer
+    if not settings.uses_deepspeed and name is None:
+        return {}
 
     def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if name is not None and self.optimizer is not None:
@@ -68,10 +70,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
             self.lr_scheduler = scheduler
         return original(self, *args, **kwargs)
 
-    if settings.uses_deepspeed or name is not None:
-        wrap(trainer_class, "train", train)
-        wrap(trainer_class, "create_optimizer", create_optimizer)
-        wrap(trainer_class, "create_scheduler", create_scheduler)
+    return {"train": train, "create_optimizer": create_optimizer, "create_scheduler": create_scheduler}
 
 
 def _remember(trainer: Any) -> None:

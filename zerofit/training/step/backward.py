@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from zerofit.training.step.deepspeed.optimizer_step import window_of
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,10 +13,11 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
     from zerofit.training.step.deepspeed.optimizer_step import Window
+    from zerofit.training.wrapping import Wrapper
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook backward() and trigger_sync_in_backward()."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Run a backward pass in micro-batches, and under DeepSpeed with the script's own steps."""
 
     def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> None:
         weights = getattr(self, "_zerofit_weights", None)
@@ -40,18 +40,16 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             loss / self.gradient_accumulation_steps, run=run_piece, is_boundary=self.sync_gradients
         )
 
-    wrap(accelerator_class, "backward", backward)
-    accelerator_class.trigger_sync_in_backward = staticmethod(
-        _trigger(accelerator_class.trigger_sync_in_backward)
-    )
+    return {"backward": backward}
 
 
-def _trigger(original: Any) -> Any:
-    """Return a trigger_sync_in_backward() that also works with micro-batches.
+def install_trigger(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Make trigger_sync_in_backward() also work with micro-batches.
 
     accelerate prepares DistributedDataParallel for a backward pass without a forward pass
     (accelerate/accelerator.py); micro-batches have their own, and the last one synchronizes gradients.
     """
+    original = accelerator_class.trigger_sync_in_backward
 
     @contextlib.contextmanager
     def trigger_sync_in_backward(model: Any) -> Iterator[None]:
@@ -65,7 +63,7 @@ def _trigger(original: Any) -> Any:
         finally:
             model._zerofit_triggered = False
 
-    return trigger_sync_in_backward
+    accelerator_class.trigger_sync_in_backward = staticmethod(trigger_sync_in_backward)
 
 
 def _pending_passes(accelerator: Any) -> Any | None:

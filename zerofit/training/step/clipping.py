@@ -10,19 +10,20 @@ from zerofit.core.upstream.accelerate import prepared_models
 from zerofit.training.batch.micro_batches.hooks import settle
 from zerofit.training.setup.trained_groups import parameters_of
 from zerofit.training.step.deepspeed.optimizer_step import clips_by_value, window_of
-from zerofit.training.wrapping import wrap, wrap_steps
+from zerofit.training.wrapping import around_steps
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
 """All Accelerators, whose parameters may be passed to torch's clipping, which knows no Accelerator."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Apply the script's or the plan's clipping; without DeepSpeed, whose configuration clips, also if the
     script does not clip."""
     forced = settings.strategy.gradient_clipping
@@ -51,24 +52,29 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             self._zerofit_clipped = False
         original(closure)
 
-    wrap(accelerator_class, "clip_grad_norm_", clip)
-    wrap(accelerator_class, "clip_grad_value_", clip_value)
+    found = {"clip_grad_norm_": clip, "clip_grad_value_": clip_value}
     if forced:
-        wrap_steps(accelerator_class, "_zerofit_clips", step, only=lambda self, _: self._zerofit_by_script)
+        by_script = around_steps("_zerofit_clips", step, only=lambda self, _: self._zerofit_by_script)
+        found["prepare_optimizer"] = by_script
+    return found
 
 
-def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def watch_wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Record every Accelerator, whose parameters a script may clip with torch."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _accelerators.add(self)
 
-    wrap(accelerator_class, "__init__", init)
+    return {"__init__": init}
 
 
-def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Make torch's clipping work under ZeRO, where it finds no gradients, and use the plan's norm."""
+def torch_wrappers(module: ModuleType, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Make torch's clipping work under ZeRO, where it finds no gradients, and use the plan's norm.
+
+    Args:
+        module: torch.nn.utils.
+    """
     forced = settings.strategy.gradient_clipping
 
     def clip(
@@ -93,8 +99,15 @@ def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Cha
         settle(accelerator)
         original(parameters, *args, **kwargs)
 
-    wrap(module, "clip_grad_norm_", clip)
-    wrap(module, "clip_grad_value_", clip_value)
+    return {"clip_grad_norm_": clip, "clip_grad_value_": clip_value}
+
+
+def install_in_clip_grad(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Give torch.nn.utils.clip_grad the functions of torch.nn.utils, which have the steps.
+
+    Args:
+        module: torch.nn.utils.
+    """
     module.clip_grad.clip_grad_norm_ = module.clip_grad_norm_
     module.clip_grad.clip_grad_value_ = module.clip_grad_value_
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import format_message
 from zerofit.core.upstream.deepspeed import after_each_step
-from zerofit.training.wrapping import wrap_steps
+from zerofit.training.wrapping import around_steps
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 TOO_MANY_IN_A_ROW = 17
 """Each skipped step halves the scale, which starts at 2**16 (torch/amp/grad_scaler.py, init_scale;
@@ -72,7 +73,7 @@ def of_this_process() -> SkippedSteps:
     return SkippedSteps()
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Count the steps of accelerate's loss scaler."""
 
     def step(self: Any, optimizer: Any, original: Any, closure: Any = None) -> Any:
@@ -84,7 +85,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     def has_scaler(_: Any, optimizer: Any) -> bool:
         return getattr(optimizer, "scaler", None) is not None
 
-    wrap_steps(accelerator_class, "_zerofit_counts", step, only=has_scaler)
+    return {"prepare_optimizer": around_steps("_zerofit_counts", step, only=has_scaler)}
 
 
 def watch_engine(engine: Any, changes: Changes) -> None:

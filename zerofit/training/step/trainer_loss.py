@@ -15,11 +15,11 @@ from zerofit.core.upstream.transformers import COUNTS_ITEMS, loss_shifts_labels
 from zerofit.models.pieces import Inputs, batch_of, taken
 from zerofit.training.batch.micro_batches.random_state import devices_of, unchanged_random_state
 from zerofit.training.batch.micro_batches.separability import evaluation_mode
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _LOOP = ("compute_loss", "get_batch_samples", "train", "training_step", COUNTS_ITEMS)
 """Trainer's methods that decide the weight of a batch's loss in a step (transformers 5.23, trainer.py)."""
@@ -38,10 +38,10 @@ def is_transformers_own(method: Any) -> bool:
     return (method.__module__ or "").split(".")[0] == "transformers"
 
 
-def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook Trainer.compute_loss."""
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Weight each batch's loss by its share of the step's labels if the model does not."""
     if not is_transformers_own(trainer_class.compute_loss):
-        return  # the explicit API hooks a subclass: a script's own loss is unchanged
+        return {}  # the explicit API hooks a subclass: a script's own loss is unchanged
 
     def compute_loss(
         original: Any,
@@ -68,7 +68,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
             return result
         return (result[0] * share, *result[1:]) if return_outputs else result * share
 
-    wrap(trainer_class, "compute_loss", compute_loss)
+    return {"compute_loss": compute_loss}
 
 
 def _is_part_of_more(trainer: Any, model: Any, inputs: Any, num_items: Any) -> bool:

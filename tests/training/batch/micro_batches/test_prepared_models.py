@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerators import forget_accelerators, quiet, settings
+from accelerators import forget_accelerators, quiet, settings, wrap_all
 from split_models import assert_equal, gradients, tiny
 
 from zerofit.training.batch.micro_batches import hooks
@@ -31,9 +31,8 @@ def _accelerator(
         _zerofit_by_script = by_script
 
     changes = quiet()
-    hooks.install(
-        Hooked, settings(micro_batch_size=micro_batch_size, trainer_accumulates=trainer_accumulates), changes
-    )
+    wanted = settings(micro_batch_size=micro_batch_size, trainer_accumulates=trainer_accumulates)
+    wrap_all(Hooked, hooks.wrappers(Hooked, wanted, changes))
     return Hooked(cpu=True, **options), changes
 
 

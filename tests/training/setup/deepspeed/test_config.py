@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from accelerate import DeepSpeedPlugin
-from accelerators import quiet, settings
+from accelerators import quiet, settings, wrap_all
 from captures import LOOP
 
 from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
-from zerofit.training.setup.accelerator_arguments import install_arguments, install_prepare
+from zerofit.training.setup import accelerator_arguments
+from zerofit.training.setup.deepspeed import config
 
 _KEYS = ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu")
 
@@ -53,8 +54,8 @@ def _hooked(captured_batch: int | None, clipping: float | None) -> type[_Acceler
     if captured_batch is not None:
         plan = replace(wanted.plan, capture=replace(LOOP, micro_batch_size=captured_batch))
         wanted = replace(wanted, plan=plan)
-    install_arguments(accelerator_class, wanted, quiet())
-    install_prepare(accelerator_class, wanted, quiet())
+    wrap_all(accelerator_class, accelerator_arguments.wrappers(accelerator_class, wanted, quiet()))
+    wrap_all(accelerator_class, config.wrappers(accelerator_class, wanted, quiet()))
     return accelerator_class
 
 

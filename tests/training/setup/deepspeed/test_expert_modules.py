@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from accelerators import quiet, settings
+from accelerators import quiet, settings, wrap_all
 from refusals import refusal
 from torch import nn
 
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import ZeroStage
-from zerofit.training.setup.deepspeed.expert_modules import install, modules_that_choose
+from zerofit.training.setup.deepspeed.expert_modules import engine_wrappers, modules_that_choose
 
 
 class _Expert(nn.Module):
@@ -141,7 +140,7 @@ def test_a_step_that_leaves_a_training_expert_out_ends_the_run_at_stage_2(
     wanted = settings(uses_deepspeed=True, zero_stage=ZeroStage.GRADIENTS)
     wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(world_size=2, on_cpu=True)))
     monkeypatch.setattr(_Engine, "__init__", _Engine.__init__)
-    install(SimpleNamespace(DeepSpeedEngine=_Engine), wanted, quiet())  # type: ignore[arg-type]
+    wrap_all(_Engine, engine_wrappers(_Engine, wanted, quiet()))
     model = _Engine(None, make()).model
     with torch.no_grad():
         model(torch.ones(2, 8))  # evaluates, and leaves no gradients

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import own_class, quiet, settings, wrap_all
 from refusals import refusal
 
 from zerofit.training.setup.deepspeed import joined_prepare
@@ -48,7 +48,7 @@ def accelerator(zero_stage: int = 2) -> Any:
             made = [Engine(item) if item in models else SimpleNamespace(optimizer=item) for item in objects]
             return tuple(made) if len(made) > 1 else made[0]
 
-    joined_prepare.install(Planned, settings(uses_deepspeed=True), quiet())
+    wrap_all(Planned, joined_prepare.wrappers(Planned, settings(uses_deepspeed=True), quiet()))
     made: Any = Planned()
     made.deepspeed_engine_wrapped = None
     made.state = State(made.state, zero_stage)

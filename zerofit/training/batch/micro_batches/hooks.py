@@ -12,7 +12,7 @@ from zerofit.training.batch.micro_batches.pending_backward import PendingBackwar
 from zerofit.training.batch.micro_batches.split_model import SplitModel
 from zerofit.training.batch.micro_batches.splitter import Splitter
 from zerofit.training.setup.trained_groups import trains
-from zerofit.training.wrapping import wrap, wrap_steps
+from zerofit.training.wrapping import around_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _PARTITIONED_GRADIENTS = 2
@@ -30,11 +31,11 @@ _PARTITIONED_PARAMETERS = 3
 (https://www.deepspeed.ai/tutorials/zero/)."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() and prepare_model() so that the models that they return run in micro-batches."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Make the models that prepare() and prepare_model() return run in micro-batches."""
     most_rows = settings.most_rows
     if most_rows is None or settings.pipeline_parallel_size > 1:  # a pipeline splits its batches itself
-        return
+        return {}
 
     def split(accelerator: Any, prepared: Any) -> None:
         if getattr(accelerator, "_zerofit_by_script", True) or not settings.trainer_accumulates:
@@ -71,13 +72,15 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         self.__dict__.pop("_zerofit_pending_backward", None)
         return original(self, *objects)
 
-    wrap(accelerator_class, "prepare", prepare)
-    wrap(accelerator_class, "prepare_model", prepare_model)
-    wrap(accelerator_class, "free_memory", free_memory)  # accelerate's clear() calls it, too
-    _settle_before_steps(accelerator_class)
+    return {
+        "prepare": prepare,
+        "prepare_model": prepare_model,
+        "free_memory": free_memory,  # accelerate's clear() calls it, too
+        **_settling(),
+    }
 
 
-def _settle_before_steps(accelerator_class: Any) -> None:
+def _settling() -> dict[str, Wrapper]:
     """Undo early backward passes of skipped losses before gradients are unscaled or used.
 
     Under DeepSpeed the engine's step does so (deepspeed/optimizer_step.py).
@@ -88,8 +91,10 @@ def _settle_before_steps(accelerator_class: Any) -> None:
             settle(self)
         return original(closure)
 
+    before_step = around_steps("_zerofit_settles", step)  # a prepared optimizer's step begins with unscaling
+
     def prepare_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = original(self, *args, **kwargs)
+        prepared = before_step(original, self, *args, **kwargs)
         # A script may also step its unprepared optimizer.
         if hasattr(prepared.optimizer, "register_step_pre_hook"):
             prepared.optimizer.register_step_pre_hook(lambda *_: settle(self))
@@ -99,10 +104,7 @@ def _settle_before_steps(accelerator_class: Any) -> None:
         settle(self)
         original(self, *args, **kwargs)
 
-    # The prepared optimizer's step begins with unscaling.
-    wrap_steps(accelerator_class, "_zerofit_settles", step)
-    wrap(accelerator_class, "prepare_optimizer", prepare_optimizer)
-    wrap(accelerator_class, "unscale_gradients", unscale_gradients)
+    return {"prepare_optimizer": prepare_optimizer, "unscale_gradients": unscale_gradients}
 
 
 def settle(accelerator: Any, *, except_for: Any | None = None) -> None:

@@ -18,26 +18,23 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
 from zerofit.training.setup.trained_groups import trains
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _MAX_EXPERT_LAYERS = 4
 """Maximum layers of an expert: a gated feed-forward network has three, a transformer block many more."""
 
 
-def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Prepare a model's experts before an engine uses them.
-
-    Args:
-        module: deepspeed.runtime.engine.
-    """
+def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Prepare a model's experts before an engine uses them."""
     stage = settings.strategy.zero_stage
+    if stage is ZeroStage.NOTHING or settings.plan.topology.world_size == 1:
+        return {}
 
     def init(original: Any, self: Any, args: Any, model: Any, *rest: Any, **kwargs: Any) -> None:
         found = list(modules_that_choose(model))
@@ -53,8 +50,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
             changes.add(f"ZeRO-3 gathers each {kinds} as a whole, since ranks call different experts")
         original(self, args, model, *rest, **kwargs)
 
-    if stage is not ZeroStage.NOTHING and settings.plan.topology.world_size > 1:
-        wrap(module.DeepSpeedEngine, "__init__", init)
+    return {"__init__": init}
 
 
 def _refuse_uncalled_experts(module: Any, stage: ZeroStage) -> None:

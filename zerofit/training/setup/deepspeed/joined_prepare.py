@@ -9,11 +9,11 @@ from zerofit.core.errors import UserError
 from zerofit.training.setup.optimizer_swap import is_plain_optimizer, live_optimizers
 from zerofit.training.setup.trained_groups import holds, trains
 from zerofit.training.step.deepspeed.optimizer_step import trains_without_optimizer
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
 _JOINED = "the model and its optimizer are prepared together, as DeepSpeed needs them"
@@ -25,8 +25,10 @@ _NEED_OPTIMIZER = (1, 2)
 """ZeRO stages whose engine needs an optimizer (deepspeed/runtime/engine.py)."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare() so that a model and its optimizer may be prepared in separate calls."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Let a script prepare a model and its optimizer in separate calls."""
+    if not settings.uses_deepspeed:
+        return {}
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
         if not self._zerofit_by_script:
@@ -46,13 +48,14 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             self.__dict__.pop(name, None)
         return original(self, *objects)
 
-    if settings.uses_deepspeed:
-        wrap(accelerator_class, "prepare", prepare)
-        # Called directly, they ignore DeepSpeed and return the object unchanged (accelerate/accelerator.py).
-        wrap(accelerator_class, "prepare_model", prepare_one)
-        wrap(accelerator_class, "prepare_optimizer", prepare_one)
-        # accelerate's clear() calls it, too.
-        wrap(accelerator_class, "free_memory", free_memory)
+    # Called directly, accelerate's prepare_model() and prepare_optimizer() ignore DeepSpeed and return the
+    # object unchanged (accelerate/accelerator.py); its clear() calls free_memory(), too.
+    return {
+        "prepare": prepare,
+        "prepare_model": prepare_one,
+        "prepare_optimizer": prepare_one,
+        "free_memory": free_memory,
+    }
 
 
 class _PrepareCall:

@@ -34,25 +34,22 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
 _has_engine = False
 """True after a DeepSpeed engine is created: models loaded later are not trained by it."""
 
 
-def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Record when an engine is created.
-
-    Args:
-        module: deepspeed.runtime.engine.
-    """
+def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Record when an engine is created."""
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         global _has_engine
         original(self, *args, **kwargs)
         _has_engine = True
 
-    wrap(module.DeepSpeedEngine, "__init__", init)
+    return {"__init__": init}
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:

@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
-def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook the broadcast at an engine's creation.
-
-    Args:
-        module: deepspeed.runtime.engine.
-    """
+def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Give parameters without dimensions one while a new engine broadcasts the weights."""
 
     def broadcast_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         scalars = _with_one_dimension(self.module.parameters())
@@ -36,7 +33,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
             for one in scalars:
                 one.data = one.data.view(())
 
-    wrap(module.DeepSpeedEngine, BROADCAST_MODEL, broadcast_model)
+    return {BROADCAST_MODEL: broadcast_model}
 
 
 def install_in_partitioning(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
 _TOLERANCE_HALF = 5e-2
@@ -30,11 +31,11 @@ _TOLERANCE_HALF = 5e-2
 part, or counts positions from the part's start, differs by more."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook the constructor, to tell accelerate which ranks get the same batches."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Tell a new Accelerator which ranks get the same batches."""
     size = settings.sequence_parallel_size
     if size == 1:
-        return
+        return {}
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -47,7 +48,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             shape = settings.plan.topology.data_parallel_size, size
             self.state.ds_device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "tp"))
 
-    wrap(accelerator_class, "__init__", init)
+    return {"__init__": init}
 
 
 def install_in_deepspeed(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -70,12 +71,10 @@ def install_in_deepspeed(module: ModuleType, settings: AppliedSettings, changes:
         wrap(module, "initialize", initialize)
 
 
-def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook the engine's forward pass.
-
-    Args:
-        module: deepspeed.runtime.engine.
-    """
+def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Split the batch of the engine's forward pass over the group."""
+    if settings.sequence_parallel_size == 1:
+        return {}
 
     def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         shards = self.__dict__.get("_zerofit_shards")
@@ -85,8 +84,7 @@ def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Ch
             shards.check(lambda **inputs: original(self, **inputs))
         return shards.forward(lambda **part: original(self, **part), shards.inputs_of(args, kwargs))
 
-    if settings.sequence_parallel_size > 1:
-        wrap(module.DeepSpeedEngine, "forward", forward)
+    return {"forward": forward}
 
 
 def _check_own(config: Any, size: int) -> None:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), which creates the engine that shards."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Check models before prepare() creates the engine that shards them."""
     size = settings.tensor_parallel_size
     if size == 1:
-        return
+        return {}
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -40,7 +41,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             broadcast_initial_weights(model, changes)
         return original(self, *args, **kwargs)
 
-    wrap(accelerator_class, "prepare", prepare)
+    return {"prepare": prepare}
 
 
 def install_in_loading(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:

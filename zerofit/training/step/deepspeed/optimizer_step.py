@@ -7,6 +7,7 @@ is known whether it ends the accumulation window: the script clips or steps, or 
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from enum import Enum
@@ -22,13 +23,13 @@ from zerofit.training.batch.micro_batches.hooks import settle
 from zerofit.training.step.deepspeed import guard
 from zerofit.training.step.skipped_steps import watch_engine
 from zerofit.training.step.step_calls import script_clips, script_steps
-from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _LOOPS = "https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation"
 _DEEPSPEED = "https://huggingface.co/docs/accelerate/usage_guides/deepspeed"
@@ -377,20 +378,25 @@ def _after_step_of(accelerator: Any, original: Any) -> Any:
     return step
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Run a step that a script leaves to accelerate before the script saves, evaluates or ends."""
     if not settings.uses_deepspeed:
-        return
-    # DeepSpeed 0.19 calls collectives that torch 2.13 renamed, thousands of times; no script can fix that.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        return {}
+
+    def after(act: Callable[[Window], None], original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        window = window_of(self)
+        if window is not None:
+            act(window)
+        return original(self, *args, **kwargs)
+
     readers = ("save_state", "save_model", "get_state_dict", "unwrap_model")
-    actions = dict.fromkeys(readers, Window.run_due_step)
-    for name, act in {**actions, "end_training": Window.close}.items():
+    after_due_step = functools.partial(after, Window.run_due_step)
+    return {**dict.fromkeys(readers, after_due_step), "end_training": functools.partial(after, Window.close)}
 
-        def after_step(original: Any, self: Any, *args: Any, act: Any = act, **kwargs: Any) -> Any:
-            window = window_of(self)
-            if window is not None:
-                act(window)
-            return original(self, *args, **kwargs)
 
-        wrap(accelerator_class, name, after_step)
+def hide_renamed_collectives() -> None:
+    """Hide the warnings of collectives that torch 2.13 renamed.
+
+    DeepSpeed 0.19 calls them, thousands of times; no script can fix that.
+    """
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
