@@ -189,7 +189,8 @@ def _keep(accelerator: Any, changes: Changes) -> None:
     def save(models: Any, weights: Any, folder: Any) -> None:
         if accelerator.is_main_process:
             state = [
-                {"seed": one.seed, "epoch": _epoch_under_way(accelerator, one)} for one in _kept(accelerator)
+                {"seed": batches.seed, "epoch": _epoch_under_way(accelerator, batches)}
+                for batches in _kept(accelerator)
             ]
             Path(folder, _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
@@ -204,8 +205,8 @@ def _keep(accelerator: Any, changes: Changes) -> None:
                 f"DataLoaders with grouped batches, and the script has {len(kept)}"
             )
             return
-        for one, state in zip(kept, states, strict=True):
-            one.go_on(**state)
+        for batches, state in zip(kept, states, strict=True):
+            batches.go_on(**state)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
@@ -215,7 +216,7 @@ def _kept(accelerator: Any) -> list[_ScriptBatches]:
     """Return the batches of the currently prepared DataLoaders: free_memory() drops earlier ones."""
     found = (_sampler_in(loader) for loader in prepared_data_loaders(accelerator))
     # One prepared twice, such as after skip_first_batches(), keeps its batches.
-    return list({id(one): one for one in found if isinstance(one, _ScriptBatches)}.values())
+    return list({id(batches): batches for batches in found if isinstance(batches, _ScriptBatches)}.values())
 
 
 def _epoch_under_way(accelerator: Any, batches: _ScriptBatches) -> int:

@@ -40,18 +40,18 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        for one in args:
-            if isinstance(one, torch.nn.Module) and trains(one):
-                _running_for(one, settings, changes).pipeline.accelerator = self
-        before = [one for one in args if isinstance(one, torch.optim.Optimizer)]
-        for one in (*before, *prepared_optimizers(self)):
+        for model in args:
+            if isinstance(model, torch.nn.Module) and trains(model):
+                _running_for(model, settings, changes).pipeline.accelerator = self
+        before = [optimizer for optimizer in args if isinstance(optimizer, torch.optim.Optimizer)]
+        for optimizer in (*before, *prepared_optimizers(self)):
             if _running:
-                _running[0].cut_optimizer(getattr(one, "optimizer", one))
+                _running[0].cut_optimizer(getattr(optimizer, "optimizer", optimizer))
         prepared = original(self, *args, **kwargs)
         if _running:
             _running[0].wrap_optimizers()
-        for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
-            if isinstance(one, torch.nn.Module) and is_compiled(one) and _is_pipeline(one):
+        for model in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
+            if isinstance(model, torch.nn.Module) and is_compiled(model) and _is_pipeline(model):
                 changes.add("torch.compile does nothing to a model in pipeline stages, which run uncompiled")
         return prepared
 
@@ -171,7 +171,7 @@ def clipping_wrappers(module: ModuleType, settings: AppliedSettings, changes: Ch
         import torch
 
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if not _running or not all(_running[0].has(one) for one in parameters):
+        if not _running or not all(_running[0].has(parameter) for parameter in parameters):
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norm = _running[0].pipeline.norm(parameters, norm_type, error_if_nonfinite)
         module.clip_grads_with_norm_(parameters, max_norm, norm, foreach)

@@ -317,7 +317,7 @@ def data_loader_wrappers(rank: Observed) -> dict[str, Wrapper]:
         iterator = original(self)
         iterator._zerofit_data = id(self)
         iterator._zerofit_untrained = 0  # batches minus the backward passes that followed one directly
-        owner: Any = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
+        owner: Any = next(base for base in type(iterator).__mro__ if "__next__" in vars(base))
         if not hasattr(owner.__next__, "__wrapped__"):
             wrap(owner, "__next__", fetch)
         return iterator

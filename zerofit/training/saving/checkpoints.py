@@ -155,7 +155,11 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> SavedCheckpoint 
 
 def newest_by_sizes(folder: str) -> str | None:
     """Return what transformers' get_last_checkpoint does, but only complete checkpoints; not a collective."""
-    candidates = [one for one in find_checkpoints(Path(folder)) if one.path.name.startswith("checkpoint-")]
+    candidates = [
+        checkpoint
+        for checkpoint in find_checkpoints(Path(folder))
+        if checkpoint.path.name.startswith("checkpoint-")
+    ]
     newest = _newest(Path(folder), candidates, lambda checkpoint: checkpoint.problem)
     return None if newest is None else str(newest.path)
 
@@ -304,7 +308,7 @@ def _saved_step(accelerator: Any, manifest: Manifest | None) -> int | None:
     if step is None and (optimizers := prepared_optimizers(accelerator)):
         counts = (state.get("step") for state in optimizers[0].state.values())
         step = max((int(count) for count in counts if count is not None), default=None)
-    return next((one for one in gather(step) if one is not None), None)
+    return next((rank_step for rank_step in gather(step) if rank_step is not None), None)
 
 
 def _describe_model(model: Any, folder: Path) -> None:
@@ -325,7 +329,11 @@ def _describe_model(model: Any, folder: Path) -> None:
 def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -> None:
     """Refuse a checkpoint that lacks files which this script's load_state() reads."""
     names = set(os.listdir(folder))
-    schedulers = [one for one in prepared_schedulers(accelerator) if "DeepSpeed" not in type(one).__name__]
+    schedulers = [
+        scheduler
+        for scheduler in prepared_schedulers(accelerator)
+        if "DeepSpeed" not in type(scheduler).__name__
+    ]
     expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
     if settings.uses_deepspeed:
         expected += [f"pytorch_model{f'_{i}' * (i > 0)}" for i in range(len(prepared_models(accelerator)))]
@@ -390,15 +398,15 @@ _AT_FDCWD = -100
 """linux/fcntl.h."""
 
 
-def _exchange(one: Path, other: Path) -> None:
+def _exchange(folder: Path, other: Path) -> None:
     """Swap two folders' names, atomically if the file system supports it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    paths = os.fsencode(one), os.fsencode(other)
+    paths = os.fsencode(folder), os.fsencode(other)
     if rename is not None and not rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
         return
-    aside = one.with_name(f"{one.name}{BEFORE}")
+    aside = folder.with_name(f"{folder.name}{BEFORE}")
     other.rename(aside)
-    one.rename(other)
+    folder.rename(other)
 
 
 def _prune(folder: Path, limit: int) -> None:

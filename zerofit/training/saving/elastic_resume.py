@@ -107,8 +107,8 @@ def _differences(saved: SavedLayout, now: SavedLayout, *, stage: int) -> list[st
 
 
 def _check_convertible(folder: Path, saved: SavedLayout, now: SavedLayout) -> None:
-    for one in (saved, now):
-        if not one.is_of_adam:
+    for layout in (saved, now):
+        if not layout.is_of_adam:
             raise _refused(
                 folder,
                 f"saved with {saved.optimizer}, resumed with {now.optimizer}",

@@ -90,8 +90,10 @@ def _weights(model: Any, *, keeps: bool) -> dict[str, Any]:
         or "lm_head" in name
         or not adapters.keys().isdisjoint(name.split("."))
     }
-    saved |= {id(one.weight) for one in model.modules() if isinstance(one, torch.nn.Embedding)}
+    saved |= {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     whole = {
-        id(one): one.detach().to("cpu", copy=True) for one in each_whole(model) if keeps and id(one) in saved
+        id(parameter): parameter.detach().to("cpu", copy=True)
+        for parameter in each_whole(model)
+        if keeps and id(parameter) in saved
     }
     return {name: whole.get(id(value), value) for name, value in state.items()}

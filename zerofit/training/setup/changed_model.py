@@ -174,7 +174,7 @@ class _ModelChanges:
             self._changed.update((model, known))
             self._trained.add(known)
             return known
-        if model in self._changed or not any(one.requires_grad for one in model.parameters()):
+        if model in self._changed or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         if not trains and not self._is_the_one(model):
             return model
@@ -197,11 +197,13 @@ class _ModelChanges:
         if self._moves_groups and self._is_beside_captured(model):
             self._changes.add(f"{name} is left as it is: the plan is for another model of the script")
             return False
-        optimizers = [one for one in live_optimizers() if any(True for _ in parameters_of(one))]
-        if any(holds(one, model) for one in optimizers):
+        optimizers = [
+            optimizer for optimizer in live_optimizers() if any(True for _ in parameters_of(optimizer))
+        ]
+        if any(holds(optimizer, model) for optimizer in optimizers):
             return True
         if not self._moves_groups:
-            return not optimizers or any(one.state for one in optimizers)
+            return not optimizers or any(optimizer.state for optimizer in optimizers)
         if optimizers or self._trained:
             self._changes.add(f"{name} without an optimizer is left as it is: it is taken for a teacher")
             self._left.add(model)
@@ -214,9 +216,9 @@ class _ModelChanges:
         from torch.nn import Module
 
         wanted = self._captured.class_path if self._captured is not None else None
-        if wanted is None or any(class_path(type(one)) == wanted for one in model.modules()):
+        if wanted is None or any(class_path(type(part)) == wanted for part in model.modules()):
             return False
-        return any(class_path(type(one)) == wanted for one in live_objects(Module))
+        return any(class_path(type(other)) == wanted for other in live_objects(Module))
 
     @property
     def _moves_groups(self) -> bool:
@@ -250,7 +252,7 @@ def _check_no_average(model: Any) -> None:
     """Check that no moving average was created from a model before it got adapters."""
     from torch.optim.swa_utils import AveragedModel
 
-    if any(type(one.module) is type(model) for one in live_objects(AveragedModel)):
+    if any(type(average.module) is type(model) for average in live_objects(AveragedModel)):
         raise UserError(
             "lora-average-made-before",
             "a moving average was created before the adapters",

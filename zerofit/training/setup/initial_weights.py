@@ -18,13 +18,13 @@ def broadcast_initial_weights(model: Any, changes: Changes) -> None:
     from accelerate.utils.operations import broadcast, gather
 
     device = PartialState().device
-    tensors = [one for one in model.state_dict(keep_vars=True).values() if not hasattr(one, "ds_id")]
+    tensors = [tensor for tensor in model.state_dict(keep_vars=True).values() if not hasattr(tensor, "ds_id")]
     if not tensors:
         return
-    sums = torch.stack([one.detach().sum(dtype=torch.float64).cpu() for one in tensors])
+    sums = torch.stack([tensor.detach().sum(dtype=torch.float64).cpu() for tensor in tensors])
     all_sums = gather(sums[None].to(device))
     differing = (all_sums != all_sums[0]).any(0).tolist()
-    for tensor in (one for one, differs in zip(tensors, differing, strict=True) if differs):
+    for tensor in (tensor for tensor, differs in zip(tensors, differing, strict=True) if differs):
         with torch.no_grad():
             tensor.copy_(broadcast(tensor.detach().to(device).contiguous()))
     if any(differing):

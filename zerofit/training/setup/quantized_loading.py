@@ -83,7 +83,7 @@ class _Choice:
             self._wanted = own
         if own != self._wanted:
             return False
-        return _making_again or not self.quantized or any(one.state for one in live_optimizers())
+        return _making_again or not self.quantized or any(optimizer.state for optimizer in live_optimizers())
 
 
 def _not_partitioned() -> UserError:

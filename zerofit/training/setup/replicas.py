@@ -26,7 +26,9 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
     def prepare_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         model = original(self, *args, **kwargs)
         if type(model).__name__ == "DistributedDataParallel" and "_zerofit_averaged" not in vars(model):
-            model._zerofit_averaged = {id(one) for one in model.parameters() if one.requires_grad}
+            model._zerofit_averaged = {
+                id(parameter) for parameter in model.parameters() if parameter.requires_grad
+            }
             model.register_forward_pre_hook(lambda model, _: _check(model, self))
         return model
 

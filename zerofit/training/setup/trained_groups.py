@@ -20,10 +20,10 @@ def match_trained_parameters(model: Any, optimizers: Iterable[Any]) -> None:
     An adapter gets the learning rate and weight decay of its weight's group. If that weight is in no group,
     it joins the largest group of the optimizer with other parameters of the model.
     """
-    ids = {id(one) for one in model.parameters()}
+    ids = {id(parameter) for parameter in model.parameters()}
     replaced = _replacements(model)
     own = [optimizer for optimizer in optimizers if holds(optimizer, model)]
-    held = {id(one) for optimizer in own for one in parameters_of(optimizer)}
+    held = {id(parameter) for optimizer in own for parameter in parameters_of(optimizer)}
     orphans = [
         new for old, news in replaced.items() for new in news if old not in held and id(new) not in held
     ]
@@ -35,13 +35,13 @@ def match_trained_parameters(model: Any, optimizers: Iterable[Any]) -> None:
 
 def holds(optimizer: Any, model: Any) -> bool:
     """Return True if an optimizer has any parameter of a model."""
-    ids = {id(one) for one in model.parameters()}
-    return any(id(one) in ids for one in parameters_of(optimizer))
+    ids = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in ids for parameter in parameters_of(optimizer))
 
 
 def trains(model: Any) -> bool:
     """Return True if any parameter of a model is trained."""
-    return any(one.requires_grad for one in model.parameters())
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def parameters_of(optimizer: Any) -> Iterator[Any]:
@@ -52,16 +52,16 @@ def parameters_of(optimizer: Any) -> Iterator[Any]:
 
 def _update(optimizer: Any, ids: set[int], replaced: dict[int, list[Any]], orphans: Sequence[Any]) -> None:
     groups = [group["params"] for group in optimizer.param_groups]
-    held = {id(one) for one in parameters_of(optimizer)}
-    largest = max(groups, key=lambda group: sum(one.numel() for one in group))
+    held = {id(parameter) for parameter in parameters_of(optimizer)}
+    largest = max(groups, key=lambda group: sum(parameter.numel() for parameter in group))
     for group in groups:
         kept: list[Any] = []
-        for one in group:
-            if one.requires_grad or id(one) not in ids:
-                kept.append(one)
+        for parameter in group:
+            if parameter.requires_grad or id(parameter) not in ids:
+                kept.append(parameter)
             else:
-                optimizer.state.pop(one, None)
-            news = [new for new in replaced.get(id(one), ()) if id(new) not in held]
+                optimizer.state.pop(parameter, None)
+            news = [new for new in replaced.get(id(parameter), ()) if id(new) not in held]
             held.update(map(id, news))
             kept += news
         group[:] = kept
@@ -83,8 +83,12 @@ def _replacements(model: Any) -> dict[int, list[Any]]:
         elif isinstance(module, BaseTunerLayer):
             layer: Any = module
             base = layer.get_base_layer()
-            own = {id(one) for one in base.parameters()}
-            news = [one for one in layer.parameters() if one.requires_grad and id(one) not in own]
+            own = {id(parameter) for parameter in base.parameters()}
+            news = [
+                parameter
+                for parameter in layer.parameters()
+                if parameter.requires_grad and id(parameter) not in own
+            ]
             found.setdefault(id(base.weight), []).extend(news)
     return found
 

@@ -168,8 +168,8 @@ def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
             changes.add(text + _WHY.get(name, ""))
         if own != value:
             setattr(arguments, field, type(own)(value) if isinstance(own, Enum) else value)
-        for one in older:
-            setattr(arguments, one, value)
+        for older_field in older:
+            setattr(arguments, older_field, value)
         record[name] = (said[name], value)
     setattr(arguments, _RECORD, record)
     if settings.strategy.optimizer is not None:

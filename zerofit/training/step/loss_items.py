@@ -119,7 +119,7 @@ def _items_of_mean(node: Any) -> Any:
         ((below, _),) = held
     kind = _kind(below)
     if kind in ("Stack", "Cat") and count == len(below.next_functions):  # several losses, one number each
-        each = [_common(one, at) for one, at in below.next_functions]
+        each = [_common(input_node, at) for input_node, at in below.next_functions]
         if all(items is not None for items in each):
             return each[0] if all(float(items) == float(each[0]) for items in each) else None
     if count == 1 and getattr(below, "_saved_reduction", None) == _MEAN:  # loss[None].mean()
@@ -150,7 +150,7 @@ def _has_rows(node: Any, *, may_move: bool) -> bool:
                 return False
         elif not (kind in _BY_ENTRY or (kind in _MOVES and may_move)):
             return False
-        waiting += [(one, may_move) for one, _ in _held(node)]
+        waiting += [(held, may_move) for held, _ in _held(node)]
     return True
 
 
@@ -168,7 +168,7 @@ def _reduces_the_batch(node: Any) -> bool:
 
 def _held(node: Any) -> list[tuple[Any, int]]:
     """Return the inputs of a node, without constants."""
-    return [(one, at) for one, at in node.next_functions if one is not None]
+    return [(input_node, at) for input_node, at in node.next_functions if input_node is not None]
 
 
 def _kind(node: Any) -> str:

@@ -97,7 +97,9 @@ def lead_to_live_optimizers(optimizers: Iterable[Any]) -> None:
     inner: list[Any] = [getattr(wrapper.optimizer, "optimizer", None) for wrapper in optimizers]
     live = {id(optimizer.param_groups[0]): optimizer for optimizer in inner if optimizer is not None}
     led: list[Any] = [getattr(scheduler, "optimizer", None) for scheduler in live_objects(LRScheduler)]
-    for optimizer in {id(one): one for one in led if getattr(one, "param_groups", None)}.values():
+    for optimizer in {
+        id(optimizer): optimizer for optimizer in led if getattr(optimizer, "param_groups", None)
+    }.values():
         # A scheduler created from a prepared optimizer already drives the inner one.
         is_own = type(optimizer).__module__.split(".")[0] not in ("accelerate", "deepspeed")
         if is_own and id(optimizer.param_groups[0]) in live:

@@ -138,7 +138,9 @@ class WindowWeights:
             window.gradient_factor = float(factor)
             return
         held = (
-            one for optimizer in prepared_optimizers(self._accelerator) for one in parameters_of(optimizer)
+            parameter
+            for optimizer in prepared_optimizers(self._accelerator)
+            for parameter in parameters_of(optimizer)
         )
         for parameter in set(held):
             if parameter.grad is not None:

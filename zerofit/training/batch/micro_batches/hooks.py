@@ -39,12 +39,12 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
 
     def split(accelerator: Any, prepared: Any) -> None:
         if getattr(accelerator, "_zerofit_by_script", True) or not settings.trainer_accumulates:
-            for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
-                _split_model(accelerator, one, most_rows, changes)
+            for model in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
+                _split_model(accelerator, model, most_rows, changes)
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        for one in args:
-            restore_forward(one)
+        for model in args:
+            restore_forward(model)
         self._zerofit_is_preparing = True
         try:
             prepared = original(self, *args, **kwargs)

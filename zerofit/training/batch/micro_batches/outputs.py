@@ -31,9 +31,9 @@ class Outputs:
     were stored in host memory if a rank can't recompute them alone.
     """
 
-    def __init__(self, one: SplitPass, *, stores_unread: bool) -> None:
-        self._pass = one
-        self._model = one.model
+    def __init__(self, split_pass: SplitPass, *, stores_unread: bool) -> None:
+        self._pass = split_pass
+        self._model = split_pass.model
         self._stores_unread = stores_unread
         self._like: Any = None
         self._kept: dict[int, dict[Any, Any]] = {}
@@ -106,11 +106,14 @@ class Outputs:
     def _joined(self, kept: dict[int, dict[Any, Any]]) -> dict[Any, Any]:
         import torch
 
-        one, pending, token = self._pass, self._pending, self._token  # the graph must not reference self
-        sizes = [piece.size for piece in one.pieces]
+        # The graph must not reference self.
+        split_pass, pending, token = self._pass, self._pending, self._token
+        sizes = [piece.size for piece in split_pass.pieces]
         weights = normalized(sizes, sizes)
-        joiner = Joiner(sizes, lambda path: one.weights_of(path) if path in self._model.scalars else weights)
-        parts = [kept[place] for place in range(len(one.pieces))]
+        joiner = Joiner(
+            sizes, lambda path: split_pass.weights_of(path) if path in self._model.scalars else weights
+        )
+        parts = [kept[place] for place in range(len(split_pass.pieces))]
         by_path = [
             {_whole_path(key, path): leaf for key in part for path, leaf in leaves(part[key])}
             for part in parts
@@ -127,9 +130,9 @@ class Outputs:
         if paths:
 
             def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
-                pending.receive(one, paths, gradients)
+                pending.receive(split_pass, paths, gradients)
 
-            tensors = detached_outputs(one.anchor, receive, [values[path] for path in paths])
+            tensors = detached_outputs(split_pass.anchor, receive, [values[path] for path in paths])
             values |= dict(zip(paths, tensors, strict=True))
         return {key: _rebuilt(key, part, values) for key, part in parts[0].items()}
 
@@ -195,7 +198,7 @@ class _LazyOutput:
             chosen = list(_as_dict(self))[key]
             _fetch(self, (chosen,) if isinstance(chosen, str) else chosen)
             if isinstance(chosen, list):
-                return tuple(dict.__getitem__(_as_dict(self), one) for one in chosen)
+                return tuple(dict.__getitem__(_as_dict(self), name) for name in chosen)
             key = chosen
         return dict.__getitem__(_as_dict(self), key)
 

@@ -216,17 +216,17 @@ class PendingBackward:
     @property
     def is_due(self) -> bool:
         """True if the script has outputs whose backward pass has not run yet."""
-        return any(not one.is_done for one in self._alive())
+        return any(not split_pass.is_done for split_pass in self._alive())
 
-    def add(self, one: SplitPass, token: Token) -> None:
+    def add(self, split_pass: SplitPass, token: Token) -> None:
         """Register a pass whose outputs are about to be returned."""
-        one.token = weakref.ref(token)
+        split_pass.token = weakref.ref(token)
         self._passes = [known for known in self._passes if known() is not None]
-        self._passes.append(weakref.ref(one))
-        if one.early is not None:
-            self._early.append(one)
+        self._passes.append(weakref.ref(split_pass))
+        if split_pass.early is not None:
+            self._early.append(split_pass)
 
-    def receive(self, one: SplitPass, paths: Sequence[Path], gradients: Sequence[Any]) -> None:
+    def receive(self, split_pass: SplitPass, paths: Sequence[Path], gradients: Sequence[Any]) -> None:
         """Receive the gradients of one pass's outputs from autograd.
 
         In a script's own loss.backward(), without Accelerator.backward, the pieces run here.
@@ -239,11 +239,11 @@ class PendingBackward:
             path: gradient for path, gradient in zip(paths, gradients, strict=True) if gradient is not None
         }
         if self._state is _State.COLLECTING:
-            one.gradients |= given
+            split_pass.gradients |= given
             return
         if given:
             with torch.enable_grad():
-                self._go([(one, given)], None, lambda loss, _: loss.backward(), is_boundary=True)
+                self._go([(split_pass, given)], None, lambda loss, _: loss.backward(), is_boundary=True)
 
     def backward(self, loss: Any, *, run: Callable[[Any, bool], None], is_boundary: bool) -> None:
         """Run the backward pass of a loss that the script computed from the outputs.
@@ -260,7 +260,7 @@ class PendingBackward:
             run(loss, is_boundary)
             return
         hit = self._collect(loss, passes)
-        anchors = {id(one.anchor) for one in passes}
+        anchors = {id(split_pass.anchor) for split_pass in passes}
         # Other terms of the script's loss than the returned outputs.
         rest = loss if not hit or any(leaf not in anchors for leaf in _leaves(loss)) else None
         self._learn(hit, has_rest=rest is not None)
@@ -275,28 +275,28 @@ class PendingBackward:
             only_dropped: skip passes whose outputs the script still references.
             except_for: a loss whose backward pass is about to run; passes that it depends on are skipped.
         """
-        run, early = self.run, [one for one in self._early if one.early is not None]
+        run, early = self.run, [split_pass for split_pass in self._early if split_pass.early is not None]
         if run is None:
             return
         self._early = []
         needed = set() if except_for is None else set(_leaves(except_for))
-        for one in early:
-            is_held = only_dropped and one.token is not None and one.token() is not None
-            if is_held or id(one.anchor) in needed:
-                self._early.append(one)
+        for split_pass in early:
+            is_held = only_dropped and split_pass.token is not None and split_pass.token() is not None
+            if is_held or id(split_pass.anchor) in needed:
+                self._early.append(split_pass)
                 continue
-            witness = one.early.witness if one.early is not None else None
+            witness = split_pass.early.witness if split_pass.early is not None else None
             was_cleared = witness is not None and witness.was_cleared
-            jobs = one.undo_early()
-            one.model.guess.was_wrong()
+            jobs = split_pass.undo_early()
+            split_pass.model.guess.was_wrong()
             if not was_cleared:
-                with unchanged_random_state(one.model.devices):
+                with unchanged_random_state(split_pass.model.devices):
                     for job in jobs:
-                        with one.model.no_sync():
+                        with split_pass.model.no_sync():
                             run(job(), False)
 
     def _alive(self) -> list[SplitPass]:
-        return [one for known in self._passes if (one := known()) is not None]
+        return [split_pass for known in self._passes if (split_pass := known()) is not None]
 
     def _collect(self, loss: Any, passes: list[SplitPass]) -> list[tuple[SplitPass, Gradients]]:
         """Return the passes that the loss depends on, with the gradients of their outputs."""
@@ -305,20 +305,22 @@ class PendingBackward:
         self._state = _State.COLLECTING
         try:
             # The script's own graph is small, and its backward pass may run again.
-            torch.autograd.grad(loss, [one.anchor for one in passes], retain_graph=True, allow_unused=True)
+            torch.autograd.grad(
+                loss, [split_pass.anchor for split_pass in passes], retain_graph=True, allow_unused=True
+            )
         finally:
             self._state = _State.IDLE
-        hit = [(one, one.gradients) for one in passes if one.gradients]
-        for one, _ in hit:
-            one.gradients = {}
+        hit = [(split_pass, split_pass.gradients) for split_pass in passes if split_pass.gradients]
+        for split_pass, _ in hit:
+            split_pass.gradients = {}
         return hit
 
     def _learn(self, hit: list[tuple[SplitPass, Gradients]], *, has_rest: bool) -> None:
-        for one, gradients in hit:
+        for split_pass, gradients in hit:
             if has_rest or len(hit) > 1 or any(gradient.dim() for gradient in gradients.values()):
-                one.model.guess.record(None)
+                split_pass.model.guess.record(None)
             else:
-                one.model.guess.record({path: float(gradient) for path, gradient in gradients.items()})
+                split_pass.model.guess.record({path: float(gradient) for path, gradient in gradients.items()})
 
     def _go(
         self,
@@ -329,43 +331,43 @@ class PendingBackward:
         is_boundary: bool,
     ) -> None:
         """Run all pieces backward, the last one together with the rest of the script's graph."""
-        jobs = [(one, job) for one, gradients in hit for job in _jobs(one, gradients)]
+        jobs = [(split_pass, job) for split_pass, gradients in hit for job in _jobs(split_pass, gradients)]
         if not jobs:
             if rest is not None:
                 run(rest, is_boundary)
             return
-        last_of_model = {id(one.model): place for place, (one, _) in enumerate(jobs)}
-        devices = frozenset[Any]().union(*(one.model.devices for one, _ in hit))
+        last_of_model = {id(split_pass.model): place for place, (split_pass, _) in enumerate(jobs)}
+        devices = frozenset[Any]().union(*(split_pass.model.devices for split_pass, _ in hit))
         state, self._state = self._state, _State.RUNNING
         try:
             with unchanged_random_state(devices):
-                for place, (one, job) in enumerate(jobs):
+                for place, (split_pass, job) in enumerate(jobs):
                     is_last = place == len(jobs) - 1
-                    syncs = one.syncs or one.model.is_triggered
-                    is_synced = is_boundary and syncs and last_of_model[id(one.model)] == place
-                    with contextlib.nullcontext() if is_synced else one.model.no_sync():
+                    syncs = split_pass.syncs or split_pass.model.is_triggered
+                    is_synced = is_boundary and syncs and last_of_model[id(split_pass.model)] == place
+                    with contextlib.nullcontext() if is_synced else split_pass.model.no_sync():
                         loss = job()
                         run(loss if rest is None or not is_last else loss + rest, is_boundary and is_last)
         finally:
             self._state = state
-        for one, _ in hit:
-            one.is_done = True
-        self._early = [one for one in self._early if one.early is not None]
+        for split_pass, _ in hit:
+            split_pass.is_done = True
+        self._early = [split_pass for split_pass in self._early if split_pass.early is not None]
 
 
-def _jobs(one: SplitPass, gradients: Gradients) -> list[Callable[[], Any]]:
-    early, guess = one.early, one.model.guess
+def _jobs(split_pass: SplitPass, gradients: Gradients) -> list[Callable[[], Any]]:
+    early, guess = split_pass.early, split_pass.model.guess
     if early is None:
-        return one.jobs(gradients, is_guess_wrong=False)
+        return split_pass.jobs(gradients, is_guess_wrong=False)
     is_wrong = set(gradients) != {early.path} or float(gradients[early.path]) != early.gradient
     if early.witness is not None and early.witness.was_cleared:
-        one.early = replace(early, done=())
+        split_pass.early = replace(early, done=())
         is_wrong = True
         guess.give_up()
-    is_wrong_somewhere = bool(one.model.max_over_ranks([int(is_wrong)])[0])
+    is_wrong_somewhere = bool(split_pass.model.max_over_ranks([int(is_wrong)])[0])
     if is_wrong_somewhere:
         guess.was_wrong()
-    return one.jobs(gradients, is_guess_wrong=is_wrong_somewhere)
+    return split_pass.jobs(gradients, is_guess_wrong=is_wrong_somewhere)
 
 
 def _leaves(loss: Any) -> Iterator[int]:

@@ -70,9 +70,11 @@ def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model
     if not can_split or size == 1:
         return Halves(whole=inputs, first=inputs, second=inputs, size=size, is_conclusive=False)
     alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
-    counted = {name: one for name, one in weightings(alone, model).items() if len(set(one)) > 1}
+    counted = {name: weights for name, weights in weightings(alone, model).items() if len(set(weights)) > 1}
     rows = sorted(range(size), key=lambda row: [weights[row] for weights in counted.values()])
-    labelled = [row for row in rows if all(one[row] for name, one in counted.items() if TORCHS_OWN in name)]
+    labelled = [
+        row for row in rows if all(weights[row] for name, weights in counted.items() if TORCHS_OWN in name)
+    ]
     rows = labelled if len(labelled) > 1 else rows  # sums and means of nothing are inconclusive
     # Both halves together are at most a micro-batch, unless that is too few to identify batch dimensions.
     half = min(max(_MIN_HALF, at_most // 2), at_most, len(rows) // 2)
@@ -257,7 +259,7 @@ def _complaint(
                 torch.linalg.vector_norm, dtype=torch.promote_types(leaf.dtype, torch.float32)
             )
             places = leaf.split([len(value) for value in values])
-            apart = torch.stack([norm(one - place) for one, place in zip(values, places, strict=True)])
+            apart = torch.stack([norm(value - place) for value, place in zip(values, places, strict=True)])
             distance = float(norm(apart) / norm(leaf).clamp_min(1e-12))
             if distance > 10 * tolerance:
                 return f"{name_of(path)} of {2 * size} samples differs by {distance:.1g} from two halves'"
@@ -393,9 +395,9 @@ class Buffers:
         if self._num_looks == _BUFFER_CHECKS:
             return
         self._num_looks += 1
-        now = {name: (one, _version(one)) for name, one in self._model.named_buffers()}
+        now = {name: (buffer, _version(buffer)) for name, buffer in self._model.named_buffers()}
         if self._num_looks == _BUFFER_CHECKS:
-            changed = [name for name, one in now.items() if _is_changed(self._before.get(name), one)]
+            changed = [name for name, buffer in now.items() if _is_changed(self._before.get(name), buffer)]
             self._before = {}
             if changed:
                 more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

@@ -101,7 +101,7 @@ def _is_by_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
     others = (*args[1:], *kwargs.values())
     is_said = bool(args) or "size" in kwargs
-    return is_said and not any(torch.is_tensor(one) for one in others)
+    return is_said and not any(torch.is_tensor(value) for value in others)
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:

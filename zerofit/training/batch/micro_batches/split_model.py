@@ -134,7 +134,7 @@ class SplitModel:
             any(is_enabled for _, is_enabled, _ in AutocastState.now(self.devices).settings)
             or is_in_autocast(self._model)
             or is_in_autocast(self.base)
-            or any(one.dtype in (torch.float16, torch.bfloat16) for one in self.base.parameters())
+            or any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.base.parameters())
         )
 
 

@@ -212,7 +212,7 @@ class Splitter:
         num_passes = self._num_passes[kind] = self._num_passes.get(kind, 0) + 1
         trusted = self._trusted(pieces, weights_of, num_runs)
         loss_weights = weights_of(trusted[0]) if trusted is not None else (1.0,) * len(pieces)
-        one = SplitPass(
+        split_pass = SplitPass(
             model=self._model,
             pieces=pieces,
             weights_of=weights_of,
@@ -222,19 +222,21 @@ class Splitter:
             num_runs=num_runs,
             syncs=getattr(self._model.parallel, "require_backward_grad_sync", True),
         )
-        outputs = Outputs(one, stores_unread=not self._model.can_run_alone and num_passes <= _PASSES_KEPT)
+        outputs = Outputs(
+            split_pass, stores_unread=not self._model.can_run_alone and num_passes <= _PASSES_KEPT
+        )
         buffers = Buffers(self._base) if num_passes == 1 else None
         for _ in range(num_runs - len(pieces)):
             with unchanged_random_state(self._model.devices):
                 self._model.call(pieces[0].inputs, with_gradient=False)
         if trusted is None:
-            for place in one.order:
+            for place in split_pass.order:
                 pieces[place].random_state = RandomState.now(self._model.devices)
                 outputs.keep(place, pieces[place].run(self._model, with_gradient=False))
                 if buffers is not None:
                     buffers.look()
         else:
-            self._run_early(one, outputs, buffers, *trusted)
+            self._run_early(split_pass, outputs, buffers, *trusted)
         return outputs.detached_outputs(self.pending)
 
     def _trusted(
@@ -249,7 +251,7 @@ class Splitter:
         return trusted if may else None
 
     def _run_early(
-        self, one: SplitPass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
+        self, split_pass: SplitPass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
     ) -> None:
         """Run all pieces but the last also backward, with the gradient that the script is expected to use."""
         import torch
@@ -257,9 +259,9 @@ class Splitter:
         done: list[int] = []
         live, is_early = None, True
         run = self.pending.run
-        weights = one.weights_of(path)
-        for place in one.order:
-            piece, is_last = one.pieces[place], place == one.order[-1]
+        weights = split_pass.weights_of(path)
+        for place in split_pass.order:
+            piece, is_last = split_pass.pieces[place], place == split_pass.order[-1]
             piece.random_state = RandomState.now(self._model.devices)
             goes_backward = (
                 is_early and weights[place] != 0 and not (is_last and self._model.parallel is not None)
@@ -282,7 +284,7 @@ class Splitter:
                     run(loss * (weights[place] * gradient), False)
                     done.append(place)
         witness = GradientWitness.among(self._base.parameters())
-        one.early = Early(path=path, gradient=gradient, done=tuple(done), live=live, witness=witness)
+        split_pass.early = Early(path=path, gradient=gradient, done=tuple(done), live=live, witness=witness)
 
     def _note(self, pieces: tuple[Piece, ...]) -> None:
         if not self._is_noted:

@@ -33,7 +33,9 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         schedulers.drop_empty_groups(args)
         state_overrides.keep_overrides(args, changes)
         own = [optimizer for optimizer in args if is_plain_optimizer(optimizer)]
-        with_groups = [(one, [list(group["params"]) for group in one.param_groups]) for one in own]
+        with_groups = [
+            (optimizer, [list(group["params"]) for group in optimizer.param_groups]) for optimizer in own
+        ]
         prepared = original(self, *args, **kwargs)
         schedulers.lead_to_live_optimizers(prepared_optimizers(self))
         optimizer_step.watch(self, with_groups, changes)

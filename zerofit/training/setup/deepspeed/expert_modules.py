@@ -39,14 +39,14 @@ def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Chang
     def init(original: Any, self: Any, args: Any, model: Any, *rest: Any, **kwargs: Any) -> None:
         found = list(modules_that_choose(model))
         if stage is not ZeroStage.PARAMETERS:
-            for one in found:
-                _refuse_uncalled_experts(one, stage)
+            for module in found:
+                _refuse_uncalled_experts(module, stage)
         elif found:
             from deepspeed.utils import set_z3_leaf_module
 
-            for one in found:
-                set_z3_leaf_module(one, True)
-            kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in found))
+            for module in found:
+                set_z3_leaf_module(module, True)
+            kinds = ", ".join(dict.fromkeys(type(module).__name__ for module in found))
             changes.add(f"ZeRO-3 gathers each {kinds} as a whole, since ranks call different experts")
         original(self, args, model, *rest, **kwargs)
 
@@ -57,7 +57,7 @@ def _refuse_uncalled_experts(module: Any, stage: ZeroStage) -> None:
     """Raise an error if a forward pass calls only some of a module's experts."""
     import torch
 
-    parts = [part for one in _choices(module) for part in one.children() if trains(part)]
+    parts = [part for choice in _choices(module) for part in choice.children() if trains(part)]
     called: set[int] = set()
     for part in parts:
         part.register_forward_hook(lambda part, *_: called.add(id(part)))
@@ -121,7 +121,7 @@ def _has_parameters(module: Any) -> bool:
 
 def _size(module: Any) -> int:
     """Return a module's number of parameters, including those partitioned by ZeRO-3."""
-    return sum(getattr(one, "ds_numel", one.numel()) for one in module.parameters())
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
 
 
 def _has_forward(container: Any) -> bool:

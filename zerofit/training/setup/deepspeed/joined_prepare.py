@@ -152,7 +152,9 @@ class _PrepareCall:
         from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 
         if id(own) not in self._wrappers:
-            placeholder = next((one for one in self._without_optimizer if holds(own, one.module)), None)
+            placeholder = next(
+                (waiting for waiting in self._without_optimizer if holds(own, waiting.module)), None
+            )
             if placeholder is not None:
                 self._without_optimizer.remove(placeholder)
                 engine, wrapper = self._with_model(original, (placeholder.module, own), None, {})

@@ -30,8 +30,8 @@ def engine_wrappers(engine_class: Any, settings: AppliedSettings, changes: Chang
         try:
             return original(self, *args, **kwargs)
         finally:
-            for one in scalars:
-                one.data = one.data.view(())
+            for scalar in scalars:
+                scalar.data = scalar.data.view(())
 
     return {BROADCAST_MODEL: broadcast_model}
 
@@ -59,7 +59,7 @@ def install_in_partitioning(module: ModuleType, settings: AppliedSettings, chang
 
 def _with_one_dimension(parameters: Iterable[Any]) -> list[Any]:
     """Give 0-d parameters one dimension, and return them."""
-    scalars = [one for one in parameters if not one.data.dim()]
-    for one in scalars:
-        one.data = one.data.view(1)
+    scalars = [scalar for scalar in parameters if not scalar.data.dim()]
+    for scalar in scalars:
+        scalar.data = scalar.data.view(1)
     return scalars

@@ -26,7 +26,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        models = [one for one in args if isinstance(one, torch.nn.Module)]
+        models = [model for model in args if isinstance(model, torch.nn.Module)]
         if not models:
             return original(self, *args, **kwargs)
         if takes_vocab_parallel_head():

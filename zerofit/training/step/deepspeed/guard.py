@@ -51,8 +51,13 @@ class Guard:
         base = base_optimizer(engine)
         self._groups = _ScriptGroups(base, groups)
         # With offload DeepSpeed's Adam replaces the script's, and has none of its hooks.
-        self._hooked = list({id(one): one for one in (base, *(optimizer for optimizer, _ in own))}.values())
-        self._frozen = [(name, one) for name, one in named if not one.requires_grad and id(one) in held]
+        hooked = (base, *(optimizer for optimizer, _ in own))
+        self._hooked = list({id(optimizer): optimizer for optimizer in hooked}.values())
+        self._frozen = [
+            (name, parameter)
+            for name, parameter in named
+            if not parameter.requires_grad and id(parameter) in held
+        ]
         self._num_steps = 0
         self._weights = ScriptWeights(self._engine, trained, changes)
         self._untrained = UntrainedParameters(self._engine, trained, changes)

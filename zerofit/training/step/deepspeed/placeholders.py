@@ -114,8 +114,10 @@ def _values(place: _Place) -> list[tuple[str, Any]]:
             tree = ast.parse(source)
         except (SyntaxError, ValueError):
             continue
-        named = [one for one in ast.walk(tree) if isinstance(one, ast.Attribute | ast.Subscript | ast.Name)]
-        return [(ast.unparse(one), _value(place.frame, one)) for one in named]
+        named = [
+            node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Subscript | ast.Name)
+        ]
+        return [(ast.unparse(node), _value(place.frame, node)) for node in named]
     return []
 
 
@@ -168,18 +170,18 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     import torch
 
     if isinstance(value, torch.nn.Module):
-        yield from ((f".{name}", one) for name, one in islice(value.named_parameters(), _MOST_ITEMS))
+        yield from ((f".{name}", part) for name, part in islice(value.named_parameters(), _MOST_ITEMS))
     elif type(value) in (list, tuple):
-        yield from ((f"[{place}]", one) for place, one in enumerate(value[:_MOST_ITEMS]))
+        yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MOST_ITEMS]))
     elif type(value) is dict:
-        yield from ((f"[{key!r}]", one) for key, one in islice(value.items(), _MOST_ITEMS))
+        yield from ((f"[{key!r}]", part) for key, part in islice(value.items(), _MOST_ITEMS))
 
 
 def _has_weights(frame: FrameType) -> bool:
     """Return True if a function has weights that ZeRO-3 partitions, or a model with such."""
     values = list(frame.f_locals.values())
     inside = (part for value in values for _, part in _parts(value))
-    return any(hasattr(one, "ds_id") for one in (*values, *inside))
+    return any(hasattr(value, "ds_id") for value in (*values, *inside))
 
 
 def _is_empty(value: Any) -> bool:
