@@ -16,7 +16,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.strategy import Strategy
 from zerofit.core.upstream.transformers import field_names, take_every_n_layers
 from zerofit.models.changes.checkpointing import check_every, set_checkpointing
-from zerofit.training.settings import micro_batch_too_large
+from zerofit.training.setup.batch_size import micro_batch_too_large
 from zerofit.training.setup.optimizer_kinds import is_lion, rate_advice
 from zerofit.training.wrapping import wrap
 
