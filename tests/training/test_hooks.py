@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
 from accelerators import quiet, settings
+from transformers import Trainer
 
 import zerofit.training
+from zerofit.core.plan import Topology, TrialSteps
+from zerofit.core.strategy import Lora, OptimizerName, ZeroStage
 from zerofit.training import methods
 from zerofit.training.hooks import MODULE_HOOKS
+from zerofit.training.reporting import observe
+from zerofit.training.saving import stop_signal
+from zerofit.training.settings import AppliedSettings
 from zerofit.training.wrapping import Step, Steps, install_steps
 
 _FOLDER = Path(zerofit.training.__file__).parent
@@ -25,6 +34,7 @@ _TABLES: dict[str, Steps] = {
     "DeepSpeedEngine": methods.ENGINE,
     "torch.nn.utils": methods.TORCH_CLIPPING,
 }
+_OWNERS: dict[str, Any] = {"Accelerator": Accelerator, "Trainer": Trainer}
 _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit
     "zerofit.training.hooks.install",
@@ -65,6 +75,33 @@ def test_every_hook_stands_in_a_list() -> None:
         for function in (*steps, *(hook.install for hook in MODULE_HOOKS))
     }
     assert found == listed | _USED_ELSEWHERE
+
+
+def _plans() -> Iterator[AppliedSettings]:
+    """Yield settings of plans that together need every step."""
+    whole: Any = {"lora": Lora(rank=2), "optimizer": OptimizerName.ADAMW, "compile": True}
+    native = settings(gradient_accumulation_steps=2, gradient_clipping=1.0, group_by_length=True, **whole)
+    engine = settings(uses_deepspeed=True, zero_stage=ZeroStage.PARAMETERS, **whole)
+    steps = TrialSteps(num_warm_up=1, num_timed=1, guard="")
+    yield replace(native, plan=replace(native.plan, topology=Topology(world_size=2), trial=steps))
+    yield settings(micro_batch_size=1)
+    for parallel in ("tensor_parallel_size", "sequence_parallel_size"):
+        yield replace(engine, plan=replace(engine.plan, topology=Topology(world_size=2, **{parallel: 2})))
+    pipeline = Topology(world_size=2, pipeline_parallel_size=2)
+    yield replace(native, plan=replace(native.plan, topology=pipeline))
+
+
+def test_every_step_has_a_plan_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "_observed", SimpleNamespace(during=None))
+    monkeypatch.setattr(stop_signal, "_stop", SimpleNamespace())
+    unused = {
+        f"{owner}.{method}: {step.name}"
+        for owner, table in _TABLES.items()
+        for method, steps in table.items()
+        for step in steps
+        if not any(method in step.wrappers(_OWNERS.get(owner), plan, quiet()) for plan in _plans())
+    }
+    assert unused == set()
 
 
 class _Saver:
