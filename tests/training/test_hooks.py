@@ -92,7 +92,7 @@ def _plans() -> Iterator[AppliedSettings]:
 
 
 def test_every_step_has_a_plan_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observe, "_observed", SimpleNamespace(during=None))
+    monkeypatch.setattr(observe, "_observed", SimpleNamespace(during=print))
     monkeypatch.setattr(stop_signal, "_stop", SimpleNamespace())
     unused = {
         f"{owner}.{method}: {step.name}"
