@@ -266,7 +266,7 @@ def test_a_store_that_has_gone_is_said(ranks: Callable[..., Ranks]) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_a_process_group_see_where_a_rank_is_stuck(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "support" / "ranks_that_meet.py"
+    script = Path(__file__).parents[1] / "support" / "ranks_that_meet.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     subprocess.run([*command, str(script), str(tmp_path / "told")], cwd=tmp_path, check=True, timeout=120)
     (alone, *others), nothing = (json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2))

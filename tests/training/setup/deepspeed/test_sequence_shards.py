@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from runs import run_on_ranks
 
-_RANKS = Path(__file__).parents[2] / "support" / "ranks_of_shards.py"
+_RANKS = Path(__file__).parents[3] / "support" / "ranks_of_shards.py"
 _BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
 _SHARED = (
     *("llama", "one key-value head", "six heads", "tied", "qwen2", "qwen3", "mistral", "sliding window"),
