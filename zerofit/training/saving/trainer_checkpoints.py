@@ -68,5 +68,5 @@ def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Cha
         self.control.should_training_stop = True
         return None
 
-    found = {SAVE_CHECKPOINT: save_checkpoint, "train": train}
+    found: dict[str, Wrapper] = {SAVE_CHECKPOINT: save_checkpoint, "train": train}
     return {**found, RUN_EPOCH: run_epoch} if hasattr(trainer_class, RUN_EPOCH) else found
