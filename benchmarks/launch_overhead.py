@@ -32,8 +32,8 @@ OBSERVATION_TARGET_RATIO = 1.01
 _NO_OBSERVATION = """
 import sys
 if "zerofit.training.runner" in sys.orig_argv:
-    import zerofit.training.observe
-    zerofit.training.observe.start = lambda *_, **__: None
+    import zerofit.training.reporting.observe
+    zerofit.training.reporting.observe.start = lambda *_, **__: None
 """
 """A sitecustomize.py that leaves the observation of a rank out."""
 PACKAGES = ("accelerate", "deepspeed", "torch", "transformers")

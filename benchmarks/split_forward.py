@@ -22,11 +22,11 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from zerofit.training.batch.micro_batches.hooks import replace_forward
+from zerofit.training.batch.micro_batches.pending_backward import PendingBackward
+from zerofit.training.batch.micro_batches.split_model import SplitModel
+from zerofit.training.batch.micro_batches.splitter import Splitter
 from zerofit.training.changes import Changes
-from zerofit.training.micro_batches.hooks import replace_forward
-from zerofit.training.micro_batches.pending_backward import PendingBackward
-from zerofit.training.micro_batches.split_model import SplitModel
-from zerofit.training.micro_batches.splitter import Splitter
 
 WHOLE = "whole batches"
 """As the script was written: more memory than there is."""

@@ -20,12 +20,13 @@ _MAY_IMPORT: dict[str, frozenset[str]] = {
     "configs": frozenset({"core"}),
     "data": frozenset({"core"}),
     "models": frozenset({"core"}),
-    "generation": frozenset({"core", "machine"}),
+    "ranks": frozenset({"core"}),
+    "generation": frozenset({"core", "machine", "ranks"}),
     "scripts": frozenset({"core", "machine", "data", "models"}),
     "checking": frozenset({"core", "machine", "configs", "scripts"}),
     "planning": frozenset({"core", "machine", "configs", "models", "generation", "scripts", "checking"}),
     "training": frozenset(
-        {"core", "machine", "configs", "data", "models", "generation", "scripts", "checking"}
+        {"core", "machine", "configs", "data", "models", "ranks", "generation", "scripts", "checking"}
     ),
     "launching": frozenset(
         {"core", "machine", "configs", "data", "models", "generation", "scripts", "checking", "planning"}

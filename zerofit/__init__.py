@@ -13,7 +13,7 @@ __version__ = VERSION
 
 _ON_DEMAND = {
     "accelerator": "zerofit.training.script_api",
-    "accumulation_windows": "zerofit.training.accumulation_windows",
+    "accumulation_windows": "zerofit.training.step.accumulation_windows",
     "apply_strategy": "zerofit.training.apply_strategy",
     "check": "zerofit.checking.check_run",
     "generate": "zerofit.generation.generate",

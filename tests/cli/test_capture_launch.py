@@ -34,7 +34,8 @@ from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import PlannedLaunch, launch_files
 from zerofit.planning.applied_table import applied_rows
 from zerofit.planning.resolve import Verb, resolve
-from zerofit.training.settings import check_batch, settings_of
+from zerofit.training.settings import settings_of
+from zerofit.training.setup.batch_size import check_batch
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, compute_capability=(8, 0))
 _LAPTOP = Machine(gpus=(), num_cpu_cores=4, host_memory_bytes=32 * GIB, host_memory_available_bytes=30 * GIB)

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader
 
 from zerofit.core.strategy import Strategy
 from zerofit.data.sampler import LengthGroupedBatches
-from zerofit.training import grouped_batches
+from zerofit.training.batch import grouped_batches
 from zerofit.training.changes import Changes
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +117,9 @@ def hooked_class() -> Any:
     """Return a subclass of Accelerator that groups by length."""
     made = type("Accelerator", (Accelerator,), {})
     wanted = SimpleNamespace(strategy=Strategy(group_by_length=True))
-    grouped_batches.install(made, wanted, Changes(announce=False))  # type: ignore[arg-type]
+    wrappers = grouped_batches.wrappers(made, wanted, Changes(announce=False))  # type: ignore[arg-type]
+    for name, wrapper in wrappers.items():
+        wrap(made, name, wrapper)
     return made
 
 

@@ -13,7 +13,7 @@ import pytest
 from zerofit.core.errors import UserError
 from zerofit.generation.generation_job import Completion, FinishReason, Generated, GenerationJob
 from zerofit.generation.program import explained, result_of, shown_progress, summary
-from zerofit.generation.ranks.ranks import Ranks
+from zerofit.ranks.exchange import Ranks
 
 if TYPE_CHECKING:
     from pathlib import Path

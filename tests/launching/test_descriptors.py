@@ -96,7 +96,7 @@ def test_files_of_the_script_are_left_alone(name: str, launch: Launch, tmp_path:
 _HANGS = """
 import os, sys, time
 from pathlib import Path
-from zerofit.training.observe import Observed
+from zerofit.training.reporting.observe import Observed
 
 folder = Path(sys.argv[1])
 rank = Observed(folder, 0, on_cpu=True)

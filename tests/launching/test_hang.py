@@ -16,7 +16,7 @@ _RANK = """
 import subprocess, sys, time
 from pathlib import Path
 from torch.utils.data import DataLoader
-from zerofit.training.observe import Observed
+from zerofit.training.reporting.observe import Observed
 
 class Samples:
     def __len__(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from zerofit.core.capture import CapturedModel
 from zerofit.core.plan import Origin, Reason
 from zerofit.core.strategy import Engine, Strategy
 from zerofit.training.changes import Changes
-from zerofit.training.hooks import ACCELERATOR_HOOKS, install_all
+from zerofit.training.hooks import install_accelerator
 from zerofit.training.settings import AppliedSettings
+from zerofit.training.wrapping import Wrapper, wrap
 
 
 def settings(
@@ -61,8 +63,14 @@ def quiet() -> Changes:
     return Changes(announce=False)
 
 
+def wrap_all(owner: Any, wrappers: Mapping[str, Wrapper]) -> None:
+    """Wrap the methods of a class by those of one subject alone."""
+    for name, wrapper in wrappers.items():
+        wrap(owner, name, wrapper)
+
+
 def hooked(**wanted: Any) -> tuple[Any, Changes]:
     """Return a subclass of Accelerator with all hooks of a plan, and its list of changes."""
     accelerator_class, changes = own_class(), quiet()
-    install_all(ACCELERATOR_HOOKS, accelerator_class, settings(**wanted), changes)
+    install_accelerator(accelerator_class, settings(**wanted), changes)
     return accelerator_class, changes

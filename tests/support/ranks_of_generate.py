@@ -243,7 +243,7 @@ def a_rank_that_is_slow(rank: int) -> Any:
 
 
 def shared_in_pieces(rank: int) -> Any:
-    from zerofit.generation.ranks import ranks
+    from zerofit.ranks import exchange as ranks
 
     ranks._LEAST_BYTES = ranks._BYTES_AT_A_TIME = 3
     try:

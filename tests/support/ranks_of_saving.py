@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, modeling_utils
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
-from zerofit.training.deepspeed import whole_saving
+from zerofit.training.saving import whole_saving
 
 EMBEDDINGS = ["wte"]
 

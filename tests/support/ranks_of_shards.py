@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import sequence_groups
-from zerofit.training.deepspeed.sequence_shards import Shards
+from zerofit.training.setup.deepspeed.sequence_shards import Shards
 
 BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
-from zerofit.generation.ranks.meeting import meet, watch
-from zerofit.generation.script_line import script_line
+from zerofit.ranks.meeting import meet, watch
+from zerofit.ranks.script_line import script_line
 
 
 def found(limit_s):

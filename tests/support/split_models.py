@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from zerofit.training.batch.micro_batches.hooks import replace_forward
+from zerofit.training.batch.micro_batches.pending_backward import PendingBackward
+from zerofit.training.batch.micro_batches.split_model import SplitModel
+from zerofit.training.batch.micro_batches.splitter import Splitter
 from zerofit.training.changes import Changes
-from zerofit.training.micro_batches.hooks import replace_forward
-from zerofit.training.micro_batches.pending_backward import PendingBackward
-from zerofit.training.micro_batches.split_model import SplitModel
-from zerofit.training.micro_batches.splitter import Splitter
 
 _SAMPLES, _TOKENS, _WORDS = 5, 7, 19
 _SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}

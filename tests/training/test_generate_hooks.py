@@ -10,7 +10,7 @@ import pytest
 import torch
 from refusals import refusal
 
-from zerofit.generation.ranks.meeting import arranged
+from zerofit.ranks.meeting import arranged
 from zerofit.training import generate_hooks
 from zerofit.training.changes import Changes
 from zerofit.training.generate_hooks import install

@@ -14,7 +14,7 @@ from zerofit.core.units import MIB, format_bytes
 from zerofit.core.upstream.deepspeed import partition_world_size
 from zerofit.generation.free_memory import free_bytes
 from zerofit.generation.generation_job import Gather
-from zerofit.generation.ranks.ranks import say
+from zerofit.ranks.exchange import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

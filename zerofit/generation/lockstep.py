@@ -11,7 +11,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import is_gathered_whole
 from zerofit.generation.call_settings import CallSettings
 from zerofit.generation.gathering import is_available, partitioned_parameters
-from zerofit.generation.ranks.ranks import say
+from zerofit.ranks.exchange import say
 
 _ITS_OWN_LOOP = "its loop is not transformers' own, and runs a different number of passes"
 OUT_OF_STEP = {

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError, first_line
 from zerofit.generation.generation_job import GenerationJob, job_from_json
 from zerofit.generation.loading import joined_ranks, load_model
-from zerofit.generation.ranks.ranks import all_ranks, all_ranks_store
 from zerofit.generation.results.parts import kept_lines, parts_folder
+from zerofit.ranks.exchange import all_ranks, all_ranks_store
 
 if TYPE_CHECKING:
     from zerofit.generation.generation_job import Generated

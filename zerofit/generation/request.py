@@ -18,7 +18,7 @@ from zerofit.generation.generation_job import Gather
 from zerofit.generation.lockstep import check_assistant
 from zerofit.generation.model_kind import ModelKind, read_kind
 from zerofit.generation.prompts import Tokens, check_lengths, check_tokens, lengths_of, read_prompts
-from zerofit.generation.ranks.ranks import Ranks
+from zerofit.ranks.exchange import Ranks
 
 if TYPE_CHECKING:
     from zerofit.generation.results.parts import Document

@@ -96,7 +96,7 @@ def import_all(spec: TrialSpec) -> None:
     import transformers
 
     from zerofit.models.task import Task
-    from zerofit.training.optimizer_kinds import KINDS
+    from zerofit.training.setup.optimizer_kinds import KINDS
 
     strategy = spec.strategy
     is_8_bit = strategy.optimizer is not None and KINDS[strategy.optimizer].bits is not None

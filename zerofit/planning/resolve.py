@@ -202,7 +202,7 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
     files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
     if files is None:
         return None
-    # These two stay the script's, which reads the file itself (training/trainer/trainer_arguments.py).
+    # These two stay the script's, which reads the file itself (training/setup/trainer_arguments.py).
     left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
     return replace(files, left_out=left_out)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision, Strategy
-from zerofit.training.changed_model import changed
 from zerofit.training.changes import Changes
-from zerofit.training.optimizer_swap import is_alike, swap_and_note
-from zerofit.training.trained_groups import holds, match_trained_parameters
+from zerofit.training.setup.changed_model import changed
+from zerofit.training.setup.optimizer_swap import is_alike, swap_and_note
+from zerofit.training.setup.trained_groups import holds, match_trained_parameters
 
 if TYPE_CHECKING:
     from torch.nn import Module

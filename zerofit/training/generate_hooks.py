@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.generation.gathering import has_hooks, is_available, partitioned_parameters
 from zerofit.generation.lockstep import OUT_OF_STEP, check_experts, goes_out_of_step
-from zerofit.generation.ranks.meeting import arranged, is_arranged, meet
-from zerofit.generation.ranks.ranks import all_ranks
-from zerofit.generation.script_line import script_line
+from zerofit.ranks.exchange import all_ranks
+from zerofit.ranks.meeting import arranged, is_arranged, meet
+from zerofit.ranks.script_line import script_line
 
 if TYPE_CHECKING:
     from inspect import BoundArguments

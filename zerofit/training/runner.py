@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
-from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.machine.stopping import end_with_agent
+from zerofit.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.scripts.run_target import code_of, run_target, script_frames
-from zerofit.training import observe, stop_signal, trial
+from zerofit.training import trial
 from zerofit.training.changes import Changes, tell
-from zerofit.training.deepspeed.placeholders import sharded_weight_error
 from zerofit.training.hooks import install
-from zerofit.training.record import write_record
-from zerofit.training.tee import tee_output
+from zerofit.training.reporting import observe
+from zerofit.training.reporting.record import write_record
+from zerofit.training.reporting.tee import tee_output
+from zerofit.training.saving import stop_signal
+from zerofit.training.step.deepspeed.placeholders import sharded_weight_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

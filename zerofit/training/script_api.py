@@ -22,12 +22,12 @@ from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.machine.port import free_port
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
-from zerofit.training.accelerate_hooks import set_number_formats
 from zerofit.training.changes import Changes
-from zerofit.training.hooks import ACCELERATOR_HOOKS, TRAINER_HOOKS, install_all
+from zerofit.training.hooks import install_accelerator, install_trainer
 from zerofit.training.settings import settings_of
-from zerofit.training.trainer.trainer_arguments import install_arguments, script_batches
-from zerofit.training.trainer.trainer_loss import overridden
+from zerofit.training.setup.accelerator_arguments import set_number_formats
+from zerofit.training.setup.trainer_arguments import install_arguments, script_batches
+from zerofit.training.step.trainer_loss import overridden
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -196,7 +196,7 @@ def planned_trainer(base: Any, settings: AppliedSettings, changes: Changes) -> A
             self.accelerator._zerofit_by_script = False
             set_number_formats(settings, changes)
 
-    install_all(TRAINER_HOOKS, PlannedTrainer, settings, changes)
+    install_trainer(PlannedTrainer, settings, changes)
     return _named_as(base, PlannedTrainer)
 
 
@@ -210,7 +210,7 @@ def _accelerator_class(settings: AppliedSettings, changes: Changes) -> Any:
                 kwargs["deepspeed_plugin"] = _plugin(config)
             super().__init__(*args, **kwargs)
 
-    install_all(ACCELERATOR_HOOKS, PlannedAccelerator, settings, changes)
+    install_accelerator(PlannedAccelerator, settings, changes)
     return _named_as(Accelerator, PlannedAccelerator)
 
 

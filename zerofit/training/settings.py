@@ -1,11 +1,10 @@
-"""The parts of a plan that affect an unmodified script, and batch sizes that both must agree on."""
+"""The parts of a plan that affect an unmodified script."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
@@ -111,94 +110,4 @@ def settings_of(plan: Plan, *, run_folder: Path | None = None) -> AppliedSetting
         global_batch_size=None if asked_for == own else asked_for,
         trainer_accumulates=capture is not None and capture.trainer_accumulates(ranks),
         run_folder=run_folder,
-    )
-
-
-def check_batch(
-    settings: AppliedSettings, *, batch_size: int | None, accumulation: int, num_ranks: int
-) -> None:
-    """Check that the script's own numbers give the batch size of the plan.
-
-    Args:
-        settings: the plan's.
-        batch_size: samples per rank in one forward pass of the script; None if unknown.
-        accumulation: the script's forward passes per rank in one optimizer step.
-        num_ranks: ranks with different samples.
-    """
-    if batch_size is None:
-        return
-    _check_global_batch(settings, batch_size=batch_size, accumulation=accumulation, num_ranks=num_ranks)
-    micro_batch_size = settings.strategy.micro_batch_size
-    if micro_batch_size is None:
-        return
-    if micro_batch_size > batch_size:
-        raise micro_batch_too_large(
-            settings,
-            batch_size,
-            why="zerofit splits the script's batches, and can't merge several of them",
-        )
-    pieces = -(-batch_size // micro_batch_size) * accumulation
-    asked = settings.strategy.gradient_accumulation_steps
-    if asked is not None and asked not in (pieces, accumulation * batch_size / micro_batch_size):
-        raise UserError(
-            "accumulation-differs-from-script",
-            "these micro-batches don't add up to the script's step",
-            found=f"micro-batches of {micro_batch_size}, accumulated {asked} times, and "
-            f"{_times(batch_size, accumulation)} samples on each rank in a step of the script",
-            why=f"with this size, a step of the script has {pieces} micro-batches, and zerofit never changes "
-            "a global batch size by itself",
-            fix="give --micro-batch-size and --gradient-accumulation-steps whose product is "
-            f"{batch_size * accumulation}, or --micro-batch-size alone",
-        )
-
-
-def _check_global_batch(
-    settings: AppliedSettings, *, batch_size: int, accumulation: int, num_ranks: int
-) -> None:
-    asked = settings.global_batch_size
-    own = batch_size * accumulation * num_ranks
-    if asked in (None, own):
-        return
-    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-    raise UserError(
-        "global-batch-differs",
-        "the script does not have the requested global batch size",
-        found=f"global batch {asked}, and {_times(batch_size, accumulation)} samples on each of "
-        f"{ranks} in the script, which makes {own}",
-        why="zerofit splits the script's batches, and never changes a global batch by itself",
-        fix=_batch_fix(asked, batch_size=batch_size, accumulation=accumulation, num_ranks=num_ranks),
-    )
-
-
-def _batch_fix(asked: int | None, *, batch_size: int, accumulation: int, num_ranks: int) -> str:
-    """Return which of the script's numbers would give the requested global batch."""
-    ways = [f"a global batch of {batch_size * accumulation * num_ranks}"]
-    size, rest = divmod(asked or 0, accumulation * num_ranks)
-    if size and not rest:
-        ways.append(f"a batch size of {size} in the script")
-    steps, rest = divmod(asked or 0, batch_size * num_ranks)
-    if steps and not rest:
-        ways.append(f"an accumulation of {steps} in the script")
-    return f"take {', or '.join(ways)}"
-
-
-def _times(batch_size: int, accumulation: int) -> str:
-    return str(batch_size) if accumulation == 1 else f"{batch_size} x {accumulation}"
-
-
-def micro_batch_too_large(settings: AppliedSettings, batch_size: int, *, why: str) -> UserError:
-    """Return the error for a micro-batch that is larger than the script's batch."""
-    micro_batch_size = settings.strategy.micro_batch_size
-    if settings.plan.is_from_flag("micro_batch_size"):
-        found = f"--micro-batch-size {micro_batch_size}"
-        fix = f"set --micro-batch-size to {batch_size} or less"
-    else:
-        found = f"micro-batches of {micro_batch_size} in the plan"
-        fix = "plan again with the script as it is now"
-    return UserError(
-        "micro-batch-too-large",
-        "a micro-batch is a part of the script's batch",
-        found=f"{batch_size} samples on each rank, and {found}",
-        why=why,
-        fix=f"{fix}, or give the script a larger batch size",
     )

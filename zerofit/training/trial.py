@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.capture.child import quiet_hub, quiet_saving, quiet_trackers
 from zerofit.scripts.capture.child.files import guard
-from zerofit.training import observe
-from zerofit.training.wrapping import wrap
+from zerofit.training.reporting import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import TrialSteps
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 
 class _Clock:
@@ -84,19 +84,14 @@ def step_time_s() -> float | None:
     return None if _clock is None else _clock.step_time_s
 
 
-def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Keep a Trainer from saving and evaluating in a trial.
-
-    Args:
-        module: transformers.trainer_callback.
-    """
+def callback_wrappers(handler_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Keep a Trainer from saving and evaluating in a trial."""
     if settings.plan.trial is None:
-        return
+        return {}
 
     def only_train(original: Any, *args: Any, **kwargs: Any) -> Any:
         control = original(*args, **kwargs)
         control.should_save = control.should_evaluate = False
         return control
 
-    for name in ("on_step_end", "on_epoch_end"):
-        wrap(module.CallbackHandler, name, only_train)
+    return {"on_step_end": only_train, "on_epoch_end": only_train}

@@ -16,8 +16,8 @@ from memory.models import make_inputs, make_model
 from memory.track import Tracker, summary
 from zerofit.core.upstream.deepspeed import sequence_groups
 from zerofit.training.changes import Changes
-from zerofit.training.deepspeed.sequence_shards import Shards
 from zerofit.training.pipeline.make_pipeline import make_pipeline
+from zerofit.training.setup.deepspeed.sequence_shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

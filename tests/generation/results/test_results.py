@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from zerofit.generation.ranks.ranks import Ranks
 from zerofit.generation.results.results import open_results
+from zerofit.ranks.exchange import Ranks
 
 
 class _ThreadRanks(Ranks):

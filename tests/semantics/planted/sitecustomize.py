@@ -58,7 +58,7 @@ def keep_stale_weight(optimizer: Any) -> None:
 
 FAULTS = {
     "gradients 1 % too large": ("torch._tensor", scale_gradients),
-    "a micro-batch dropped": ("zerofit.training.micro_batches.splitter", drop_micro_batch),
+    "a micro-batch dropped": ("zerofit.training.batch.micro_batches.splitter", drop_micro_batch),
     "a sample twice": ("torch.utils.data._utils.fetch", repeat_sample),
     "a norm over one rank": ("deepspeed.runtime.zero.stage_1_and_2", clip_by_own_norm),
     "a stale weight": ("deepspeed.runtime.zero.stage3", keep_stale_weight),

@@ -32,7 +32,7 @@ def limit_memory(_: Any) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    from zerofit.training import observe
+    from zerofit.training.reporting import observe
 
     limit, only, begin, *once = os.environ.get("MEMORY_LIMIT", "0 none 0").split()
     is_first = not any("/recovery-" in word for word in sys.orig_argv)

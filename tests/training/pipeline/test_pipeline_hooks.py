@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import quiet
+from accelerators import quiet, wrap_all
 from refusals import refusal
 
 from zerofit.training.pipeline import hooks
@@ -99,7 +99,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> _Running:
 def accelerator_class() -> Any:
     """A class of its own with the hooks."""
     kind = type("Accelerator", (_Accelerator,), {})
-    hooks.install(kind, _SETTINGS, quiet())
+    wrap_all(kind, hooks.wrappers(kind, _SETTINGS, quiet()))
     return kind
 
 
@@ -107,7 +107,7 @@ def accelerator_class() -> Any:
 def trainer_class() -> Any:
     """A class of its own with the hooks."""
     kind = type("Trainer", (_Trainer,), {})
-    hooks.install_in_trainer(kind, _SETTINGS, quiet())
+    wrap_all(kind, hooks.trainer_wrappers(kind, _SETTINGS, quiet()))
     return kind
 
 
@@ -165,7 +165,7 @@ def test_an_optimizer_that_is_prepared_before_its_model_is_cut_with_it(
 
 def test_a_compiled_pipeline_saves_whole_weights_and_says_that_it_is_not_compiled(running: _Running) -> None:
     kind, changes = type("Accelerator", (_Accelerator,), {}), quiet()
-    hooks.install(kind, _SETTINGS, changes)
+    wrap_all(kind, hooks.wrappers(kind, _SETTINGS, changes))
     compiled = torch.compile(running.pipeline.model, backend="eager")
     kind().prepare(compiled)
     assert changes.lines == (

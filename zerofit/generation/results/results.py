@@ -11,9 +11,9 @@ from zerofit.generation.generation_job import Completion, FinishReason, Generate
 from zerofit.generation.results.parts import PartFiles
 
 if TYPE_CHECKING:
-    from zerofit.generation.ranks.ranks import Ranks
     from zerofit.generation.request import GenerationRequest
     from zerofit.generation.results.parts import Document
+    from zerofit.ranks.exchange import Ranks
 
 
 class Results:

@@ -1,8 +1,8 @@
 """Sequence parallelism: a rank runs a part of the tokens, and in attention a part of the heads on all tokens.
 
 This is DeepSpeed's Ulysses (https://arxiv.org/abs/2309.14509). Training
-(training/deepspeed/sequence_shards.py) and the tracer (models/trace/parts.py) use the same code, so that
-estimates describe what runs.
+(training/setup/deepspeed/sequence_shards.py) and the tracer (models/trace/parts.py) use the same code, so
+that estimates describe what runs.
 """
 
 from __future__ import annotations

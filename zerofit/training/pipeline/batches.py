@@ -98,7 +98,7 @@ def check_same_batch(inputs: Mapping[str, Any], groups: Groups) -> None:
     raise UserError(
         "pipeline-batches-differ",
         "the stages of a pipeline have different batches",
-        found=", ".join(f"{one} on rank {rank}" for rank, one in zip(groups.ranks, seen, strict=True)),
+        found=", ".join(f"{batch} on rank {rank}" for rank, batch in zip(groups.ranks, seen, strict=True)),
         why="tokens of one batch would be trained against the labels of another",
         fix="read and shuffle alike on all ranks: call set_seed() before creating the datasets, and prepare "
         "all DataLoaders with accelerator.prepare()",

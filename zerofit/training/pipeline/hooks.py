@@ -9,7 +9,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.core.upstream.torch import is_compiled, loading_to_host
 from zerofit.core.upstream.transformers import LOAD_OPTIMIZER, SAVE_CHECKPOINT
-from zerofit.training.trained_groups import trains
+from zerofit.training.setup.trained_groups import trains
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.pipeline.whole_state import WholeStates
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _running: list[WholeStates] = []
 """The pipeline of this process, which trains one model only; empty before it is created."""
 
 
-def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook prepare(), saving and loading: files hold whole weights and optimizer states."""
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Train in stages, and save and load files with whole weights and optimizer states."""
     if settings.pipeline_parallel_size == 1:
-        return
+        return {}
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -39,18 +40,18 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        for one in args:
-            if isinstance(one, torch.nn.Module) and trains(one):
-                _running_for(one, settings, changes).pipeline.accelerator = self
-        before = [one for one in args if isinstance(one, torch.optim.Optimizer)]
-        for one in (*before, *prepared_optimizers(self)):
+        for model in args:
+            if isinstance(model, torch.nn.Module) and trains(model):
+                _running_for(model, settings, changes).pipeline.accelerator = self
+        before = [optimizer for optimizer in args if isinstance(optimizer, torch.optim.Optimizer)]
+        for optimizer in (*before, *prepared_optimizers(self)):
             if _running:
-                _running[0].cut_optimizer(getattr(one, "optimizer", one))
+                _running[0].cut_optimizer(getattr(optimizer, "optimizer", optimizer))
         prepared = original(self, *args, **kwargs)
         if _running:
             _running[0].wrap_optimizers()
-        for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
-            if isinstance(one, torch.nn.Module) and is_compiled(one) and _is_pipeline(one):
+        for model in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
+            if isinstance(model, torch.nn.Module) and is_compiled(model) and _is_pipeline(model):
                 changes.add("torch.compile does nothing to a model in pipeline stages, which run uncompiled")
         return prepared
 
@@ -73,18 +74,20 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         # accelerate would load the states of all stages to each GPU.
         return original(self, *args, **{"map_location": "cpu", **kwargs})
 
-    wrap(accelerator_class, "__init__", init)
-    wrap(accelerator_class, "prepare", prepare)
-    wrap(accelerator_class, "prepare_model", prepare_model)
-    wrap(accelerator_class, "get_state_dict", get_state_dict)
-    wrap(accelerator_class, "save_state", save_state)
-    wrap(accelerator_class, "load_state", load_state)
+    return {
+        "__init__": init,
+        "prepare": prepare,
+        "prepare_model": prepare_model,
+        "get_state_dict": get_state_dict,
+        "save_state": save_state,
+        "load_state": load_state,
+    }
 
 
-def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Split a Trainer's model before it is moved to the GPU, and make Trainer save whole weights."""
     if settings.pipeline_parallel_size == 1:
-        return
+        return {}
 
     def init(original: Any, self: Any, model: Any = None, *args: Any, **kwargs: Any) -> None:
         if model is not None and not _running and trains(model):
@@ -115,11 +118,13 @@ def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: C
         with _without_logits(model, prediction_loss_only):
             return original(self, model, inputs, prediction_loss_only, *args, **kwargs)
 
-    wrap(trainer_class, "__init__", init)
-    wrap(trainer_class, "save_model", save_model)
-    wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
-    wrap(trainer_class, LOAD_OPTIMIZER, load_optimizer)
-    wrap(trainer_class, "prediction_step", prediction_step)
+    return {
+        "__init__": init,
+        "save_model": save_model,
+        SAVE_CHECKPOINT: save_checkpoint,
+        LOAD_OPTIMIZER: load_optimizer,
+        "prediction_step": prediction_step,
+    }
 
 
 def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -146,12 +151,14 @@ def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes
         wrap(module, "prepare_data_loader", prepare_data_loader)
 
 
-def install_in_clipping(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+def clipping_wrappers(module: ModuleType, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Make clip_grad_norm_() use the gradient norm over all stages.
 
     Args:
         module: torch.nn.utils.
     """
+    if settings.pipeline_parallel_size == 1:
+        return {}
 
     def clip(
         original: Any,
@@ -164,15 +171,13 @@ def install_in_clipping(module: ModuleType, settings: AppliedSettings, changes: 
         import torch
 
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if not _running or not all(_running[0].has(one) for one in parameters):
+        if not _running or not all(_running[0].has(parameter) for parameter in parameters):
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norm = _running[0].pipeline.norm(parameters, norm_type, error_if_nonfinite)
         module.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
         return norm
 
-    if settings.pipeline_parallel_size > 1:
-        wrap(module, "clip_grad_norm_", clip)
-        module.clip_grad.clip_grad_norm_ = module.clip_grad_norm_
+    return {"clip_grad_norm_": clip}
 
 
 def _running_for(model: Any, settings: AppliedSettings, changes: Changes) -> WholeStates:

@@ -10,8 +10,6 @@ import torch
 
 from zerofit.core.errors import UserError
 from zerofit.core.stage_blocks import stages_of_rank
-from zerofit.generation.ranks.meeting import meet
-from zerofit.generation.script_line import script_line
 from zerofit.models.changes.stages import (
     blocks_by_stage,
     check_stages,
@@ -19,11 +17,13 @@ from zerofit.models.changes.stages import (
     refuse_router_loss,
     share_blocks,
 )
-from zerofit.training.initial_weights import broadcast_initial_weights
+from zerofit.ranks.meeting import meet
+from zerofit.ranks.script_line import script_line
 from zerofit.training.pipeline.groups import make_groups
 from zerofit.training.pipeline.pipeline import Pipeline
 from zerofit.training.pipeline.random_states import synchronize_random_state
 from zerofit.training.pipeline.whole_state import WholeStates, name_parameters
+from zerofit.training.setup.initial_weights import broadcast_initial_weights
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes

@@ -106,7 +106,7 @@ class Pipeline:
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return the trainable parameters of this rank's stages."""
-        return (one for one in self.model.parameters() if one.requires_grad)
+        return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def _train(self, input_ids: torch.Tensor, labels: torch.Tensor, inputs: dict[str, Any]) -> Any:
         device = input_ids.device
@@ -136,19 +136,19 @@ class Pipeline:
         padded = pad_batch({**inputs, "input_ids": input_ids, "labels": labels}, rows, missing=missing)
         input_ids, labels = padded.pop("input_ids"), padded.pop("labels")
         schedule = self._schedule_for(num_micro_batches, size, tokens, device)
-        before = [(one, one.grad) for one in self.parameters()]
-        for one, _ in before:
-            one.grad = None
+        before = [(parameter, parameter.grad) for parameter in self.parameters()]
+        for parameter, _ in before:
+            parameter.grad = None
         losses: list[torch.Tensor] = []
         first = (input_ids,) if 0 in self.stages else ()
         schedule.step(*first, target=labels, losses=losses, labels=labels, **padded)
         loss = torch.zeros((), device=device)
         if self.groups.is_last:
-            loss = torch.stack([one.detach() for one in losses]).sum()
+            loss = torch.stack([part.detach() for part in losses]).sum()
         dist.broadcast(loss, self.groups.last_rank, group=self.groups.pipeline)
-        gradients = [(one, one.grad) for one, _ in before if one.grad is not None]
-        for one, earlier in before:
-            one.grad = earlier
+        gradients = [(parameter, parameter.grad) for parameter, _ in before if parameter.grad is not None]
+        for parameter, earlier in before:
+            parameter.grad = earlier
         anchor = torch.zeros((), device=device, requires_grad=True)
         return LossOutput(loss=_ComputedLoss.apply(loss, anchor, gradients, self.accumulate_gradients))
 
@@ -159,9 +159,9 @@ class Pipeline:
         last stage: in this order all copies are bitwise equal. While the Accelerator accumulates, gradients
         are only summed locally.
         """
-        for one, gradient in gradients:
-            earlier = self._unreduced.pop(one, None)
-            self._unreduced[one] = gradient if earlier is None else earlier.add_(gradient)
+        for parameter, gradient in gradients:
+            earlier = self._unreduced.pop(parameter, None)
+            self._unreduced[parameter] = gradient if earlier is None else earlier.add_(gradient)
         if self.accelerator is not None and not self.accelerator.sync_gradients:
             return
         reduced, self._unreduced = self._unreduced, {}
@@ -176,9 +176,9 @@ class Pipeline:
                 work.wait()
         if self.tied is not None and self.tied.requires_grad:
             dist.all_reduce(reduced[self.tied], group=self.groups.ends)
-        for one, gradient in reduced.items():
+        for parameter, gradient in reduced.items():
             gradient.div_(num_replicas)
-            one.grad = gradient if one.grad is None else one.grad.add_(gradient)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def _with_zeros_for_missing(self, gradients: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
         """Return gradients of all parameters that have one on any replica, zeros if this one has none.
@@ -186,11 +186,16 @@ class Pipeline:
         An expert that receives no token on one replica may have a gradient on the others.
         """
         own = list(self.parameters())
-        has = torch.tensor([one in gradients for one in own], dtype=torch.uint8, device=self._device)
+        has = torch.tensor(
+            [parameter in gradients for parameter in own], dtype=torch.uint8, device=self._device
+        )
         if own:
             dist.all_reduce(has, dist.ReduceOp.MAX, group=self.groups.replicas)
-        somewhere = [one for one, is_there in zip(own, has.tolist(), strict=True) if is_there]
-        return {one: gradients[one] if one in gradients else torch.zeros_like(one) for one in somewhere}
+        somewhere = [parameter for parameter, is_there in zip(own, has.tolist(), strict=True) if is_there]
+        return {
+            parameter: gradients[parameter] if parameter in gradients else torch.zeros_like(parameter)
+            for parameter in somewhere
+        }
 
     def norm(
         self, parameters: Iterable[torch.nn.Parameter], norm_type: float, error_if_nonfinite: bool
@@ -203,7 +208,11 @@ class Pipeline:
             error_if_nonfinite: whether to raise an error if it is inf or NaN.
         """
         skipped = self.tied if self.groups.is_last else None
-        own = [one.grad for one in parameters if one is not skipped and one.grad is not None]
+        own = [
+            parameter.grad
+            for parameter in parameters
+            if parameter is not skipped and parameter.grad is not None
+        ]
         norm = torch.nn.utils.get_total_norm(own, norm_type).float().reshape(()).to(self._device)
         if norm_type == math.inf:
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.groups.pipeline)
@@ -358,5 +367,7 @@ class _ComputedLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
-        ctx.accumulate([(one, gradient.mul_(scale.to(gradient.dtype))) for one, gradient in gradients])
+        ctx.accumulate(
+            [(parameter, gradient.mul_(scale.to(gradient.dtype))) for parameter, gradient in gradients]
+        )
         return None, None, None, None

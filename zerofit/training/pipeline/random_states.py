@@ -46,8 +46,8 @@ def synchronize_random_state(groups: Groups) -> None:
     """Set the CPU's and the GPU's random state of all stages to the first stage's."""
     has_gpu = torch.cuda.is_available()
     state = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if has_gpu else [])
-    for one in state:
-        dist.broadcast(one, groups.first_rank, group=groups.host)
+    for device_state in state:
+        dist.broadcast(device_state, groups.first_rank, group=groups.host)
     torch.set_rng_state(state[0])
     if has_gpu:
         torch.cuda.set_rng_state(state[1])

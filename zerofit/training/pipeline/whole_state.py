@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
-from zerofit.generation.ranks.meeting import Advice, meet
-from zerofit.generation.script_line import script_line
+from zerofit.ranks.meeting import Advice, meet
+from zerofit.ranks.script_line import script_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,11 +65,11 @@ class WholeStates:
         Args:
             optimizer: torch's, created from the whole model or from this rank's stages.
         """
-        if any(one is optimizer for one, _ in self._optimizers):
+        if any(known is optimizer for known, _ in self._optimizers):
             return
-        own = {id(one) for one in self.pipeline.model.parameters()}
+        own = {id(parameter) for parameter in self.pipeline.model.parameters()}
         names: list[list[_Name]] = []
-        if not all(self.has(one) for group in optimizer.param_groups for one in group["params"]):
+        if not all(self.has(parameter) for group in optimizer.param_groups for parameter in group["params"]):
             raise UserError(
                 "pipeline-foreign-parameters",
                 "an optimizer of a pipeline may only hold parameters of its model",
@@ -80,8 +80,8 @@ class WholeStates:
                 "without --pipeline-parallel-size",
             )
         for group in optimizer.param_groups:
-            names.append([_name_of(one) for one in group["params"]])
-            group["params"][:] = [one for one in group["params"] if id(one) in own]
+            names.append([_name_of(parameter) for parameter in group["params"]])
+            group["params"][:] = [parameter for parameter in group["params"] if id(parameter) in own]
         self._optimizers.append((optimizer, names))
 
     def wrap_optimizers(self) -> None:
@@ -220,11 +220,11 @@ class WholeStates:
 
     def _whole_optimizer(self, key: int) -> dict[str, Any] | None:
         optimizer, names = self._optimizers[key]
-        own = [one for group in optimizer.param_groups for one in group["params"]]
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states = {
-            (_name_of(one), entry): value
-            for one in own
-            for entry, value in optimizer.state.get(one, {}).items()
+            (_name_of(parameter), entry): value
+            for parameter in own
+            for entry, value in optimizer.state.get(parameter, {}).items()
         }
         parts = self._gather({**states, _GROUPS: names})
         if not parts:
@@ -264,8 +264,8 @@ class WholeStates:
         state, settings, place = {}, [], 0
         for own, group in zip(optimizer.param_groups, whole["param_groups"], strict=True):
             numbers = []
-            for one in own["params"]:
-                number = saved[_name_of(one)]
+            for parameter in own["params"]:
+                number = saved[_name_of(parameter)]
                 if number in whole["state"]:
                     state[place] = whole["state"][number]
                 numbers.append(place)
@@ -276,8 +276,8 @@ class WholeStates:
 
 def name_parameters(model: Any) -> None:
     """Store in each parameter of a whole model its index and name; the first name of tied ones."""
-    for place, (name, one) in enumerate(model.named_parameters()):
-        one._zerofit_name = (place, name)
+    for place, (name, parameter) in enumerate(model.named_parameters()):
+        parameter._zerofit_name = (place, name)
 
 
 def _name_of(parameter: Any) -> _Name:

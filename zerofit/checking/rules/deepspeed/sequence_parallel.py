@@ -43,7 +43,7 @@ _PARALLELISM = f"{ACCELERATE}/parallelism_config.py"
 _ULYSSES = f"{DEEPSPEED}/runtime/sequence_parallel/ulysses_sp.py"
 _MASKED = ("eager", "flex_attention")
 """Attention implementations whose masks cover only one rank's tokens
-(training/deepspeed/sequence_shards.py)."""
+(training/setup/deepspeed/sequence_shards.py)."""
 _GROUP = Topology(world_size=2, sequence_parallel_size=2)
 _TRAINED = """\
 import torch

@@ -88,8 +88,8 @@ class DeepSpeedEngine(SimulatedEngine):
         """Step the optimizer on flat fp32 tensors of these numbers of elements.
 
         An 8-bit optimizer has embeddings in a flat tensor of their own
-        (zerofit/training/deepspeed/state_overrides.py): each tensor is taken to hold as large a part of them
-        as of all that trains.
+        (zerofit/training/setup/deepspeed/state_overrides.py): each tensor is taken to hold as large a part of
+        them as of all that trains.
 
         Args:
             key: names the tensors; their states are created on its first use.

@@ -1,0 +1,141 @@
+"""Everything a rank prints is in its log, and streams on as before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_HEAD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from zerofit.training.reporting.tee import tee_output
+
+tee_output(Path("logs/rank0.log"))
+"""
+
+
+def _start(folder: Path, program: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a rank; it is ended by its test."""
+    command = [sys.executable, "-c", _HEAD + program]
+    return subprocess.Popen(command, cwd=folder, **{"stdout": subprocess.PIPE, "text": True, **options})
+
+
+def _log(folder: Path) -> str:
+    return (folder / "logs/rank0.log").read_bytes().decode()
+
+
+NO_TERMINAL = ("no terminal False", "", "no terminal False")
+LAST_WORDS = ("last words", "", "last words")
+
+
+@pytest.mark.parametrize(
+    ("program", "stdout", "stderr", "log"),
+    [
+        pytest.param("print('a')", "a\n", "", "a\n", id="print"),
+        pytest.param("print('b', file=sys.stderr)", "", "b\n", "b\n", id="stderr"),
+        pytest.param("os.write(1, b'c')", "c", "", "c", id="past Python, as C++ does"),
+        pytest.param("subprocess.run(['sh', '-c', 'echo d; echo e >&2'])", "d\n", "e\n", None, id="a child"),
+        pytest.param(
+            "subprocess.run(['sh', '-c', \"sh -c 'echo f'\"])", "f\n", "", "f\n", id="a grandchild on fd 1"
+        ),
+        pytest.param("print('x' * 200_000)", "x" * 200_000 + "\n", "", "x" * 200_000 + "\n", id="a lot"),
+        pytest.param("print('no terminal', sys.stdout.isatty(), end='')", *NO_TERMINAL, id="no line end"),
+        pytest.param("os.write(1, b'last words')\nos.kill(os.getpid(), 9)", *LAST_WORDS, id="killed"),
+        pytest.param("sys.stdout.write('ü\\r50%\\r')", "ü\r50%\r", "", "ü\r50%\r", id="a progress bar"),
+    ],
+)
+def test_output_is_streamed_on_and_logged(
+    tmp_path: Path, program: str, stdout: str, stderr: str, log: str | None
+) -> None:
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    process = _start(tmp_path, program, stderr=subprocess.PIPE, text=False, env=environment)
+    printed = process.communicate(timeout=60)
+    logged = _log(tmp_path)
+    assert tuple(map(bytes.decode, printed)) == (stdout, stderr)  # type: ignore[arg-type]
+    assert process.returncode == (-9 if "os.kill" in program else 0)
+    assert logged == log if log is not None else sorted(logged) == sorted(stdout + stderr)
+
+
+@pytest.mark.parametrize("wait", ["", "time.sleep(0.3)"], ids=["at once", "later"])
+def test_what_is_sent_to_the_whole_process_group_does_not_end_the_copying(tmp_path: Path, wait: str) -> None:
+    program = (
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        f"{wait}\n"
+        "os.killpg(0, signal.SIGTERM)\n"
+        "time.sleep(0.2)\n"
+        "print('still here')"
+    )
+    process = _start(tmp_path, program, start_new_session=True)
+    printed = process.communicate(timeout=60)[0]
+    assert (process.returncode, printed, _log(tmp_path)) == (0, "still here\n", "still here\n")
+
+
+def test_output_arrives_while_the_rank_runs(tmp_path: Path) -> None:
+    program = "print('first', flush=True)\ninput()\nprint('second')"
+    process = _start(tmp_path, program, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    deadline = time.monotonic() + 10
+    while _log(tmp_path) != "first\n" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _log(tmp_path) == "first\n"
+    assert process.communicate("\n")[0] == "second\n"
+    assert _log(tmp_path) == "first\nsecond\n"
+
+
+def test_the_log_is_appended_to_and_for_its_owner_only(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        _start(tmp_path, f"print('{word}')").communicate(timeout=60)
+    assert _log(tmp_path) == "one\ntwo\n"
+    assert (tmp_path / "logs/rank0.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_rank(tmp_path: Path) -> None:
+    program = "print('first', flush=True)\ntime.sleep(0.5)\nprint('second', flush=True)\nPath('done').touch()"
+    process = _start(tmp_path, program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert (tmp_path / "done").exists()
+    assert _log(tmp_path) == "first\nsecond\n"
+
+
+def _read_terminal(reader: int) -> str:
+    """Return all that comes out of a terminal until its other side is closed."""
+    text = b""
+    while select.select([reader], [], [], 30)[0]:
+        try:
+            chunk = os.read(reader, 65536)
+        except OSError:  # the last writer has gone
+            break
+        if not chunk:
+            break
+        text += chunk
+    return text.decode()
+
+
+def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+    program = (
+        "print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size())\nprint('50%', end='\\r')"
+    )
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
+    process = _start(tmp_path, program, stdout=writer, stderr=writer)
+    os.close(writer)
+    shown = _read_terminal(reader)
+    os.close(reader)
+    assert process.wait(timeout=60) == 0
+    assert shown == "True True 111 33\r\n50%\r"
+    assert _log(tmp_path) == "True True 111 33\n50%\r"

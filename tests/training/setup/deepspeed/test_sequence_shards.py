@@ -1,0 +1,53 @@
+"""Models in parts of a sequence, on two gloo ranks without DeepSpeed; test_sequence_parallel.py launches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import run_on_ranks
+
+_RANKS = Path(__file__).parents[3] / "support" / "ranks_of_shards.py"
+_BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
+_SHARED = (
+    *("llama", "one key-value head", "six heads", "tied", "qwen2", "qwen3", "mistral", "sliding window"),
+    *("gpt2", "gpt_neox", "phi3", "mixtral"),
+)
+_REFUSED = {
+    "three heads": ("sequence-parallel-heads", "inside attention each rank has whole heads, for all tokens"),
+    "gemma2": ("sequence-parallel-attention", "its masks only cover the tokens of one rank"),
+    "recurrent": ("sequence-parallel-model", "it has no causal attention"),
+    "alibi": ("sequence-parallel-model", "a forward pass on a part of the tokens fails"),
+    "hybrid": ("sequence-parallel-model", "its logits differ by"),
+}
+_CLOSE = 1e-5
+"""Of losses near 5, logits near 1, and gradients relative to the largest; 1e-6 is seen."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("shards")
+    run_on_ranks(_RANKS, folder, str(folder), *_SHARED, *_REFUSED)
+    return dict(json.loads((folder / "results.json").read_text()))
+
+
+@pytest.mark.parametrize("batch", _BATCHES)
+@pytest.mark.parametrize("kind", _SHARED)
+def test_parts_make_the_loss_and_gradients_of_the_whole(
+    kind: str, batch: str, results: dict[str, Any]
+) -> None:
+    assert all(difference < _CLOSE for difference in results[kind][batch].values()), results[kind][batch]
+
+
+@pytest.mark.parametrize("kind", _REFUSED)
+def test_a_model_that_would_train_something_else_is_refused(kind: str, results: dict[str, Any]) -> None:
+    rule, why = _REFUSED[kind]
+    assert (results[kind]["rule"], results[kind]["why"][: len(why)]) == (rule, why)
+
+
+def test_gradients_are_clipped_by_the_norm_of_one_copy_of_the_model(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    assert results["stage 0"]["clipped norm"] == pytest.approx(5)

@@ -1,0 +1,142 @@
+"""The base of QLoRA is quantized as it is loaded, in each fold, and its teacher is not."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from accelerators import hooked, quiet, settings, wrap_all
+from captures import MODEL
+from refusals import refusal
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    modeling_utils,
+)
+
+from zerofit.core.strategy import Lora, Quantization, Strategy, ZeroStage
+from zerofit.training.setup import changed_model, quantized_loading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TOKENS = torch.arange(24).reshape(2, 12)
+LABELS = torch.tensor([0, 1])
+WANTED = {"lora": Lora(rank=2), "quantization": Quantization.NF4}
+
+
+@pytest.fixture(autouse=True)
+def _no_optimizers_of_others() -> None:
+    gc.collect()
+
+
+@pytest.fixture
+def loading() -> Iterator[Any]:
+    """Return a function that hooks from_pretrained under a plan for QLoRA; it is taken off again."""
+    original = vars(PreTrainedModel)["from_pretrained"]
+
+    def install(**options: Any) -> Any:
+        changes = quiet()
+        quantized_loading.install(modeling_utils, settings(**WANTED, **options), changes)
+        return changes
+
+    yield install
+    PreTrainedModel.from_pretrained = original  # type: ignore[method-assign]
+
+
+def llama(folder: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(vocab_size=32, **SMALL)).save_pretrained(folder)
+
+
+def test_the_first_model_that_is_loaded_is_quantized_and_its_teacher_is_not(
+    loading: Any, tmp_path: Path
+) -> None:
+    changes = loading()
+    llama(tmp_path)
+    model, teacher = (LlamaForCausalLM.from_pretrained(tmp_path) for _ in range(2))
+    assert model.is_loaded_in_4bit
+    assert not getattr(teacher, "is_loaded_in_4bit", False)
+    assert changes.lines == ("LlamaForCausalLM is loaded in nf4 (bitsandbytes), with quantized scales",)
+    planned, _ = hooked(**WANTED)
+    prepared, optimizer = planned().prepare(model, torch.optim.AdamW(model.parameters()))
+    prepared.train()
+    prepared(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    optimizer.step()
+    assert {name.split(".")[-3] for name, one in prepared.named_parameters() if one.requires_grad} == {
+        "lora_A",
+        "lora_B",
+    }
+
+
+def test_the_model_of_a_second_fold_is_quantized_though_the_first_one_lives(
+    loading: Any, tmp_path: Path
+) -> None:
+    loading()
+    llama(tmp_path)
+    first = LlamaForCausalLM.from_pretrained(tmp_path)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+    optimizer.step()
+    assert first.is_loaded_in_4bit
+    assert LlamaForCausalLM.from_pretrained(tmp_path).is_loaded_in_4bit
+
+
+def test_a_classifier_that_was_loaded_as_the_message_says_trains_by_hand(tmp_path: Path) -> None:
+    BertForMaskedLM(BertConfig(vocab_size=32, **SMALL)).save_pretrained(tmp_path)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=["classifier"],
+    )
+    model = BertForSequenceClassification.from_pretrained(
+        tmp_path, quantization_config=config, device_map={"": "cpu"}
+    )
+    wanted = Strategy(**WANTED)  # type: ignore[arg-type]
+    model, _ = changed_model.changed(model, wanted, precision=None)
+    model.train()(input_ids=TOKENS, labels=LABELS).loss.backward()
+    assert all(one.grad is not None for one in model.parameters() if one.requires_grad)
+
+
+def test_the_captured_model_is_quantized_and_no_other(loading: Any, tmp_path: Path) -> None:
+    path = "transformers.models.llama.modeling_llama.LlamaForCausalLM"
+    loading(captured=replace(MODEL, class_path=path, name=str(tmp_path)))
+    llama(tmp_path)
+    BertForMaskedLM(BertConfig(vocab_size=32, **SMALL)).save_pretrained(tmp_path / "other")
+    other = BertForMaskedLM.from_pretrained(tmp_path / "other")
+    assert not getattr(other, "is_loaded_in_4bit", False)
+    assert LlamaForCausalLM.from_pretrained(tmp_path).is_loaded_in_4bit
+
+
+def test_a_trainer_that_makes_its_model_again_gets_it_quantized_again(loading: Any, tmp_path: Path) -> None:
+    loading()
+    llama(tmp_path / "base")
+    planned = type("Planned", (Trainer,), {})
+    wrap_all(planned, changed_model.trainer_wrappers(planned, settings(**WANTED), quiet()))
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to="none", disable_tqdm=True)
+    data = [{"input_ids": row, "labels": row} for row in TOKENS] * 8
+    trainer = planned(
+        model_init=lambda: LlamaForCausalLM.from_pretrained(tmp_path / "base"),
+        args=args,
+        train_dataset=data,
+    )
+    trainer.train()
+    assert trainer.model.get_base_model().is_loaded_in_4bit
+
+
+def test_zero_3_is_refused_before_anything_is_loaded(loading: Any, tmp_path: Path) -> None:
+    loading(zero_stage=ZeroStage.PARAMETERS)
+    llama(tmp_path)
+    assert refusal(LlamaForCausalLM.from_pretrained, tmp_path).rule == "quantized-base-not-partitioned"

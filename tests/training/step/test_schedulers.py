@@ -1,0 +1,60 @@
+"""Schedulers follow the optimizer that steps, prepared or not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from zerofit.training.step import schedulers
+
+
+def optimizer() -> torch.optim.AdamW:
+    weight = torch.nn.Parameter(torch.ones(2))
+    return torch.optim.AdamW([{"params": []}, {"params": [weight], "lr": 0.1}], lr=0.2)
+
+
+def inverse(own: torch.optim.Optimizer) -> LambdaLR:
+    return LambdaLR(own, lambda step: 1 / (1 + step))
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+@pytest.mark.parametrize("kind", ["alone", "chained", "sequential"])
+def test_a_group_without_parameters_leaves_its_schedulers_too(kind: str, *, is_prepared: bool) -> None:
+    own = optimizer()
+    scheduler: LRScheduler = inverse(own)
+    if kind == "chained":
+        scheduler = ChainedScheduler([scheduler])
+    elif kind == "sequential":
+        scheduler = SequentialLR(own, [scheduler, inverse(own)], milestones=[9])
+    schedulers.drop_empty_groups([torch.nn.Linear(1, 1), own, *([scheduler] if is_prepared else [])])
+    own.step()
+    scheduler.step()
+    assert [group["lr"] for group in own.param_groups] == scheduler.get_last_lr() == [0.05]
+
+
+def test_a_plateau_with_a_least_rate_a_group_goes_on() -> None:
+    own = optimizer()
+    scheduler = ReduceLROnPlateau(own, patience=0, min_lr=[0.1, 0.01])
+    schedulers.drop_empty_groups([own])
+    for loss in (1.0, 2.0, 3.0, 4.0):
+        scheduler.step(loss)
+    assert [group["lr"] for group in own.param_groups] == [pytest.approx(0.01)]
+
+
+def test_another_optimizers_schedulers_stay() -> None:
+    own, other = optimizer(), optimizer()
+    untouched = inverse(other)
+    schedulers.drop_empty_groups([own])
+    assert len(untouched.base_lrs) == len(other.param_groups) == 2
+
+
+def test_a_scheduler_that_is_not_prepared_sets_the_rate_of_the_optimizer_that_steps() -> None:
+    stale = optimizer()
+    scheduler, other = inverse(stale), inverse(optimizer())
+    live = torch.optim.SGD(stale.param_groups)
+    schedulers.lead_to_live_optimizers([SimpleNamespace(optimizer=SimpleNamespace(optimizer=live))])
+    assert scheduler.optimizer is live
+    assert other.optimizer is not live

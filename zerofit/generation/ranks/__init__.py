@@ -1,1 +1,0 @@
-"""Synchronizes the ranks of a generation: a call that all must make, values and errors that all share."""

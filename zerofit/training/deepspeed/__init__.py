@@ -1,1 +1,0 @@
-"""Hooks on DeepSpeed's engine, and on models that it trains, inside the training process."""

@@ -1,0 +1,1 @@
+"""What a rank tells the launcher: its state, memory, log and record."""

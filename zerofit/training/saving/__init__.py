@@ -1,0 +1,1 @@
+"""Saving and resuming: checkpoints, whole weights, and the checkpoint before a node is taken away."""

@@ -1,0 +1,99 @@
+"""save_pretrained() under ZeRO-3: all ranks gather the weights, and rank 0 writes them.
+
+Otherwise it would write the placeholders of partitioned weights, of shape (0,).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.strategy import ZeroStage
+from zerofit.generation.gathering import each_whole, missing_bytes
+from zerofit.ranks.meeting import Advice, meet
+from zerofit.ranks.script_line import script_line
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_SAVING = Advice(
+    rule="zero3-saves-on-all-ranks",
+    why="each rank only holds a part of each weight, and rank 0 gathers them from all",
+    fix="call it on all ranks, outside of `if accelerator.is_main_process`; rank 0 alone writes",
+)
+
+
+def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook save_pretrained() of transformers' models.
+
+    Args:
+        module: transformers.modeling_utils.
+    """
+    _hook(module.PreTrainedModel, settings, changes)
+
+
+def install_in_peft(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook save_pretrained() of models with peft's adapters.
+
+    Args:
+        module: peft.peft_model.
+    """
+    _hook(module.PeftModel, settings, changes)
+
+
+def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    if settings.strategy.zero_stage is not ZeroStage.PARAMETERS:
+        return
+    signature = inspect.signature(model_class.save_pretrained)
+
+    def save_pretrained(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        given = signature.bind(self, *args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        # accelerator.get_state_dict() returns the weights on rank 0, and None on others.
+        if "state_dict" in given or not missing_bytes(self):
+            return original(self, *args, **kwargs)
+        line = script_line()
+        meet("model.save_pretrained", line=line, limit_s=settings.plan.generate_limit_s, advice=_SAVING)
+        changes.add(
+            f"{line}: save_pretrained() gathers the weights that ZeRO-3 partitions; rank 0 writes them"
+        )
+        is_writer = torch.distributed.get_rank() == 0
+        weights = _weights(self, keeps=is_writer)
+        return original(self, *args, **{**kwargs, "state_dict": weights}) if is_writer else None
+
+    wrap(model_class, "save_pretrained", save_pretrained)
+
+
+def _weights(model: Any, *, keeps: bool) -> dict[str, Any]:
+    """Return the state of a model in host memory; a collective.
+
+    Of a model with adapters, the frozen base is not gathered, except for embeddings, which peft may save too.
+
+    Args:
+        keeps: False on ranks that only take part in gathering.
+    """
+    import torch
+
+    state = model.state_dict(keep_vars=True)
+    adapters = getattr(model, "peft_config", None)
+    saved = {
+        id(value)
+        for name, value in state.items()
+        if not adapters
+        or getattr(value, "requires_grad", False)  # an extra state is no tensor
+        or "lm_head" in name
+        or not adapters.keys().isdisjoint(name.split("."))
+    }
+    saved |= {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    whole = {
+        id(parameter): parameter.detach().to("cpu", copy=True)
+        for parameter in each_whole(model)
+        if keeps and id(parameter) in saved
+    }
+    return {name: whole.get(id(value), value) for name, value in state.items()}

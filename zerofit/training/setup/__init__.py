@@ -1,0 +1,1 @@
+"""What is done when the Accelerator, the Trainer, the model and the optimizer are made and prepared."""

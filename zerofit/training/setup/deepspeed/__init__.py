@@ -1,0 +1,1 @@
+"""What DeepSpeed needs before it makes its engine."""

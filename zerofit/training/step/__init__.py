@@ -1,0 +1,1 @@
+"""The training step: loss, backward pass, accumulation, clipping, optimizer step and schedulers."""

@@ -1,1 +1,0 @@
-"""Changes to transformers' Trainer inside the training process."""
