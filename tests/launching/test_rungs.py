@@ -139,6 +139,10 @@ def test_micro_batches_divide_the_batch(size: int) -> None:
     )
 
 
+class _StoppedError(Exception):
+    """Ends a launch once its settings are known."""
+
+
 @pytest.mark.parametrize("name", [*_NAMES, ON_ONE_RANK, ON_MANY_RANKS])
 def test_the_flags_of_a_rung_say_its_strategy_and_nothing_else(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -147,12 +151,12 @@ def test_the_flags_of_a_rung_say_its_strategy_and_nothing_else(
 
     def launch_script(*_: str, **settings: Any) -> LaunchedRun:
         said.update(settings)
-        raise KeyboardInterrupt
+        raise _StoppedError
 
     monkeypatch.setattr("zerofit.cli.launch.launch_script", launch_script)
     run = _runs(name)[-1]
     settings = launch_settings(run)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(_StoppedError):
         launch.main([*launch_flags(settings), "train.py"], standalone_mode=False)
     assert {field: value for field in FLAGS if (value := said[field]) is not None} == settings
     _, _, request = settings_of(settings)

@@ -25,6 +25,7 @@ from zerofit.launching.rungs import (
     parse_rungs,
 )
 from zerofit.launching.trials import (
+    NextTrial,
     TrialEnd,
     TrialPolicy,
     TrialResult,
@@ -215,7 +216,7 @@ def measure_ladder(
         trials = try_each(
             way.following,
             Trials(tried=way.kept(earlier_results(folder, policy)), folder=folder),
-            replace(policy, num_trials=len(named)),
+            policy,
             hang_limit_s=hang_limit_s,
             check=check_launch,
             observer=observer,
@@ -343,63 +344,67 @@ class _Way:
         self._rungs, self._base, self._launches = rungs, base, launches
         self._is_cumulative = is_cumulative
 
-    def steps(self, tried: Mapping[TrialKey, Tried]) -> tuple[LadderStep, ...]:
+    def steps(self, results: Mapping[TrialKey, TrialResult]) -> tuple[LadderStep, ...]:
         """Return the rungs with their settings; changes that failed are left out below."""
 
         def has_failed(run: LadderRun) -> bool:
-            found = tried.get(trial_key(self._launches.of(run).plan))
-            return found is not None and found.result.end is TrialEnd.FAILED
+            found = results.get(self._key(run))
+            return found is not None and found.end is TrialEnd.FAILED
 
         return climb(self._rungs, self._base, is_cumulative=self._is_cumulative, is_left_out=has_failed)
 
     def kept(self, known: Mapping[TrialKey, TrialResult]) -> tuple[Tried, ...]:
-        """Return the trials of an earlier start that need not be run again."""
-        runs = {trial_key(self._launches.of(step.run).plan): step.run for step in self.steps({})}
+        """Return the trials of an earlier start that need not be run again; failures are."""
+        runs = {self._key(step.run): step.run for step in (*self.steps({}), *self.steps(known))}
         return tuple(
             Tried(launch=self._launches.with_prediction(run), result=known[key], is_kept=True)
             for key, run in runs.items()
-            if key in known
+            if key in known and known[key].end is not TrialEnd.FAILED
         )
 
     def refused(self, trials: Trials) -> Trials:
         """Return failed trials for the rungs that a rule forbids, without running any."""
         for number in range(len(self._rungs)):
-            launch = self._launches.of(self.steps(_by_key(trials))[number].run)
+            launch = self._launches.of(self.steps(_results(trials))[number].run)
             if cause := refusal(launch, check_launch):
                 result = TrialResult(end=TrialEnd.FAILED, cause=cause)
                 tried = Tried(launch=launch, result=result, is_kept=False)
                 trials = replace(trials, tried=(*trials.tried, tried))
         return trials
 
-    def following(self, trials: Trials) -> tuple[PlannedLaunch, str] | None:
-        """Return the launch of the next rung that was not tried, and its label."""
-        tried = _by_key(trials)
-        for step in self.steps(tried):
-            if trial_key(self._launches.of(step.run).plan) not in tried:
-                return self._launches.with_prediction(step.run), step.label
+    def following(self, trials: Trials) -> NextTrial | None:
+        """Return the first rung that was not tried; None if there is none."""
+        results = _results(trials)
+        for number, step in enumerate(self.steps(results), 1):
+            if self._key(step.run) not in results:
+                name = f"rung {number} of {len(self._rungs)}"
+                launch = self._launches.with_prediction(step.run)
+                return NextTrial(launch=launch, name=name, words=step.label)
         return None
 
     def rungs(self, trials: Trials) -> tuple[LadderRung, ...]:
         """Return all rungs with their trials."""
-        tried, launches = _by_key(trials), self._launches
+        of_key = {trial_key(tried.plan): tried for tried in trials.tried}
         found = []
-        for step in self.steps(tried):
-            launch = launches.of(step.run)
-            trial = tried.get(trial_key(launch.plan))
+        for step in self.steps(_results(trials)):
+            tried = of_key.get(self._key(step.run))
             found.append(
                 LadderRung(
                     step=step,
-                    launch=launch if trial is None else trial.launch,
-                    command=launches.command(step.run),
-                    result=None if trial is None else trial.result,
-                    shortage=launches.shortage(step.run),
+                    launch=self._launches.of(step.run) if tried is None else tried.launch,
+                    command=self._launches.command(step.run),
+                    result=None if tried is None else tried.result,
+                    shortage=self._launches.shortage(step.run),
                 )
             )
         return tuple(found)
 
+    def _key(self, run: LadderRun) -> TrialKey:
+        return trial_key(self._launches.of(run).plan)
 
-def _by_key(trials: Trials) -> dict[TrialKey, Tried]:
-    return {trial_key(tried.plan): tried for tried in trials.tried}
+
+def _results(trials: Trials) -> dict[TrialKey, TrialResult]:
+    return {trial_key(tried.plan): tried.result for tried in trials.tried}
 
 
 def _check_has_tokens(name: str, task: Task) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     set_seed(_SEED)
     model = make_model(args.model, task)
     if args.reload:
-        model = reloaded(model)
+        model = reloaded(model, accelerator)
     samples = make_samples(model, task, args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     loader = DataLoader(samples * args.steps * accelerator.num_processes, batch_size=args.batch_size)
@@ -79,11 +79,17 @@ def make_model(name: str, task: Task) -> Any:
     return auto_class.from_config(config, dtype=torch.float32)
 
 
-def reloaded(model: Any) -> Any:
+def reloaded(model: Any, accelerator: Any) -> Any:
     """Return the model as loaded from a checkpoint: weights are quantized while they are loaded."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return type(model).from_pretrained(folder)
+    from accelerate.utils import broadcast_object_list
+
+    with tempfile.TemporaryDirectory() as own:
+        (folder,) = broadcast_object_list([own])
+        model.save_pretrained(folder)  # by the first rank
+        accelerator.wait_for_everyone()
+        loaded = type(model).from_pretrained(folder)
+        accelerator.wait_for_everyone()
+    return loaded
 
 
 def make_samples(model: Any, task: Task, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -216,10 +216,13 @@ def run_trials(
     if dry_run:
         return tuning
     of_key = {trial_key(one.plan): one for one in launches}
-    known = earlier_results(folder, policy)
-    kept = (Tried(launch=of_key[key], result=known[key], is_kept=True) for key in known if key in of_key)
+    kept = (
+        Tried(launch=of_key[key], result=result, is_kept=True)
+        for key, result in earlier_results(folder, policy).items()
+        if key in of_key and result.end is not TrialEnd.FAILED
+    )
     return try_each(
-        lambda trials: _next_of(launches, trials),
+        lambda trials: _next_of(launches, trials, policy.num_trials),
         replace(tuning, tried=tuple(kept)),
         policy,
         hang_limit_s=hang_limit_s,
@@ -228,11 +231,22 @@ def run_trials(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTrial:
+    """A launch to try next, as it is announced."""
+
+    launch: PlannedLaunch
+    name: str
+    """Such as "trial 2 of 5"."""
+    words: str
+    """What it tries."""
+
+
 T = TypeVar("T", bound=Trials)
 
 
 def try_each(
-    choose: Callable[[T], tuple[PlannedLaunch, str] | None],
+    choose: Callable[[T], NextTrial | None],
     trials: T,
     policy: TrialPolicy,
     *,
@@ -243,9 +257,9 @@ def try_each(
     """Run launches for some steps each, one after another, and return all trials.
 
     Args:
-        choose: the launch to try next and a label for it, given the trials so far; None if none is left.
+        choose: returns what to try next after the trials so far; None if none is left.
         trials: those of an earlier start.
-        policy: number and length of trials.
+        policy: length of trials, and their time budget.
         hang_limit_s: as for `zerofit.launch`.
         check: raises if a launch is forbidden.
         observer: receives each trial.
@@ -262,12 +276,11 @@ def try_each(
     free = free_gpu_bytes()
     try:
         with stopping_by_exception():
-            while len(trials.tried) < policy.num_trials and (following := choose(trials)) is not None:
+            while (following := choose(trials)) is not None:
                 if until is not None and time.monotonic() >= until:
                     return replace(trials, is_out_of_time=True)
-                launch, words = following
-                head = f"trial {len(trials.tried) + 1} of {policy.num_trials}"
-                observer.say(f"{head}: {words}")
+                launch, head = following.launch, following.name
+                observer.say(f"{head}: {following.words}")
                 ended = _Trial(launch, policy, trials.folder, hang_limit_s, observer).run(check)
                 if isinstance(ended, signal.Signals):
                     return replace(trials, stopped_by=ended)
@@ -280,8 +293,10 @@ def try_each(
     return trials
 
 
-def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning) -> tuple[PlannedLaunch, str] | None:
-    """Return the launch to try next, and its strategy in words; None if none is left."""
+def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning, num_trials: int) -> NextTrial | None:
+    """Return the launch to try next; None if none is left, or enough were tried."""
+    if len(tuning.tried) >= num_trials:
+        return None
     results = {one.plan.strategy: one.result for one in tuning.tried}
     tried = {
         place: results[plan.strategy]
@@ -289,7 +304,10 @@ def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning) -> tuple[Planned
         if plan.strategy in results
     }
     place = next_to_try(tuning.candidates, tried)
-    return None if place is None else (launches[place], _candidate_words(launches[place].plan))
+    if place is None:
+        return None
+    name = f"trial {len(tuning.tried) + 1} of {num_trials}"
+    return NextTrial(launch=launches[place], name=name, words=_candidate_words(launches[place].plan))
 
 
 def _check_can_tune(request: LaunchRequest) -> None:
@@ -332,7 +350,7 @@ def trial_key(plan: Plan) -> TrialKey:
 
 
 def earlier_results(folder: Path, policy: TrialPolicy) -> dict[TrialKey, TrialResult]:
-    """Return the measurements of earlier starts, but for failures; none with `--anew`, which removes them."""
+    """Return the results of earlier starts; none with `--anew`, which removes them."""
     if policy.is_anew:
         shutil.rmtree(folder, ignore_errors=True)
     found = {}
@@ -343,8 +361,7 @@ def earlier_results(folder: Path, policy: TrialPolicy) -> dict[TrialKey, TrialRe
             plan = plan_from_json(RunFolder(path=file.parent).plan.read_text(encoding="utf-8"), name="")
         except (OSError, ValueError, TypeError, KeyError, UserError):
             continue
-        if result.end is not TrialEnd.FAILED:
-            found[trial_key(plan)] = result
+        found[trial_key(plan)] = result
     return found
 
 
