@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerofit.core.facts import Versions
-from zerofit.core.units import GIB
-from zerofit.machine.gpu_catalog import find_gpu
-from zerofit.measuring.ladder import (
-    DEFAULT_RUNGS,
+from measuring.ladder import (
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
     PUBLISHED_MODEL,
-    LadderRun,
-    baseline,
-    climb,
-    parse_rungs,
     published_of,
 )
-from zerofit.measuring.predict import Predictor
+from measuring.predict import Predictor
+
+from zerofit.core.facts import Versions
+from zerofit.core.units import GIB
+from zerofit.launching.rungs import ON_ONE_RANK, LadderRun, baseline, climb, parse_rungs
+from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -50,7 +47,7 @@ class PublishedRung:
 def rows() -> tuple[PublishedRung, ...]:
     """Return the ladder, each rung on top of the one before."""
     base = baseline(batch_size=PUBLISHED_BATCH, sequence_length=PUBLISHED_LENGTH, attention="eager")
-    steps = climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
+    steps = climb(parse_rungs(ON_ONE_RANK), base, is_cumulative=True)
     published = [(step, published_of(PUBLISHED_MODEL, base, step.run)) for step in steps]
     return tuple(
         PublishedRung(name=step.label, run=step.run, measured_g=figures.memory_g)

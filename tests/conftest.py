@@ -57,7 +57,6 @@ _AT_FIRST = (
     "launching",
     "semantics",
     "generation",
-    "measuring",
     "benchmarks",
     "planning/inference",
 )

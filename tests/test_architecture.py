@@ -31,7 +31,6 @@ _MAY_IMPORT: dict[str, frozenset[str]] = {
     "launching": frozenset(
         {"core", "machine", "configs", "data", "models", "generation", "scripts", "checking", "planning"}
     ),
-    "measuring": frozenset({"core", "machine", "configs", "models", "planning", "training"}),
     "cli": frozenset(
         {
             *(
@@ -45,7 +44,7 @@ _MAY_IMPORT: dict[str, frozenset[str]] = {
                 "checking",
                 "planning",
             ),
-            *("launching", "measuring"),
+            "launching",
         }
     ),
 }

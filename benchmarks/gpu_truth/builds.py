@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.trial import trial_environment
+
 from zerofit.core.strategy import Engine
 from zerofit.machine.extensions import extensions_folders, find_build_locks
-from zerofit.measuring.trial import trial_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -122,7 +123,7 @@ class CpuAdamBuild:
 def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
     """Return True if a strategy's process loads ops that DeepSpeed compiles.
 
-    Source: zerofit/measuring/deepspeed_rank.py, import_ahead().
+    Source: benchmarks/measuring/deepspeed_rank.py, import_ahead().
     """
     return strategy.offloads or (on_cpu and strategy.engine is Engine.DEEPSPEED)
 

@@ -15,9 +15,10 @@ from zerofit.planning.estimate.device_memory.non_torch_memory import context_ter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from measuring.results import TrialMeasurement
+
     from gpu_truth.results import CaseResult, Results
     from zerofit.machine.gpu_catalog import CatalogGpu
-    from zerofit.measuring.results import TrialMeasurement
 
 _MODEL_SHAPES = 0.8
 """Of the best shape's rate, what a model's shapes reach. ASSUMPTION: a fifth less, as in every rate of

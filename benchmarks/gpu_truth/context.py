@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from measuring.memory import read_gpu
+
 from zerofit.machine.programs import output_of
-from zerofit.measuring.memory import read_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,9 @@ def measure_context(
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the program: the zerofit beside these benchmarks, installed or not."""
-    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    """Return the environment of the program, with these benchmarks and the zerofit beside them."""
+    benchmarks = Path(__file__).parents[1]
+    places = [str(benchmarks), str(benchmarks.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 

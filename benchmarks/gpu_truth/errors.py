@@ -13,15 +13,16 @@ from zerofit.core.strategy import Engine, OptimizerName, Precision
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from measuring.results import TrialMeasurement, TrialPrediction
+
     from gpu_truth.results import Case, CaseResult
-    from zerofit.measuring.results import TrialMeasurement, TrialPrediction
 
 LIMIT = 0.05
 """Of what was measured: an error of memory above it has to be explained, or mended in the estimator."""
 ALL = "all"
 """Stands for all groups together."""
 _OWN_OPTIMIZER = "adamw foreach"
-"""The training loop's default (zerofit/measuring/training_loop.py)."""
+"""The training loop's default (benchmarks/measuring/training_loop.py)."""
 
 
 class Quantity(StrEnum):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialState
+
 from gpu_truth.results import Section, SectionFailure
 from gpu_truth.session import is_whole
 from gpu_truth.store import LASTING
 from gpu_truth.verdict import kept
-from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from measuring.results import TrialOutcome
+
     from gpu_truth.results import Results
-    from zerofit.measuring.results import TrialOutcome
 
 _FAILED = frozenset({TrialState.FAILED, TrialState.KILLED})
 

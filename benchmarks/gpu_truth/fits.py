@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialState
+
 from gpu_truth.verdict import kept
-from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.predict import STAND_IN
+
 from gpu_truth.cases import model_path
 from gpu_truth.results import Rule
 from zerofit.core.facts import Workload
@@ -14,7 +16,6 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import Buckets
 from zerofit.core.units import format_bytes
 from zerofit.machine.gpu_catalog import find_gpu
-from zerofit.measuring.predict import STAND_IN
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.models.trace import trace_model

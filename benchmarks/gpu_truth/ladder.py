@@ -5,41 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_truth.cases import model_path
-from gpu_truth.results import Case
-from zerofit.measuring.ladder import (
+from measuring.ladder import (
     CPU,
-    DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
     PUBLISHED_MODEL,
     Ladder,
-    baseline,
-    climb,
     make_ladder,
-    parse_rungs,
 )
-from zerofit.measuring.results import TrialOutcome, TrialState
+from measuring.results import TrialOutcome, TrialState
+
+from gpu_truth.cases import model_path
+from gpu_truth.results import Case
+from zerofit.launching.rungs import ON_ONE_RANK, baseline, climb, parse_rungs
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
 if TYPE_CHECKING:
+    from measuring.results import TrialPrediction
+
     from gpu_truth.results import CaseResult
     from zerofit.core.facts import Machine, Versions
-    from zerofit.measuring.ladder import LadderStep
-    from zerofit.measuring.results import TrialPrediction
+    from zerofit.launching.rungs import LadderStep
 
 _CPU_MODEL, _CPU_BATCH = "all-minilm-l6-v2", 8
 """ASSUMPTION: the whole ladder takes less than a minute then, and every rung still shows."""
 _GPU_STEPS, _CPU_STEPS = 10, 2
-"""As zerofit bench ladder has them."""
+"""Timed steps of a rung, as in zerofit bench ladder."""
 LADDER_GROUP = "ladder"
 _TASK = Task.SEQUENCE_CLASSIFICATION
 
 
 def _base(batch_size: int) -> tuple[LadderStep, ...]:
     base = baseline(batch_size=batch_size, sequence_length=PUBLISHED_LENGTH, attention="eager")
-    return climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
+    return climb(parse_rungs(ON_ONE_RANK), base, is_cumulative=True)
 
 
 def _cases(model: str, batch_size: int, num_steps: int) -> tuple[Case, ...]:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from measuring.ladder import CPU
+
 from gpu_truth.results import MachineRecord
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
@@ -16,7 +18,6 @@ from zerofit.machine.gpus import probe_driver
 from zerofit.machine.programs import output_of
 from zerofit.machine.rates import cpu_name
 from zerofit.machine.this_node import probe_machine
-from zerofit.measuring.ladder import CPU
 
 _LIMIT_S = 120
 """ASSUMPTION: torch imports and finds the GPU within that, from a cold disk too."""

@@ -12,22 +12,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from measuring.predict import Predictor
+
 from gpu_truth.cases import model_path
 from zerofit import __version__
 from zerofit.core.errors import UserError
+from zerofit.launching.rungs import LadderRun
 from zerofit.machine.stopping import end_with_parent
-from zerofit.measuring.ladder import LadderRun
-from zerofit.measuring.predict import Predictor
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from measuring.results import TrialPrediction
+
     from gpu_truth.results import Case, CaseResult
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Rates
-    from zerofit.measuring.results import TrialPrediction
 
 PENDING = "not computed yet"
 """The reason while there is neither a prediction nor a refusal."""
@@ -109,12 +111,7 @@ class Predictions:
 def predict(case: Case, circumstances: Circumstances) -> Prediction:
     """Return the prediction for a case; a refusal or a failure of the estimator becomes its reason."""
     machine = circumstances.machine
-    run = LadderRun(
-        strategy=case.strategy,
-        sequence_length=case.sequence_length,
-        weights=case.weights,
-        num_ranks=case.num_ranks,
-    )
+    run = LadderRun(strategy=case.strategy, sequence_length=case.sequence_length)
     try:
         predictor = Predictor(
             model=probe_model(model_path(case.model), task=Task(case.task)),
@@ -122,6 +119,8 @@ def predict(case: Case, circumstances: Circumstances) -> Prediction:
             versions=circumstances.versions,
             machine=machine,
             rates=circumstances.rates,
+            weights=case.weights,
+            num_ranks=case.num_ranks,
         )
         found = predictor.predict(run)
     except UserError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialOutcome, TrialState
+
 from gpu_truth.grid import name_of
 from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.store import LASTING, now
 from gpu_truth.usual import TRAINER, tried_trainer, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, compared, lacks_repeats
-from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.planning.search import OFFLOAD_TIER, tier
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialOutcome, TrialState
+
 from gpu_truth import verdict
 from gpu_truth.builds import is_compiled
 from gpu_truth.grid import Grid, Question, make_grid
@@ -20,16 +22,16 @@ from gpu_truth.runner import run_specs, spec_of
 from gpu_truth.usual import case_of, start_trainer
 from zerofit.core.errors import UserError
 from zerofit.core.units import GIB, MIB
-from zerofit.measuring.results import TrialOutcome, TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+
+    from measuring.trial import RunningTrial
 
     from gpu_truth.results import RegretResult
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
-    from zerofit.measuring.trial import RunningTrial
 
 QUESTIONS = (
     Question(

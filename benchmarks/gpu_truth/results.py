@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from measuring.ladder import Ladder
+from measuring.results import TrialOutcome, TrialPrediction
+
 from zerofit.core.facts import Versions
 from zerofit.core.rates import Calibration
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.core.validation import parse_strictly
-from zerofit.measuring.ladder import Ladder
-from zerofit.measuring.results import TrialOutcome, TrialPrediction
 
 SCHEMA_VERSION = 1
 """Raised whenever older files can no longer be read correctly."""

@@ -7,21 +7,23 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.measure import NUM_WARM_UP
+from measuring.results import TrialOutcome, TrialSpec, TrialState
+from measuring.trial import TrialFiles, start_trial
+
 from gpu_truth.cases import model_path
 from gpu_truth.predictions import with_prediction
 from gpu_truth.results import CaseResult
 from gpu_truth.store import now
-from zerofit.measuring.measure import NUM_WARM_UP
-from zerofit.measuring.results import TrialOutcome, TrialSpec, TrialState
-from zerofit.measuring.trial import TrialFiles, start_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from measuring.results import TrialMeasurement
+    from measuring.trial import RunningTrial
+
     from gpu_truth.predictions import Predictions
     from gpu_truth.results import Case
-    from zerofit.measuring.results import TrialMeasurement
-    from zerofit.measuring.trial import RunningTrial
 
 _LIMIT_S, _LIMIT_ON_CPU_S = 90.0, 240.0
 """ASSUMPTION: no case takes so long; one that does is stuck, and the budget is for the others."""

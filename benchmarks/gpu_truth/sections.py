@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialOutcome, TrialState
+
 from gpu_truth.builds import is_compiled
 from gpu_truth.ladder import LADDER_GROUP, empty_ladder, with_rung, with_rung_predicted
 from gpu_truth.predictions import PENDING, with_prediction
@@ -16,16 +18,16 @@ from gpu_truth.session import cases_of, is_whole, rung_of
 from gpu_truth.store import now
 from zerofit.machine.calibration import calibrate
 from zerofit.machine.rates import catalog_rates
-from zerofit.measuring.results import TrialOutcome, TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from measuring.ladder import Ladder
 
     from gpu_truth.predictions import Predictions
     from gpu_truth.results import Case, RegretResult, Results
     from gpu_truth.session import Session
     from gpu_truth.store import Store
-    from zerofit.measuring.ladder import Ladder
 
 _CONTEXT_LIMIT_S = 60.0
 """ASSUMPTION: torch imports, CUDA starts and a small model takes a step within that."""

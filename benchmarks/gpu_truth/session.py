@@ -15,6 +15,8 @@ from gpu_truth.store import LASTING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from measuring.ladder import Ladder, RungResult
+
     from gpu_truth.builds import CpuAdamBuild
     from gpu_truth.grid import Question
     from gpu_truth.predictions import Predictions
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from gpu_truth.store import Store
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Calibration
-    from zerofit.measuring.ladder import Ladder, RungResult
 
 CUT_OFF = "the rest:"
 """Begins the entry in `left_out` of a calibration that ended early (zerofit/machine/calibration.py)."""

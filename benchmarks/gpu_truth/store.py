@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from measuring.results import TrialState
+
 from gpu_truth.results import Results, Section, results_from_json, results_to_json
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
-from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from measuring.ladder import CPU
+from measuring.ladder_table import ladder_table
+from measuring.results import TrialState, peak_of
+
 from gpu_truth.errors import LIMIT, Quantity, above_limit, case_errors, summaries, summaries_by_trait
 from gpu_truth.failures import failure_lines
 from gpu_truth.fits import fits_of_cases, fits_of_regret
 from gpu_truth.verdict import best, counted, runs_of, speed, verdict
-from zerofit.cli.output.ladder_table import ladder_table
 from zerofit.core.text_table import table_lines
 from zerofit.core.units import MIB, format_bytes
-from zerofit.measuring.ladder import CPU
-from zerofit.measuring.results import TrialState, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from measuring.ladder import Ladder, RungResult
+    from measuring.results import TrialMeasurement
+
     from gpu_truth.errors import CaseError, Summary
     from gpu_truth.fits import Fits
     from gpu_truth.results import CaseResult, RegretResult, Results, Tried
-    from zerofit.measuring.ladder import Ladder, RungResult
-    from zerofit.measuring.results import TrialMeasurement
 
 _NOTHING = "-"
 _MOST_LISTED = 12

@@ -1,6 +1,6 @@
 """Run as a program: transformers' Trainer with auto_find_batch_size, as a user would take it, under a limit.
 
-Arguments and result are those of zerofit/measuring/trial_program.py: SPEC.json RESULT.json PARENT-ID. The
+Arguments and result are those of benchmarks/measuring/trial_program.py: SPEC.json RESULT.json PARENT-ID. The
 micro-batch of its spec is the batch that it begins with; tokens_per_s counts those that it really trained on.
 """
 
@@ -15,19 +15,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from measuring.measure import NUM_WARM_UP
+from measuring.memory import limited_memory, reset_after_creation, reset_peak
+from measuring.random_model import SEED, make_model, make_samples
+from measuring.results import TrialMeasurement
+from measuring.trial_program import main
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from zerofit.machine.this_node import process_bytes
-from zerofit.measuring.measure import NUM_WARM_UP
-from zerofit.measuring.memory import limited_memory, reset_after_creation, reset_peak
-from zerofit.measuring.random_model import SEED, make_model, make_samples
-from zerofit.measuring.results import TrialMeasurement
-from zerofit.measuring.trial_program import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.measuring.results import TrialSpec
+    from measuring.results import TrialSpec
 
 _NONE_FITS = "No executable batch size found"
 """accelerate/utils/memory.py, find_executable_batch_size."""

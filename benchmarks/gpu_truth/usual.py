@@ -6,16 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.trial import TrialFiles, start_trial
+
 from gpu_truth.results import Case, Tried
 from gpu_truth.runner import spec_of
 from zerofit.core.presets import find_preset
 from zerofit.core.strategy import Precision, Strategy
-from zerofit.measuring.trial import TrialFiles, start_trial
 
 if TYPE_CHECKING:
+    from measuring.results import TrialOutcome
+    from measuring.trial import RunningTrial
+
     from gpu_truth.grid import Question
-    from zerofit.measuring.results import TrialOutcome
-    from zerofit.measuring.trial import RunningTrial
 
 PLAIN = "plain bf16"
 PRESET = "z3-offload"

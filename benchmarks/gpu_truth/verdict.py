@@ -6,8 +6,9 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialState
+
 from gpu_truth.store import LASTING
-from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from gpu_truth.results import RegretResult, Tried

@@ -21,6 +21,7 @@ from gpu_truth.results import (
     results_to_json,
 )
 from kept_cases import measurement
+from measuring.results import TrialOutcome, TrialState
 from refusals import refusal
 
 from zerofit.core.facts import Versions
@@ -29,7 +30,6 @@ from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB, MIB
 from zerofit.machine.gpu_catalog import find_gpu, load_gpus, read_gpus
 from zerofit.machine.rates import catalog_rates, read_rates
-from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.planning.estimate.device_memory.non_torch_memory import context_term, cublas_workspace_bytes
 
 _CATALOG = Path(__file__).parents[2] / "zerofit" / "catalog"

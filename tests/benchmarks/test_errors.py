@@ -15,9 +15,9 @@ from gpu_truth.errors import (
 from gpu_truth.fits import Fits, fits_of_cases
 from gpu_truth.results import Case, CaseResult
 from kept_cases import measurement, result_of
+from measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 from zerofit.core.strategy import Strategy
-from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 
 def _case(key: str, *, group: str = "bert", calibrates: bool = False) -> Case:

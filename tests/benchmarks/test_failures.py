@@ -21,9 +21,9 @@ from gpu_truth.results import (
 )
 from gpu_truth.table import short_table
 from kept_cases import CPU, DATE, result_of
+from measuring.results import TrialOutcome, TrialState
 
 from zerofit.core.facts import Versions
-from zerofit.measuring.results import TrialOutcome, TrialState
 
 EMPTY = Results(machine=CPU, versions=Versions(python="3.12.0", zerofit="0.1.0"), date=DATE)
 FAILED, KILLED = TrialState.FAILED, TrialState.KILLED

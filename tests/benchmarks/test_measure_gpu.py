@@ -21,8 +21,7 @@ from gpu_truth.results import Results, Section, results_from_json
 from gpu_truth.session import cases_of
 from gpu_truth.verdict import is_whole
 from kept_cases import SKIPPED, keep_as_done
-
-from zerofit.measuring.results import TrialOutcome, TrialState
+from measuring.results import TrialOutcome, TrialState
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "measure_gpu.py"
 PYTHONPATH = str(PROGRAM.parents[1])

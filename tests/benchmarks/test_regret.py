@@ -15,6 +15,7 @@ from gpu_truth.results import RegretResult, Rule
 from gpu_truth.usual import PLAIN, PRESET, TRAINER, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, is_whole, kept, ratio, verdict
 from kept_cases import SMALL, regret_of
+from measuring.results import TrialOutcome, TrialState
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Topology
@@ -32,7 +33,6 @@ from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.machine.rates import catalog_rates
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.options import DEFAULT_RESERVE

@@ -16,10 +16,10 @@ from gpu_truth.results import RegretResult
 from gpu_truth.usual import PLAIN, usual_strategies
 from gpu_truth.verdict import is_whole
 from kept_cases import SMALL, measurement, regret_of
+from measuring.results import TrialOutcome, TrialState
 
 from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB
-from zerofit.measuring.results import TrialOutcome, TrialState
 
 LONG_S = 500.0
 QUESTION = Question(

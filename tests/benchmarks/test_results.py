@@ -28,6 +28,8 @@ from gpu_truth.results import (
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
 from kept_cases import CPU, DATE, VERSIONS, measurement, result_of
+from measuring.ladder import Ladder, Published, RungResult
+from measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
 from small_runs import NO_GPU
 
 from zerofit.core.errors import UserError
@@ -35,8 +37,6 @@ from zerofit.core.facts import Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.core.units import GIB
 from zerofit.core.validation import strict_schema
-from zerofit.measuring.ladder import Ladder, Published, RungResult
-from zerofit.measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
 
 H200 = replace(CPU, device="NVIDIA H200", compute_capability=(9, 0), driver="580.1")
 DONE = TrialOutcome(

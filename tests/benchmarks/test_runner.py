@@ -18,10 +18,10 @@ from gpu_truth.predictions import PENDING, Circumstances, Predictions
 from gpu_truth.results import Case, CaseResult
 from gpu_truth.runner import Pace, run_cases, run_specs, spec_of
 from kept_cases import HOST, measurement
+from measuring.results import TrialState
 
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import TrialState
 
 TINY = {
     "model_type": "bert",

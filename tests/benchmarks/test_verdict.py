@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.verdict import best, is_cut_off, is_measured, is_whole, ratio, verdict
+from measuring.results import TrialOutcome, TrialState
 
 from zerofit.core.units import GIB
-from zerofit.measuring.results import TrialOutcome, TrialState
 
 
 def _tried(

@@ -1,25 +1,23 @@
-"""zerofit bench ladder, run as a user runs it."""
+"""zerofit bench ladder, run as a user runs it: each rung is a launch of one plain script."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from pydantic import TypeAdapter
-from runs import RunZerofit
+from refusals import refusal
+from runs import Run, RunZerofit, environment, run_command
 
 from zerofit.cli.bench import ladder
-from zerofit.core.errors import UserError
-from zerofit.measuring import ladder as measured_ladder
-from zerofit.measuring.ladder import DEFAULT_RUNGS, Ladder
-from zerofit.measuring.predict import Predictor
-from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialState
+from zerofit.launching.rungs import ON_ONE_RANK
 
 _TINY = {
     "model_type": "bert",
@@ -31,7 +29,9 @@ _TINY = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
-_SIZES = ("--model", "tiny", "--batch-size", "2", "--seq-len", "8", "--cpu")
+_SIZES = ("--model=tiny", "--batch-size=2", "--seq-len=8", "--cpu", "--warm-up=1", "--steps=1")
+_DRY = ("bench", "ladder", "--dry-run", "--cpu")
+_LADDER = (sys.executable, "-m", "zerofit", "bench", "ladder")
 
 
 @pytest.fixture
@@ -42,92 +42,131 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_MEASURED = TrialMeasurement(
-    process_bytes=1000,
-    process_peak_bytes=2000,
-    step_times_s=(1.0,),
-    step_time_s=1.0,
-    tokens_per_s=8.0,
-    losses=(0.7, 0.6),
-    counted=TensorBytes(weights=10, gradients=10, optimizer_states=20, activations=5),
-    num_trained_parameters=10,
-    num_threads=1,
-)
+def _ladder(folder: Path, *words: str) -> Run:
+    return run_command([*_LADDER, *_SIZES, *words], folder)
 
 
-def _read(text: str) -> Ladder:
-    return TypeAdapter(Ladder).validate_json(text)
+def _ends(document: dict[str, Any]) -> list[str | None]:
+    return [rung["result"] and rung["result"]["end"] for rung in document["rungs"]]
 
 
-def _measured(ladder: Ladder) -> list[TrialMeasurement]:
-    return [rung.measured for rung in ladder.rungs if rung.measured is not None]
-
-
-def test_dry_run_prints_the_rungs_and_what_each_changes(run_zerofit: RunZerofit, tmp_path: Path) -> None:
-    line = "bench ladder --dry-run --cpu --batch-size 4 --rungs baseline,micro-batch-2,length-16"
+def test_dry_run_prints_the_launch_of_each_rung(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    line = "bench ladder --dry-run --cpu --batch-size 4 --num-processes 2 --rungs baseline,zero-2,length-16"
     finished = run_zerofit(*line.split(), cwd=tmp_path)
-    assert finished.stdout == (
-        "all-minilm-l6-v2 (BertForSequenceClassification, 22.7 M parameters), batch 4, length 128\n"
-        "on CPU, 2 timed steps per rung\n"
-        "  baseline: changes nothing\n"
-        "  + micro-batches of 2: micro_batch_size 4 -> 2, gradient_accumulation_steps 1 -> 2\n"
-        "  + length 16: sequence_length 128 -> 16\n"
-    )
+    launch = "zerofit launch --cpu --num-processes 2"
+    batch = "--mixed-precision fp32 --micro-batch-size 4 --gradient-accumulation-steps 1"
+    rest = f"{batch} --no-gradient-checkpointing --attention eager"
+    script = "-m zerofit.launching.ladder_script --model all-minilm-l6-v2 --task sequence-classification"
+    zero = "--zero-stage 2 --offload-optimizer none --offload-param none"
+    assert finished.stdout.splitlines()[2:] == [
+        "# baseline",
+        f"{launch} --engine native {rest} {script} --batch-size 4 --seq-len 128 --steps 3",
+        "# + ZeRO-2",
+        f"{launch} {zero} {rest} {script} --batch-size 4 --seq-len 128 --steps 3",
+        "# + length 16",
+        f"{launch} {zero} {rest} {script} --batch-size 4 --seq-len 16 --steps 3",
+    ]
     assert finished.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rung_runs_and_one_that_cannot_is_left_out(zerofit_fork: RunZerofit, folder: Path) -> None:
-    line = "bench ladder --json --rungs tf32,adafactor --steps 1 --output out"
-    finished = zerofit_fork(*line.split(), *_SIZES, cwd=folder)
-    assert finished.returncode == 0, finished.stderr
-    whole = _read(finished.stdout)
-    tf32, adafactor = whole.rungs
-    assert tf32.outcome.state is TrialState.CANNOT_RUN
-    assert adafactor.strategy.tf32 is None
-    assert (folder / "out" / "ladder.json").read_text() == finished.stdout
-    (measured,) = _measured(whole)
-    assert measured.losses[-1] < measured.losses[0]
-    assert adafactor.predicted is not None
-    counted, parts = measured.counted, adafactor.predicted.parts
-    assert counted.gradients == parts.gradients > 0
-    assert counted.weights == pytest.approx(parts.weights, rel=0.02)
-    assert counted.optimizer_states == pytest.approx(parts.optimizer_states, rel=0.1)
+def test_a_dry_run_of_other_gpus_is_for_as_many_ranks(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    line = "bench ladder --dry-run --gpus 8xA100-80G --model llama-3-8b"
+    commands = run_zerofit(*line.split(), cwd=tmp_path).stdout.splitlines()
+    assert commands[1].startswith("# on 8 x NVIDIA A100-SXM4-80GB, ")
+    assert [line for line in commands if line.startswith("# +")][:2] == ["# + ZeRO-1", "# + ZeRO-2"]
+    assert commands[3].startswith("zerofit launch --no-capture --num-processes 8 --engine native ")
 
 
-def test_ctrl_c_ends_the_rung_and_prints_the_results_so_far(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rungs", "refused"),
+    [
+        ("zero-1,bf16,zero-2,offload-optimizer,zero-3,offload-param,checkpointing", []),
+        ("zero-2,offload-param", ["parameter offload needs ZeRO-3 [param-offload-needs-zero3]"]),
+        (
+            "zero-3,adamw-8bit,offload-optimizer",
+            ["with offload another optimizer trains than the script's [offload-needs-adam]"],
+        ),
+        (
+            "offload-optimizer,sgd",
+            [
+                "optimizer offload needs ZeRO-1 or higher [optimizer-offload-needs-zero]; "
+                "ZeRO and offload need DeepSpeed [zero-needs-deepspeed]"
+            ],
+        ),
+        ("zero-1,fp16", ["fp16 training needs a GPU [fp16-needs-gpu]"]),
+    ],
+)
+def test_a_rung_that_breaks_a_rule_is_not_run(
+    rungs: str, refused: list[str], run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    lines = run_zerofit(*_DRY, "--rungs", rungs, cwd=tmp_path).stdout.splitlines()
+    said = [line.removeprefix("# not run: ") for line in lines if line.startswith("# not run: ")]
+    assert said == refused
+
+
+def test_what_breaks_a_rule_is_left_out_below(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    rungs = "--rungs=offload-optimizer,sgd"
+    *_, refused, _, last = run_zerofit(*_DRY, rungs, cwd=tmp_path).stdout.splitlines()
+    assert refused.startswith("# not run: optimizer offload needs ZeRO-1 or higher")
+    assert "--optimizer sgd" in last
+    assert "--offload-optimizer" not in last
+
+
+def test_rungs_run_beside_their_prediction_and_one_that_cannot_is_left_out(folder: Path) -> None:
+    rungs = "--rungs=baseline,flash,zero-2,length-4"
+    ranks = ("--num-processes=2", "--gpus=2xRTX4090")
+    first = _ladder(folder, *ranks, "--json", rungs).check()
+    document = json.loads(first.stdout)
+    assert _ends(document) == ["measured", "failed", "measured", "measured"], first.stderr
+    base, flash, zero, short = document["rungs"]
+    assert zero["strategy"]["attention"] == "eager"  # flash is left out
+    assert flash["result"]["cause"].startswith("rank ")
+    for rung in (base, zero, short):
+        assert rung["result"]["step_time_s"] > 0
+        assert rung["samples_per_s"] == pytest.approx(4 / rung["result"]["step_time_s"])
+        assert rung["result"]["host_bytes"] > 2**26
+        assert rung["predicted_bytes"] > 0
+    record = Path(document["folder"]) / "trial-3"
+    plan = json.loads((record / "plan.json").read_text())
+    assert (plan["strategy"]["zero_stage"], plan["workload"]["sequence_length"]) == (2, 8)
+    assert plan["estimate"]["device"]["phases"]
+    ranks_of_run = json.loads((record / "run.json").read_text())["ranks"]
+    assert max(rank["step_time_s"] for rank in ranks_of_run) == zero["result"]["step_time_s"]
+
+    again = _ladder(folder, *ranks, rungs).check()
+    assert "3 trials of an earlier start are reused" in again.stderr
+    assert "+ flash attention 2: " in again.stdout
+    assert "measured on CPU ranks; predicted for 2 x NVIDIA GeForce RTX 4090" in again.stdout
+
+
+def test_the_command_of_a_rung_runs_to_its_end(folder: Path) -> None:
+    words = ("--rungs=micro-batch-1", "--dry-run")
+    *_, command = _ladder(folder, *words).check().stdout.splitlines()
+    run = run_command([sys.executable, "-m", *shlex.split(command)], folder).check()
+    assert "step 2: loss " in run.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_rung_and_the_same_command_continues(folder: Path) -> None:
+    command = [*_LADDER, *_SIZES, "--rungs=baseline,bf16"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "zerofit", "bench", "ladder", "--cpu", "--rungs", "baseline,bf16"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stderr is not None
-    assert "rung 1 of 2, baseline ..." in process.stderr.readline()
-    while not (children := psutil.Process(process.pid).children()):
-        time.sleep(0.01)
+    until = time.monotonic() + 240
+    while not list(folder.glob("zerofit-runs/ladder-tiny-*/trial-2/ranks/rank0.live")):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    ranks = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert [line for line in output.splitlines() if "interrupted" in line] == [
-        "baseline: not run: interrupted",
-        "+ bf16: not run: interrupted",
-    ]
-    assert psutil.wait_procs(children, timeout=30)[1] == []
-
-
-def test_a_ladder_is_not_overwritten(run_zerofit: RunZerofit, folder: Path) -> None:
-    (folder / "out").mkdir()
-    (folder / "out" / "ladder.json").write_text("{}")
-    finished = run_zerofit("bench", "ladder", "--cpu", "--output", "out", cwd=folder)
-    assert finished.stderr == (
-        "error[file-exists]: the file exists and differs\n"
-        "  found: out/ladder.json\n"
-        "  why:   it may contain your work\n"
-        "  fix:   write elsewhere with --output FOLDER, or overwrite with --force\n"
-    )
-    assert finished.returncode == 2
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert stderr.endswith("zerofit: stopped by SIGINT; the same command continues\n")
+    assert any(line.startswith("+ bf16 ") and line.endswith("not run") for line in stdout.splitlines())
+    assert psutil.wait_procs(ranks, timeout=30)[1] == []
+    again = run_command(command, folder).check()
+    assert "1 trial of an earlier start is reused" in again.stderr
 
 
 def test_a_plot_is_not_overwritten(run_zerofit: RunZerofit, folder: Path) -> None:
@@ -142,76 +181,55 @@ def test_a_plot_is_not_overwritten(run_zerofit: RunZerofit, folder: Path) -> Non
     ("said", "rule", "found"),
     [
         (("--rungs", "baseline,length-65"), "sequence-too-long", "--rungs with length-65 and the model tiny"),
-        (("--gpus", "2x4090"), "ladder-on-one-gpu", "--gpus 2x4090"),
+        (
+            ("--gpus", "1xRTX4090", "--num-processes", "2"),
+            "more-ranks-than-gpus",
+            "--num-processes 2 on 1 x 1 GPU",
+        ),
     ],
 )
 def test_settings_that_no_rung_supports_are_refused(
     folder: Path, said: tuple[str, ...], rule: str, found: str
 ) -> None:
     arguments = ["--model", str(folder / "tiny"), "--seq-len", "8", "--cpu", "--dry-run", *said]
-    with pytest.raises(UserError) as raised:
-        ladder.main(arguments, standalone_mode=False)
-    assert (raised.value.rule, raised.value.found.replace(str(folder / "tiny"), "tiny")) == (rule, found)
+    raised = refusal(ladder.main, arguments, standalone_mode=False)
+    assert (raised.rule, raised.found.replace(str(folder / "tiny"), "tiny")) == (rule, found)
 
 
-def test_ctrl_c_while_predicting_keeps_what_was_measured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    done = TrialOutcome(state=TrialState.DONE, measured=_MEASURED)
-    monkeypatch.setattr(Predictor, "predict", interrupted)
-    monkeypatch.setattr(measured_ladder, "run_trial", lambda *_, **__: done)
-    arguments = [
-        "--model",
-        str(folder / "tiny"),
-        "--seq-len",
-        "8",
-        "--cpu",
-        "--rungs",
-        "baseline,sgd",
-        "--json",
-    ]
-    assert ladder.main(arguments, standalone_mode=False) == 130
-    result = _read(capsys.readouterr().out)
-    assert _measured(result) == [_MEASURED, _MEASURED]
-
-
-def test_the_table_is_printed_even_if_the_plot_fails(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    picture = folder / "late" / "ladder.png"
-
-    def run(*_: object, **__: object) -> TrialOutcome:
-        picture.parent.write_text("in the way by now")
-        return TrialOutcome(state=TrialState.DONE, measured=_MEASURED)
-
-    monkeypatch.setattr(Predictor, "predict", lambda *_, **__: None)
-    monkeypatch.setattr(measured_ladder, "run_trial", run)
-    arguments = ["--model", str(folder / "tiny"), "--seq-len", "8", "--cpu", "--rungs", "sgd"]
-    with pytest.raises(UserError, match="not-writable"):
-        ladder.main([*arguments, "--plot", str(picture)], standalone_mode=False)
-    assert "+ SGD" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("config", "inputs"),
+    [
+        ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, "pixel_values, labels"),
+        (
+            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+            "input_features, labels",
+        ),
+    ],
+)
+def test_the_ladder_goes_by_tokens(tmp_path: Path, config: dict[str, object], inputs: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert str(
+        refusal(ladder.main, ["--model", str(tmp_path), "--cpu", "--dry-run"], standalone_mode=False)
+    ) == (
+        "error[ladder-needs-tokens]: the ladder only supports models with tokens\n"
+        f"  found: --model {tmp_path}, whose inputs are {inputs}\n"
+        "  why:   its rungs and results are based on tokens\n"
+        "  fix:   name a text model"
+    )
 
 
 @pytest.mark.evidence
 @pytest.mark.timeout(3600)
 def test_every_rung_of_the_default_ladder_does_its_work(zerofit_process: RunZerofit, tmp_path: Path) -> None:
-    line = "bench ladder --cpu --json --attention eager"
-    finished = zerofit_process(*line.split(), cwd=tmp_path, timeout_s=3500)
-    whole = _read(finished.stdout)
-    assert [rung.name for rung in whole.rungs] == DEFAULT_RUNGS.split(",")
-    base, accumulated, checkpointed, adafactor, frozen, short = _measured(whole)
-    activations = [measured.counted.activations or 0 for measured in _measured(whole)]
-    assert accumulated.process_bytes < base.process_bytes / 2
-    assert activations[1] < activations[0] / 30
-    assert activations[2] < activations[1] / 4
-    assert adafactor.counted.optimizer_states < checkpointed.counted.optimizer_states / 50
-    assert adafactor.process_bytes < 0.8 * checkpointed.process_bytes
-    assert frozen.counted.gradients < adafactor.counted.gradients * 0.6
-    assert short.step_time_s < frozen.step_time_s
-    assert short.process_bytes <= 1.05 * frozen.process_bytes
-    assert accumulated.losses == pytest.approx(base.losses, rel=1e-3)
-    assert checkpointed.losses == pytest.approx(accumulated.losses, rel=1e-5)
+    line = "bench ladder --cpu --json --batch-size 32"
+    document = json.loads(zerofit_process(*line.split(), cwd=tmp_path, timeout_s=3500).stdout)
+    assert [rung["name"] for rung in document["rungs"]] == ON_ONE_RANK.split(",")
+    assert set(_ends(document)) == {"measured"}
+    results = [rung["result"] for rung in document["rungs"]]
+    base, accumulated, checkpointed, adafactor, frozen, short = (one["host_bytes"] for one in results)
+    assert accumulated < 0.7 * base
+    assert checkpointed <= 1.05 * accumulated
+    assert adafactor < checkpointed
+    assert frozen < adafactor
+    assert short <= 1.05 * frozen
+    assert results[5]["step_time_s"] < results[4]["step_time_s"]

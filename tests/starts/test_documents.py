@@ -65,7 +65,7 @@ _EXIT_CODES = {
     "zerofit check accelerate launch --config_file a.yaml train.py": 0,
     "zerofit check accelerate launch --config_file accelerate.yaml train.py": 0,
     "zerofit check --sarif configs/*.json > zerofit.sarif": 0,
-    "zerofit bench ladder --dry-run": 0,
+    "zerofit bench ladder --cpu --dry-run": 0,
     "zerofit launch --cpu --zero-stage 2 --offload-param cpu train.py": 2,
 }
 """Commands that take no time, and how they end in a folder with the files that they name."""

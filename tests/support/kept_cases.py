@@ -11,12 +11,12 @@ from gpu_truth.machine import find_machine, record_of
 from gpu_truth.regret import run_regret
 from gpu_truth.results import Case, CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
+from measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 if TYPE_CHECKING:
     from pathlib import Path

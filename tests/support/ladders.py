@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from measuring.ladder import CPU, PUBLISHED_MODEL, Ladder, RungResult, published_of
+from measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
+
 from zerofit.core.facts import Versions
 from zerofit.core.units import MIB
-from zerofit.measuring.ladder import (
-    CPU,
-    DEFAULT_RUNGS,
-    PUBLISHED_MODEL,
-    Ladder,
-    RungResult,
-    baseline,
-    climb,
-    parse_rungs,
-    published_of,
-)
-from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
+from zerofit.launching.rungs import ON_ONE_RANK, baseline, climb, parse_rungs
 
 _PARTS = TensorBytes(weights=87 * MIB, gradients=87 * MIB, optimizer_states=174 * MIB, activations=1100 * MIB)
 _GPU_ENDS = {
@@ -44,7 +36,7 @@ def on_cpu() -> Ladder:
 
 def on_gpu() -> Ladder:
     """Return a ladder like the published one, with a prediction."""
-    return _ladder(DEFAULT_RUNGS, model=PUBLISHED_MODEL, device="NVIDIA H200")
+    return _ladder(ON_ONE_RANK, model=PUBLISHED_MODEL, device="NVIDIA H200")
 
 
 def not_counted() -> Ladder:

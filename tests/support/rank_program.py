@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerofit.measuring.deepspeed_rank import RankTrainee, import_ahead, joined
-from zerofit.measuring.measure import make_trainee
-from zerofit.measuring.random_model import make_model, make_samples
-from zerofit.measuring.results import spec_from_json
+from measuring.deepspeed_rank import RankTrainee, import_ahead, joined
+from measuring.measure import make_trainee
+from measuring.random_model import make_model, make_samples
+from measuring.results import spec_from_json
 
 
 def _held(trainee: RankTrainee) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerofit.measuring.ladder import baseline, climb, parse_rungs
-from zerofit.measuring.results import TrialSpec
-from zerofit.measuring.trial import TrialFiles
+from measuring.results import TrialSpec
+from measuring.trial import TrialFiles
+
+from zerofit.launching.rungs import baseline, climb, parse_rungs
 
 BERT = {
     "model_type": "bert",

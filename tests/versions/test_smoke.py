@@ -21,9 +21,8 @@ from generate_runs import generate_run, make_model, write_prompts
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.results import results_from_json
 from kept_cases import keep_as_done
+from measuring.results import TrialState
 from runs import ROOT, Run, run_command, run_process
-
-from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

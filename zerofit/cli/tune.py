@@ -51,6 +51,17 @@ _BUDGET = Parsed(
     fix="write it as in --budget 10m, --budget 1h30m or --budget 90s",
 )
 
+budget_option = click.option(
+    "--budget", "budget_s", type=_BUDGET, help="Start no trial after this time, such as 10m or 1h30m."
+)
+hang_limit_option = number_option(
+    "--hang-limit",
+    "hang_limit_s",
+    metavar="SECONDS",
+    least=0,
+    help="End a trial in which no rank makes progress for this long, as in zerofit launch.",
+)
+
 
 @click.command(
     cls=GroupedVerb,
@@ -78,9 +89,7 @@ _BUDGET = Parsed(
     default=_DEFAULT.num_warm_up,
     help="Optimizer steps before the timed ones.",
 )
-@click.option(
-    "--budget", "budget_s", type=_BUDGET, help="Start no trial after this time, such as 10m or 1h30m."
-)
+@budget_option
 @click.option("--anew", "is_anew", is_flag=True, help="Repeat what an earlier start has measured.")
 @click.option(
     "--out",
@@ -95,13 +104,7 @@ _BUDGET = Parsed(
 @gpu_ids_option
 @machine_options(gpus="With --cpu or --dry-run: the GPUs to plan for.")
 @capture_limit_option
-@number_option(
-    "--hang-limit",
-    "hang_limit_s",
-    metavar="SECONDS",
-    least=0,
-    help="End a trial in which no rank makes progress for this long, as in zerofit launch.",
-)
+@hang_limit_option
 @script_options(dry_run="Print what could be tried, try nothing; SCRIPT is captured.")
 def tune(
     script: str,

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 RUNS = Path("zerofit-runs")
 """Default folder of all run folders."""
-TRIALS_PREFIX = "tune-"
-"""Prefix of folders of trials, which are beside run folders."""
+TUNE_PREFIX, LADDER_PREFIX = "tune-", "ladder-"
+TRIALS_PREFIXES = (TUNE_PREFIX, LADDER_PREFIX)
+"""Prefixes of folders of trials, which are beside run folders."""
 
 ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
 """Names of the folders of later starts, inside a run's own."""

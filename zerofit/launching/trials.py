@@ -1,4 +1,4 @@
-"""Trials: runs the strategies predicted to be fastest for some steps each on this machine."""
+"""Trials: launches that run for some steps each on this machine, and the choice of strategies to try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.cache_folder import cache_folder
@@ -21,13 +21,13 @@ from zerofit.core.observer import SILENT
 from zerofit.core.plan import Origin, Plan, Reason, TrialSteps, plan_from_json
 from zerofit.core.rank_record import read_record
 from zerofit.core.secrets import masked
-from zerofit.core.strategy import Buckets, Engine, show
+from zerofit.core.strategy import Buckets, Engine, Strategy, show
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import check_at_least
 from zerofit.launching.diagnose import EndKind
 from zerofit.launching.prepare import prepare_launches
 from zerofit.launching.recover import wait_for_free_gpus
-from zerofit.launching.run_folder import TRIALS_PREFIX, RunFolder, fill_run_folder, make_folder
+from zerofit.launching.run_folder import TUNE_PREFIX, RunFolder, fill_run_folder, make_folder
 from zerofit.launching.start import launch_files, start, trial_step_time_s
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.observations import subject_of
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zerofit.core.observer import Observer
-    from zerofit.core.strategy import Strategy
     from zerofit.launching.diagnose import RunEnd
     from zerofit.launching.start import PlannedLaunch
     from zerofit.planning.run_spec import RunSpec
@@ -53,6 +52,8 @@ _CANDIDATES_PER_TRIAL = 4
 """Strategies planned per trial: the results of the first ones decide which of them are tried."""
 _OUT_OF_MEMORY = (EndKind.GPU_OUT_OF_MEMORY, EndKind.HOST_OUT_OF_MEMORY)
 _RESULT = "result.json"
+TrialKey = tuple[Strategy, int | None]
+"""A trial's strategy, and its tokens per sample; None as the script sets them."""
 
 
 class TrialEnd(StrEnum):
@@ -114,19 +115,25 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
-    """All trials of a script, and the winner."""
+class Trials:
+    """The trials of a script so far."""
 
     tried: tuple[Tried, ...]
     """In the order of the trials."""
     folder: Path
     """Contains a run folder for each trial, and its result."""
-    candidates: tuple[Plan, ...]
-    """Plans to try: the planner's choice, then the fastest that fit according to estimates."""
     is_out_of_time: bool = False
     """True if the time budget ended it."""
     stopped_by: signal.Signals | None = None
     """The signal that ended it, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning(Trials):
+    """All trials of a script, and the winner."""
+
+    candidates: tuple[Plan, ...]
+    """Plans to try: the planner's choice, then the fastest that fit according to estimates."""
 
     @property
     def best(self) -> Tried | None:
@@ -203,48 +210,93 @@ def run_trials(
         for one in prepare_launches(replace(spec, num_fastest=number), observer)
     )
     check(launches[0], observer)
-    folder = _folder(run_dir, launches[0], policy)
-    plans = tuple(one.plan for one in launches)
+    script = Path(script_path(request.target) or request.target[1]).name.removesuffix(".py")
+    folder = trials_folder(run_dir, f"{TUNE_PREFIX}{script}", launches[0], policy)
+    tuning = Tuning(tried=(), folder=folder, candidates=tuple(one.plan for one in launches))
     if dry_run:
-        return Tuning(tried=(), folder=folder, candidates=plans)
-    if policy.is_anew:
-        shutil.rmtree(folder, ignore_errors=True)
-    make_folder(folder)
+        return tuning
+    of_key = {trial_key(one.plan): one for one in launches}
+    kept = (
+        Tried(launch=of_key[key], result=result, is_kept=True)
+        for key, result in earlier_results(folder, policy).items()
+        if key in of_key and result.end is not TrialEnd.FAILED
+    )
+    return try_each(
+        lambda trials: _next_of(launches, trials, policy.num_trials),
+        replace(tuning, tried=tuple(kept)),
+        policy,
+        hang_limit_s=hang_limit_s,
+        check=check,
+        observer=observer,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTrial:
+    """A launch to try next, as it is announced."""
+
+    launch: PlannedLaunch
+    name: str
+    """Such as "trial 2 of 5"."""
+    words: str
+    """What it tries."""
+
+
+T = TypeVar("T", bound=Trials)
+
+
+def try_each(
+    choose: Callable[[T], NextTrial | None],
+    trials: T,
+    policy: TrialPolicy,
+    *,
+    hang_limit_s: float | None,
+    check: Callable[[PlannedLaunch, Observer], None],
+    observer: Observer,
+) -> T:
+    """Run launches for some steps each, one after another, and return all trials.
+
+    Args:
+        choose: returns what to try next after the trials so far; None if none is left.
+        trials: those of an earlier start.
+        policy: length of trials, and their time budget.
+        hang_limit_s: as for `zerofit.launch`.
+        check: raises if a launch is forbidden.
+        observer: receives each trial.
+    """
+    make_folder(trials.folder)
     for place, sentences in clear_leftovers(cache_folder(os.environ, Path.home())).items():
         for sentence in sentences:  # on files of a trial whose zerofit was killed
             observer.say(sentence)
         keep(place)
-    tuning = Tuning(tried=_earlier_trials(folder, launches), folder=folder, candidates=plans)
-    if number := len(tuning.tried):
+    if number := len(trials.tried):
         kept = "1 trial of an earlier start is" if number == 1 else f"{number} trials of an earlier start are"
         observer.say(f"{kept} reused; --anew measures again")
     until = None if policy.budget_s is None else time.monotonic() + policy.budget_s
     free = free_gpu_bytes()
     try:
         with stopping_by_exception():
-            while len(tuning.tried) < policy.num_trials:
-                following = _next_of(launches, tuning)
-                if following is None:
-                    break
+            while (following := choose(trials)) is not None:
                 if until is not None and time.monotonic() >= until:
-                    return replace(tuning, is_out_of_time=True)
-                trial = _Trial(following, policy, folder, hang_limit_s, observer)
-                head = f"trial {len(tuning.tried) + 1} of {policy.num_trials}"
-                observer.say(f"{head}: {_candidate_words(following.plan)}")
-                ended = trial.run(check)
+                    return replace(trials, is_out_of_time=True)
+                launch, head = following.launch, following.name
+                observer.say(f"{head}: {following.words}")
+                ended = _Trial(launch, policy, trials.folder, hang_limit_s, observer).run(check)
                 if isinstance(ended, signal.Signals):
-                    return replace(tuning, stopped_by=ended)
-                one = Tried(launch=following, result=ended, is_kept=False)
-                tuning = replace(tuning, tried=(*tuning.tried, one))
+                    return replace(trials, stopped_by=ended)
+                tried = Tried(launch=launch, result=ended, is_kept=False)
+                trials = replace(trials, tried=(*trials.tried, tried))
                 observer.say(f"{head}: {result_words(ended)}")
                 wait_for_free_gpus(free, observer)
     except KeyboardInterrupt:
-        return replace(tuning, stopped_by=signal.SIGINT)
-    return tuning
+        return replace(trials, stopped_by=signal.SIGINT)
+    return trials
 
 
-def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning) -> PlannedLaunch | None:
-    """Return the launch to try next; None if none is left."""
+def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning, num_trials: int) -> NextTrial | None:
+    """Return the launch to try next; None if none is left, or enough were tried."""
+    if len(tuning.tried) >= num_trials:
+        return None
     results = {one.plan.strategy: one.result for one in tuning.tried}
     tried = {
         place: results[plan.strategy]
@@ -252,7 +304,10 @@ def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning) -> PlannedLaunch
         if plan.strategy in results
     }
     place = next_to_try(tuning.candidates, tried)
-    return None if place is None else launches[place]
+    if place is None:
+        return None
+    name = f"trial {len(tuning.tried) + 1} of {num_trials}"
+    return NextTrial(launch=launches[place], name=name, words=_candidate_words(launches[place].plan))
 
 
 def _check_can_tune(spec: RunSpec) -> None:
@@ -270,8 +325,12 @@ def _check_can_tune(spec: RunSpec) -> None:
     )
 
 
-def _folder(run_dir: Path, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
-    """Return the folder of the trials of one script on one machine, the same at each start."""
+def trials_folder(run_dir: Path, name: str, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
+    """Return the folder of the trials of one script on one machine, the same at each start.
+
+    Args:
+        name: the folder's name, to which a digest is appended.
+    """
     plan = launch.plan
     identity = (
         masked(launch.target),
@@ -282,14 +341,18 @@ def _folder(run_dir: Path, launch: PlannedLaunch, policy: TrialPolicy) -> Path:
         plan.versions,
         (policy.num_warm_up, policy.num_timed),
     )
-    script = script_path(launch.target) or launch.target[1]
-    digest = sha256(repr(identity).encode()).hexdigest()[:8]
-    return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
+    return run_dir.resolve() / f"{name}-{sha256(repr(identity).encode()).hexdigest()[:8]}"
 
 
-def _earlier_trials(folder: Path, launches: Sequence[PlannedLaunch]) -> tuple[Tried, ...]:
-    """Return earlier starts' measurements of these launches; failures are tried again."""
-    of_strategy = {one.plan.strategy: one for one in launches}
+def trial_key(plan: Plan) -> TrialKey:
+    """Return what tells the trials in one folder apart."""
+    return plan.strategy, plan.workload.sequence_length
+
+
+def earlier_results(folder: Path, policy: TrialPolicy) -> dict[TrialKey, TrialResult]:
+    """Return the results of earlier starts; none with `--anew`, which removes them."""
+    if policy.is_anew:
+        shutil.rmtree(folder, ignore_errors=True)
     found = {}
     for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda one: _number(one.parent)):
         try:
@@ -298,10 +361,8 @@ def _earlier_trials(folder: Path, launches: Sequence[PlannedLaunch]) -> tuple[Tr
             plan = plan_from_json(RunFolder(path=file.parent).plan.read_text(encoding="utf-8"), name="")
         except (OSError, ValueError, TypeError, KeyError, UserError):
             continue
-        launch = of_strategy.get(plan.strategy)
-        if launch is not None and result.end is not TrialEnd.FAILED:
-            found[plan.strategy] = Tried(launch=launch, result=result, is_kept=True)
-    return tuple(found.values())
+        found[trial_key(plan)] = result
+    return found
 
 
 def _number(trial: Path) -> int:
@@ -376,13 +437,8 @@ class _Trial:
     def run(self, check: Callable[[PlannedLaunch, Observer], None]) -> TrialResult | signal.Signals:
         """Run it to its end and write its result; if a signal stopped it, return the signal."""
         make_folder(self._folder.path)
-        try:
-            check(self._launch, SILENT)
-        except UserError as error:
-            return self._written(TrialResult(end=TrialEnd.FAILED, cause=error.summary))
-        except ExceptionGroup as errors:
-            causes = (str(one).partition("\n")[0] for one in errors.exceptions)
-            return self._written(TrialResult(end=TrialEnd.FAILED, cause="; ".join(causes)))
+        if cause := refusal(self._launch, check):
+            return self._written(TrialResult(end=TrialEnd.FAILED, cause=cause))
         guard = CaptureFolder(cache_folder(os.environ, Path.home()))
         try:
             end = self._start(guard)
@@ -436,6 +492,19 @@ class _Trial:
     def _written(self, result: TrialResult) -> TrialResult:
         write_whole(self._folder.path / _RESULT, json.dumps(asdict(result)) + "\n", mode=0o600)
         return result
+
+
+def refusal(launch: PlannedLaunch, check: Callable[[PlannedLaunch, Observer], None]) -> str | None:
+    """Return why a launch is forbidden; None if it is allowed."""
+    errors: Sequence[Exception] = ()
+    try:
+        check(launch, SILENT)
+    except UserError as error:
+        errors = (error,)
+    except ExceptionGroup as group:
+        errors = group.exceptions
+    said = [f"{one.summary} [{one.rule}]" for one in errors if isinstance(one, UserError)]
+    return "; ".join(said) or None
 
 
 def _refused(guard: Path) -> str | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog, TraceRequest
     from zerofit.core.observer import Observer
     from zerofit.core.rates import Rates
+    from zerofit.core.strategy import Strategy
     from zerofit.machine.observations import Observation
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
@@ -85,6 +86,15 @@ class Planner:
             answer = solved(is_fast=True)
         left_out = dict.fromkeys(note for trace in self._traces.values() for note in trace.notes)
         return replace(answer, notes=(*notes, *answer.notes, *left_out))
+
+    def estimate(self, problem: Problem, strategy: Strategy, *, is_here: bool) -> EstimatedStrategy:
+        """Return one strategy of a problem with its estimate, whether it fits or not.
+
+        Args:
+            is_here: whether its machine is this one, for which there may be measured rates.
+        """
+        rates = probe_rates(problem.machine) if is_here else catalog_rates()
+        return TrainingEstimator(problem, trace=self._traced, rates=rates).estimate(strategy)
 
     def _solve(
         self, problem: Problem, rates: Rates, *, num_fastest: int, compares_layouts: bool, is_fast: bool

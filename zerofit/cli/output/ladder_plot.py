@@ -1,104 +1,76 @@
-"""A ladder as plot: memory on the left, measured, counted and predicted; time on the right."""
+"""The rungs of `zerofit bench ladder` as a picture: memory and time of each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from zerofit.cli.draw_plot import save_figure
-from zerofit.cli.output.ladder_table import PARTS, head_words, not_done_words, part_sizes, unit_of
+from zerofit.cli.output.ladder_table import device_words, head_words, state_words
 from zerofit.core.units import GIB
-from zerofit.measuring.results import peak_of
+from zerofit.launching.trials import predicted_bytes, predicted_step_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from zerofit.measuring.ladder import Ladder
+    from zerofit.launching.ladder import Ladder
 
-_PART_COLOURS = ("tab:blue", "tab:red", "tab:purple", "tab:green")
-"""As in the plot of zerofit plan: weights, gradients, optimizer, activations."""
-_HEIGHT = 0.36
-"""Of one bar; a rung has two, of its total of 1.0."""
-_HOLDS_WORDS = 0.1
-"""Minimum share of the longest bar for a label inside a bar; marks are near its end."""
-_MOST_REASON = 72
-"""Maximum characters of the reason beside a bar."""
+_DPI = 150
+_HEIGHT = 0.6
+"""Of a rung's bar, where rungs are 1 apart."""
 
 
 def draw_ladder(ladder: Ladder, path: Path) -> None:
-    """Plot a ladder, one rung per row, and write the file.
+    """Write the picture of a ladder.
 
     Raises:
         UserError: the file can't be written.
     """
-    save_figure(ladder_figure(ladder), path, dpi=110)
+    save_figure(ladder_figure(ladder), path, dpi=_DPI)
 
 
 def ladder_figure(ladder: Ladder) -> Any:
     """Return a ladder as matplotlib figure."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11.0, 1.9 + 0.72 * len(ladder.rungs)), layout="constrained")
-    memory, time = figure.subplots(1, 2, sharey=True, gridspec_kw={"width_ratios": [3, 2]})
-    _draw_memory(memory, ladder)
-    _draw_time(time, ladder)
-    figure.suptitle(
-        f"{head_words(ladder)}\n{ladder.device}, torch {ladder.versions.torch}",
-        fontsize=10,
+    rungs = ladder.rungs
+    figure = Figure(figsize=(11.0, 1.9 + 0.5 * len(rungs)), layout="constrained")
+    memory, time = figure.subplots(1, 2, sharey=True)
+    results = [rung.result for rung in rungs]
+    on_cpu = ladder.plan.topology.on_cpu
+    used = [result and (result.host_bytes if on_cpu else result.gpu_bytes) for result in results]
+    _draw(memory, [(one or 0) / GIB for one in used], color="0.55", label="measured")
+    _mark(memory, [(one := predicted_bytes(rung.plan)) and one / GIB for rung in rungs])
+    memory.set_xlabel(
+        "GiB of a rank's process at its peak" if on_cpu else "GiB reserved on a GPU at the peak"
     )
-    handles, labels = memory.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    _draw(time, [(result and result.step_time_s) or 0.0 for result in results], color="tab:orange")
+    _mark(time, [predicted_step_s(rung.plan) for rung in rungs])
+    time.set_xlabel("seconds per step")
+    time.tick_params(axis="y", left=False)
+    for place, rung in enumerate(rungs):
+        memory.text(0, place, f" {state_words(rung)}", va="center", fontsize=8, style="italic")
+    memory.set_yticks(range(len(rungs)), [rung.step.label for rung in rungs], fontsize=9)
+    memory.invert_yaxis()
+    figure.suptitle(
+        f"{head_words(ladder)}\n{device_words(ladder)}, torch {ladder.plan.versions.torch}", fontsize=10
+    )
+    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
-def _draw_memory(axes: Any, ladder: Ladder) -> None:
-    unit, num_bytes = unit_of(ladder)
-    rungs = ladder.rungs
-    peaks = [peak_of(rung.measured) / num_bytes if rung.measured else 0.0 for rung in rungs]
-    upper, lower = ([place + side * _HEIGHT / 2 for place in range(len(rungs))] for side in (-1, 1))
-    label = "measured: process, above imports" if ladder.on_cpu else "measured: torch, allocated"
-    axes.barh(upper, peaks, height=_HEIGHT, color="0.45", label=label)
-    begin = [0.0] * len(rungs)
-    counted = [part_sizes(rung.measured.counted if rung.measured else None) for rung in rungs]
-    for index, ((_, words, _), colour) in enumerate(zip(PARTS, _PART_COLOURS, strict=True)):
-        sizes = [(parts[index] or 0) / num_bytes for parts in counted]
-        axes.barh(lower, sizes, left=begin, height=_HEIGHT, color=colour, label=f"counted: {words}")
-        begin = [start + size for start, size in zip(begin, sizes, strict=True)]
-    field = "device_bytes" if ladder.on_cpu else "allocated_bytes"
-    predicted = [getattr(rung.predicted, field, None) if rung.measured else None for rung in rungs]
-    published = [
-        rung.published.memory_g * GIB if rung.measured and rung.published else None for rung in rungs
-    ]
-    said = f"predicted for {ladder.predicted_for}" if ladder.on_cpu else "predicted"
-    for figures, marker, words in ((predicted, "|", said), (published, "D", 'published, "G" as GiB')):
-        known = [(size / num_bytes, place) for size, place in zip(figures, upper, strict=True) if size]
-        if known:
-            axes.scatter(*zip(*known, strict=True), marker=marker, s=60, color="black", label=words, zorder=3)
-    for place, (rung, peak) in enumerate(zip(rungs, peaks, strict=True)):
-        if rung.measured is None:
-            note = not_done_words(rung)
-            note = note if len(note) <= _MOST_REASON else f"{note[: _MOST_REASON - 3]}..."
-            axes.text(0, place, f" {note}", va="center", fontsize=8, style="italic")
-        else:
-            size = f"{peak:.1f}" if unit == "GiB" else f"{peak:.0f}"
-            start, colour = (0.0, "white") if peak > _HOLDS_WORDS * max(peaks) else (peak, "black")
-            axes.text(start, upper[place], f" {size}", color=colour, va="center", fontsize=8)
-    axes.set_yticks(range(len(rungs)), [rung.label for rung in rungs], fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
+def _draw(axes: Any, sizes: Sequence[float], **look: str) -> None:
+    """Draw a bar with its number for each rung that was measured."""
+    axes.barh(range(len(sizes)), sizes, height=_HEIGHT, **look)
+    for place, size in enumerate(sizes):
+        if size:
+            axes.text(size, place, f" {size:.3g}", va="center", fontsize=8)
+    axes.margins(x=0.15)
     axes.set_xlim(left=0)
-    axes.set_xlabel(f"{unit} at the peak")
 
 
-def _draw_time(axes: Any, ladder: Ladder) -> None:
-    times = [rung.measured.step_time_s if rung.measured else 0.0 for rung in ladder.rungs]
-    axes.barh(range(len(times)), times, height=2 * _HEIGHT, color="tab:orange")
-    for place, rung in enumerate(ladder.rungs):
-        if rung.measured is not None:
-            losses = rung.measured.losses
-            words = f" {rung.measured.step_time_s:.3g} s, "
-            if ladder.num_ranks == 1:  # losses of ranks that exchange nothing are meaningless
-                words += f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
-            axes.text(rung.measured.step_time_s, place, words, va="center", fontsize=8)
-    axes.tick_params(axis="y", left=False)
-    axes.set_xlim(0, 1.9 * max(times, default=1.0) or 1.0)
-    axes.set_xlabel("seconds per step, and the loss of the warm-up")
+def _mark(axes: Any, sizes: Sequence[float | None]) -> None:
+    """Mark the predictions."""
+    known = [(size, place) for place, size in enumerate(sizes) if size]
+    if known:
+        axes.scatter(*zip(*known, strict=True), marker="|", s=120, color="black", label="predicted", zorder=3)

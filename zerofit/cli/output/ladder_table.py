@@ -1,252 +1,166 @@
-"""A ladder as tables and text bars: each rung's memory, time and tensors."""
+"""The rungs of `zerofit bench ladder` as a table, as JSON, and as the commands of a dry run."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import TYPE_CHECKING
 
+from zerofit.core.facts import parameters
 from zerofit.core.text_table import table_lines, wrapped
-from zerofit.core.units import GIB, MIB
-from zerofit.measuring.results import TensorBytes, TrialState, peak_of
+from zerofit.core.units import format_bytes
+from zerofit.launching.trials import TrialEnd, predicted_bytes, predicted_step_s
+from zerofit.planning.plan_labels import batch, gpus_words, rate, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.measuring.ladder import Ladder, RungResult
-    from zerofit.measuring.results import TrialMeasurement
+    from zerofit.launching.ladder import Ladder, LadderRung
 
-PARTS = (
-    ("W", "weights", "weights"),
-    ("G", "gradients", "gradients"),
-    ("O", "optimizer states", "optimizer_states"),
-    ("A", "activations", "activations"),
-)
-"""Letter, label and field of counted tensors, in drawing order."""
-_BAR, _LEAST_BAR = 48, 16
-_BESIDE_BAR = len("  ") + len(" 1234.5 MiB")
-_MOST_IN_MIB = 10 * GIB
-"""ASSUMPTION: five digits of MiB are the maximum that is easy to read."""
-_NOTHING = "-"
+LADDER_VERSION = 1
+"""Version of the JSON document; raised whenever a field changes its meaning or is removed."""
+_NO_VALUE = "-"
+_NOT_RUN = "not run"
+_HEAD = ("rung", "batch", "GPU", "predicted", "host", "step", "predicted", "samples/s", "")
+_OF_GPUS = (2, 3, 6)
+"""Columns without values if there is no GPU, neither here nor to predict for."""
+_LEFT_OUT = (6, 3, 1, 4)
+"""Columns to leave out if the table is too wide, the first one first."""
 
 
-_LESS_IMPORTANT = (
-    *("trained parameters", "gradients", "tokens/s", "loss", "batch", "predicted", "published"),
-    *("reserved", "host", "device"),
-)
-"""Columns that narrow terminals leave out, the first one first."""
+def ladder_table(ladder: Ladder, *, width: int | None) -> str:
+    """Return a line for each rung, and below why rungs were not measured."""
+    rows = [_HEAD, *map(_row, ladder.rungs)]
+    if ladder.predicted_for is None:
+        kept = [place for place in range(len(_HEAD)) if place not in _OF_GPUS]
+        lines = table_lines([[row[place] for place in kept] for row in rows], width=width, leaves_out=(1, 2))
+    else:
+        lines = table_lines(rows, width=width, leaves_out=_LEFT_OUT)
+    sentences = [*_reasons(ladder), *_legend(ladder)]
+    return "\n".join([*wrapped(_head(ladder), width), "", *lines, "", *wrapped(sentences, width)])
 
 
-def ladder_table(ladder: Ladder, *, width: int | None = None) -> str:
-    """Return the output of `zerofit bench ladder`, in lines of at most `width` columns."""
-    lines = [*wrapped(_head(ladder), width), "", *_table(_rows(ladder), width)]
-    lines += wrapped(_reasons(ladder), width)
-    if any(rung.measured for rung in ladder.rungs):
-        lines += ["", *_table(_part_rows(ladder), width), "", *_bars(ladder, width)]
-    return "\n".join([*lines, "", *wrapped(_legend(ladder), width)])
+def ladder_commands(ladder: Ladder) -> str:
+    """Return the launch of each rung for a shell, and which of them a rule forbids."""
+    lines = [f"# {line}" for line in _head(ladder)]
+    for rung in ladder.rungs:
+        lines.append(f"# {rung.step.label}")
+        lines.append(f"# not run: {rung.result.cause}" if rung.result else rung.command)
+    return "\n".join(lines)
 
 
-def _table(rows: Iterator[list[str]], width: int | None) -> list[str]:
-    shown = [*rows]
-    columns = [
-        column for name in _LESS_IMPORTANT for column, head in enumerate(shown[0]) if head.startswith(name)
-    ]
-    return table_lines(shown, width=width, leaves_out=columns)
+def ladder_json(ladder: Ladder) -> str:
+    """Return the ladder as a JSON document.
+
+    Its fields: version, model, num_parameters, batch_size, sequence_length, is_cumulative, on_cpu, num_ranks,
+    gpus (those of the predictions), versions, folder, is_out_of_time, stopped_by and rungs (in their order).
+    """
+    plan, trials, machine = ladder.plan, ladder.trials, ladder.predicted_for
+    return json.dumps(
+        {
+            "version": LADDER_VERSION,
+            "model": ladder.model.name,
+            "num_parameters": ladder.model.num_parameters,
+            "batch_size": ladder.batch_size,
+            "sequence_length": ladder.sequence_length,
+            "is_cumulative": ladder.is_cumulative,
+            "on_cpu": plan.topology.on_cpu,
+            "num_ranks": plan.topology.world_size,
+            "gpus": [] if machine is None else [gpu.name for gpu in machine.gpus],
+            "versions": dataclasses.asdict(plan.versions),
+            "folder": str(trials.folder),
+            "is_out_of_time": trials.is_out_of_time,
+            "stopped_by": None if trials.stopped_by is None else trials.stopped_by.name,
+            "rungs": [_document(rung) for rung in ladder.rungs],
+        },
+        indent=2,
+    )
 
 
-def unit_of(ladder: Ladder) -> tuple[str, int]:
-    """Return the unit of a ladder's sizes, and its bytes."""
-    peaks = [peak_of(rung.measured) for rung in ladder.rungs if rung.measured]
-    peaks += [rung.predicted.device_bytes or 0 for rung in ladder.rungs if rung.predicted]
-    return ("GiB", GIB) if max(peaks, default=0) > _MOST_IN_MIB else ("MiB", MIB)
+def _document(rung: LadderRung) -> dict[str, object]:
+    return {
+        "name": rung.step.rung.name,
+        "label": rung.step.label,
+        "command": rung.command,
+        "strategy": dataclasses.asdict(rung.plan.strategy),
+        "sequence_length": rung.step.run.sequence_length,
+        "result": None if rung.result is None else dataclasses.asdict(rung.result),
+        "samples_per_s": rung.samples_per_s,
+        "predicted_bytes": predicted_bytes(rung.plan),
+        "predicted_step_time_s": predicted_step_s(rung.plan),
+        "predicted_shortage": rung.shortage or None,
+    }
 
 
 def head_words(ladder: Ladder) -> str:
     """Return the model and the sizes in one line."""
+    model, ranks = ladder.model, ladder.plan.topology.world_size
+    samples = f"{ladder.batch_size} samples a step" + (f" on each of {ranks} ranks" if ranks > 1 else "")
     return (
-        f"{ladder.model} ({ladder.architecture}, {ladder.num_parameters / 1e6:.1f} M parameters), "
-        f"batch {ladder.batch_size}, length {ladder.sequence_length}"
-        f"{f', rank 0 of {ladder.num_ranks}' if ladder.num_ranks > 1 else ''}"
+        f"{model.name} ({model.architecture}, {parameters(model)} parameters), {samples}, "
+        f"length {ladder.sequence_length}"
     )
 
 
-def not_done_words(rung: RungResult) -> str:
-    """Return how and why a rung did not complete; empty if it did."""
-    outcome = rung.outcome
-    if outcome.state is TrialState.DONE:
-        return ""
-    return f"{outcome.state}: {outcome.reason}" if outcome.reason else str(outcome.state)
+def device_words(ladder: Ladder) -> str:
+    """Return where the ladder runs."""
+    plan = ladder.plan
+    if plan.topology.on_cpu:
+        ranks = plan.topology.world_size
+        return f"{ranks} CPU rank{'s' if ranks > 1 else ''}"
+    return gpus_words(plan.machine)
+
+
+def state_words(rung: LadderRung) -> str:
+    """Return how a rung ended; empty if it was measured."""
+    if rung.result is None:
+        return _NOT_RUN
+    return "" if rung.result.end is TrialEnd.MEASURED else rung.result.end.value
 
 
 def _head(ladder: Ladder) -> Iterator[str]:
     yield head_words(ladder)
-    threads = {rung.measured.num_threads for rung in ladder.rungs if rung.measured}
-    with_threads = f" ({', '.join(map(str, sorted(threads)))} threads)" if threads else ""
     stands = "each rung on top of those above" if ladder.is_cumulative else "each rung alone"
-    where = ladder.device + (with_threads if ladder.on_cpu else "")
-    yield f"on {where}, torch {ladder.versions.torch}; {stands}"
+    yield f"on {device_words(ladder)}, torch {ladder.plan.versions.torch}; {stands}"
 
 
-def _rows(ladder: Ladder) -> Iterator[list[str]]:
-    unit, _ = unit_of(ladder)
-    memory = [f"process {unit}", "of first", f"predicted {unit}"]
-    if not ladder.on_cpu:
-        memory = [f"allocated {unit}", "of first", f"reserved {unit}", f"device {unit}", f"host {unit}"]
-    epochs = [rung.published.epoch_time_s for rung in ladder.rungs if rung.published]
-    published = ["published"] if epochs else []
-    yield ["rung", "batch", *memory, "s a step", "of first", "tokens/s", "loss", *published, ""]
-    first = next((rung.measured for rung in ladder.rungs if rung.measured), None)
-    for rung in ladder.rungs:
-        shown = [_published(rung, epochs[0])] if epochs else []
-        state = "" if rung.measured else str(rung.outcome.state)
-        yield [
-            rung.label,
-            _batch(rung),
-            *_memory(ladder, rung, first),
-            *_speed(ladder, rung, first),
-            *shown,
-            state,
-        ]
+def _row(rung: LadderRung) -> tuple[str, ...]:
+    result, plan = rung.result, rung.plan
+    step_time_s = None if result is None else result.step_time_s
+    predicted_s = predicted_step_s(plan)
+    return (
+        rung.step.label,
+        f"{batch(plan.strategy)} x {rung.step.run.sequence_length}",
+        _size(None if result is None else result.gpu_bytes),
+        _size(predicted_bytes(plan)),
+        _size(None if result is None else result.host_bytes or None),
+        _NO_VALUE if step_time_s is None else seconds(step_time_s),
+        _NO_VALUE if predicted_s is None else seconds(predicted_s),
+        rate(rung.samples_per_s),
+        state_words(rung),
+    )
+
+
+def _size(num_bytes: int | None) -> str:
+    return _NO_VALUE if num_bytes is None else format_bytes(num_bytes)
 
 
 def _reasons(ladder: Ladder) -> Iterator[str]:
-    """Yield why rungs did not complete, for below the table."""
-    rungs = [rung for rung in ladder.rungs if rung.outcome.reason]
-    if rungs:
-        yield ""
-    for rung in rungs:
-        left_out = rung.outcome.state is TrialState.CANNOT_RUN and ladder.is_cumulative
-        yield f"{rung.label}: {not_done_words(rung)}{'; the rungs below leave it out' if left_out else ''}"
-
-
-def _memory(ladder: Ladder, rung: RungResult, first: TrialMeasurement | None) -> list[str]:
-    """Return the memory cells; for a rung that was not measured, the predicted ones."""
-    _, unit = unit_of(ladder)
-    measured, predicted = rung.measured, rung.predicted
-    share = _NOTHING
-    if measured and first and peak_of(first):
-        share = f"{peak_of(measured) / peak_of(first):.0%}"
-    process = _size(measured.process_bytes if measured else None, unit)
-    if ladder.on_cpu:
-        return [process, share, _size(predicted.device_bytes if predicted else None, unit)]
-    allocated, reserved, device = (
-        _pair(
-            getattr(measured, field) if measured else None,
-            getattr(predicted, field) if predicted else None,
-            unit,
-        )
-        for field in ("allocated_bytes", "reserved_bytes", "device_bytes")
-    )
-    return [allocated, share, reserved, device, process]
-
-
-def _speed(ladder: Ladder, rung: RungResult, first: TrialMeasurement | None) -> list[str]:
-    measured = rung.measured
-    if measured is None or first is None:
-        return [_NOTHING] * 4
-    return [
-        f"{measured.step_time_s:.3g}",
-        f"{measured.step_time_s / first.step_time_s:.2f} x",
-        f"{measured.tokens_per_s:.0f}",
-        _losses(ladder, measured),
-    ]
-
-
-def _losses(ladder: Ladder, measured: TrialMeasurement) -> str:
-    """Return the loss before and after; empty for many ranks, whose losses are meaningless."""
-    if ladder.num_ranks > 1:
-        return _NOTHING
-    return f"{measured.losses[0]:.4f} -> {measured.losses[-1]:.4f}"
-
-
-def _part_rows(ladder: Ladder) -> Iterator[list[str]]:
-    unit, num_bytes = unit_of(ladder)
-    yield ["tensors", *(f"{words} {unit}" for _, words, _ in PARTS), "trained parameters"]
+    """Yield why rungs were not measured, and which were predicted not to fit."""
     for rung in ladder.rungs:
-        if rung.measured:
-            predicted = part_sizes(rung.predicted.parts if rung.predicted else None)
-            pairs = zip(part_sizes(rung.measured.counted), predicted, strict=True)
-            cells = [_pair(counted, expected, num_bytes) for counted, expected in pairs]
-            yield [rung.label, *cells, f"{rung.measured.num_trained_parameters / 1e6:.1f} M"]
-
-
-def _bars(ladder: Ladder, width: int | None) -> list[str]:
-    """Return a bar of the measured peak for each rung, and below a bar of letters for its tensors."""
-    unit, num_bytes = unit_of(ladder)
-    done = [(rung, rung.measured) for rung in ladder.rungs if rung.measured]
-    labels = max(len(rung.label) for rung, _ in done)
-    bar = _BAR if width is None else min(_BAR, max(_LEAST_BAR, width - labels - _BESIDE_BAR))
-    longest = max(max(peak_of(measured), _sum(measured.counted)) for _, measured in done)
-    rows = []
-    for rung, measured in done:
-        peak = peak_of(measured)
-        rows.append([rung.label, "#" * _cells(peak, longest, bar), f"{_size(peak, num_bytes)} {unit}"])
-        if measured.counted:
-            rows.append(["", _letters(measured.counted, longest, bar), ""])
-    return [f"{label:<{labels}}  {cells} {words}".rstrip() for label, cells, words in rows]
-
-
-def part_sizes(parts: TensorBytes | None) -> tuple[int | None, ...]:
-    """Return the bytes of each of PARTS; None if not counted."""
-    return tuple(None if parts is None else getattr(parts, field) for _, _, field in PARTS)
-
-
-def _letters(parts: TensorBytes, longest: int, bar: int) -> str:
-    text, done = "", 0
-    for (letter, _, _), size in zip(PARTS, part_sizes(parts), strict=True):
-        done += size or 0
-        text += letter * (_cells(done, longest, bar) - len(text))
-    return text
-
-
-def _cells(num_bytes: int, longest: int, bar: int) -> int:
-    return round(num_bytes / longest * bar) if longest else 0
-
-
-def _sum(parts: TensorBytes | None) -> int:
-    return sum(size or 0 for size in part_sizes(parts))
+        if rung.result is not None and rung.result.end is not TrialEnd.MEASURED:
+            left_out = rung.result.end is TrialEnd.FAILED and ladder.is_cumulative
+            cause = rung.result.cause or rung.result.end.value
+            yield f"{rung.step.label}: {cause}{'; the rungs below leave it out' if left_out else ''}"
+        if rung.shortage:
+            yield f"{rung.step.label}: predicted not to fit, as it {rung.shortage}"
+    if ladder.trials.is_out_of_time:
+        yield "the time budget is used up: the same command with a larger one continues"
 
 
 def _legend(ladder: Ladder) -> Iterator[str]:
-    if ladder.on_cpu:
-        yield "process:   peak resident memory of the process, above its level after imports"
-    else:
-        yield "allocated: peak of torch's tensors; reserved: of its allocator; device: the driver's count"
-        yield "host:      peak resident memory of the process, above its level after imports"
-    if ladder.num_ranks > 1:
-        yield "rank 0:    with simulated collectives: its tensors are a rank's; steps don't wait for others"
-    else:
-        steps = "at the first and the last warm-up step, without dropout"
-        yield f"loss:      {steps}, on one batch of random tokens"
-    letters = ", ".join(f"{letter} {words}" for letter, words, _ in PARTS)
-    yield f"tensors:   counted; activations at the end of one forward pass. In bars: {letters}"
-    if any(rung.predicted for rung in ladder.rungs):
-        kernels = f"for {ladder.predicted_for}" if ladder.predicted_for else "with the kernels of an A100"
-        yield f"(...):     predicted {kernels}"
-    if ladder.on_cpu:
-        what = f"all of the GPU's memory on {ladder.predicted_for}" if ladder.predicted_for else ""
-        yield f"predicted: {what or 'only for GPUs: --gpus names one'}"
-    if any(rung.published for rung in ladder.rungs):
-        yield 'published: memory as printed, in "G", and time per epoch, on an unnamed GPU'
-
-
-def _batch(rung: RungResult) -> str:
-    strategy = rung.strategy
-    return f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps} x {rung.sequence_length}"
-
-
-def _published(rung: RungResult, first_s: float) -> str:
-    if rung.published is None:
-        return _NOTHING
-    time_s = rung.published.epoch_time_s
-    return f"{rung.published.memory_g} G, {time_s:g} s ({time_s / first_s:.2f} x)"
-
-
-def _pair(measured: int | None, predicted: int | None, unit: int) -> str:
-    """Return a size, with its prediction in brackets."""
-    said = _size(measured, unit)
-    return said if predicted is None else f"{said} ({_size(predicted, unit)})"
-
-
-def _size(num_bytes: int | None, unit: int) -> str:
-    if num_bytes is None:
-        return _NOTHING
-    return f"{num_bytes / unit:.2f}" if unit == GIB else f"{num_bytes / unit:.1f}"
+    if not ladder.plan.topology.on_cpu:
+        yield "GPU: the most that PyTorch's allocator reserved on any rank"
+    yield "batch: micro-batch x accumulation x length; host: the most resident memory of any rank"
+    if ladder.plan.topology.on_cpu and ladder.predicted_for is not None:
+        yield f"measured on CPU ranks; predicted for {gpus_words(ladder.predicted_for)}"

@@ -20,7 +20,7 @@ from zerofit.core.rank_observation import Phase, RankObservation, read_observati
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
 from zerofit.launching.run_folder import (
-    TRIALS_PREFIX,
+    TRIALS_PREFIXES,
     attempts,
     document_in,
     launchers,
@@ -88,7 +88,7 @@ def find_run(name: str | None, runs: Path) -> FollowedRun:
         UserError: there is no such run.
     """
     folders = [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
-    known = sorted(name for name in folders if not name.startswith(TRIALS_PREFIX))
+    known = sorted(name for name in folders if not name.startswith(TRIALS_PREFIXES))
     folder = Path(name) if name and Path(name).is_dir() else runs / (name or (known[-1] if known else ""))
     if not (folder / "plan.json").is_file():
         near = nearest(name, known) if name else None

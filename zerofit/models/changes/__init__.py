@@ -1,1 +1,1 @@
-"""In-place changes of a model, shared by the tracer, the training process and the ladder."""
+"""In-place changes of a model, shared by the tracer and the training process."""

@@ -54,6 +54,7 @@ _REFUSED = [
     "hf upload me/model out",
     "numactl --cpunodebind=0 python train.py",
     "numactl",
+    "openssl enc -in secrets -out secrets",
     "rpm -i a.rpm",
     "x86_64-linux-gnu-strip a",
 ]
@@ -61,6 +62,7 @@ _HARMLESS = [
     "git rev-parse HEAD",
     "git --version",
     "numactl --hardware",
+    "openssl sha512 /tmp/torchinductor/header.i",
     "rpm -q libaio-devel",
     "/usr/bin/x86_64-linux-gnu-gcc-12 -c train.c",
     "clang++-14 -c train.cpp",

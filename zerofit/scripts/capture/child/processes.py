@@ -47,11 +47,12 @@ _HARMLESS_OF_GIT = {
 }
 _HARMLESS_ARGUMENTS = {
     "numactl": {"--hardware", "-H", "--show"},
+    "openssl": {"sha512"},
     "pacman": {"-Q"},
     "rpm": {"-q"},
 }
 """Programs that only read if this is their first argument, as DeepSpeed calls them (0.19: ops/op_builder,
-utils/numa.py)."""
+utils/numa.py), and torch.compile (2.13: torch/_inductor/codecache.py)."""
 _FOLDER_AT = 3
 """Position of the working folder among the arguments of subprocess._fork_exec after the first."""
 _COMPILER = re.compile(r"(?:\w+-linux-gnu-)?([a-z+]+)(?:-\d+)?")

@@ -18,16 +18,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from measuring.training_loop import CLIPPING, Trainee, apply_to_model
 from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.machine.extensions import extensions_folders, find_build_locks
-from zerofit.measuring.training_loop import CLIPPING, Trainee, apply_to_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.measuring.results import TrialSpec
+    from measuring.results import TrialSpec
 
 _LOSS_SCALE_POWER = 4
 """ASSUMPTION: fp16 gradients of a loss times 2^4 overflow in no model here. With DeepSpeed's 2^16, the first

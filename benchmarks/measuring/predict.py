@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.random_model import PADDING
+from measuring.results import TensorBytes, TrialPrediction
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.facts import Versions, Workload
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Precision
 from zerofit.machine.gpu_catalog import find_gpu
-from zerofit.measuring.random_model import PADDING
-from zerofit.measuring.results import TensorBytes, TrialPrediction
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine
     from zerofit.core.rates import Rates
-    from zerofit.measuring.ladder import LadderRun
+    from zerofit.launching.rungs import LadderRun
     from zerofit.models.source import ModelSource
 
 STAND_IN = "A100-80G"
@@ -51,6 +51,10 @@ class Predictor:
     gpu: GpuSpec | None
     """None without a GPU to predict for: then only tensors are predicted."""
     versions: Versions
+    weights: Precision = Precision.FP32
+    """Format in which the loop creates the model."""
+    num_ranks: int = 1
+    """Data-parallel ranks under DeepSpeed; rank 0 is predicted."""
     keeps_outputs: bool = False
     """True if the loop holds a micro-batch's outputs during the next forward pass."""
     machine: Machine | None = None
@@ -100,7 +104,7 @@ class Predictor:
         return Setup(
             log=self._log(run, tell),
             strategy=run.strategy,
-            topology=Topology(world_size=run.num_ranks),
+            topology=Topology(world_size=self.num_ranks),
             versions=self.versions,
             keeps_outputs=self.keeps_outputs,
             compute_capability=self._gpu.compute_capability or OTHER_DEVICES,
@@ -110,8 +114,8 @@ class Predictor:
         workload = Workload(
             sequence_length=run.sequence_length, is_padded=True, keeps_outputs=self.keeps_outputs
         )
-        request = trace_request_for(run.strategy, workload, self._gpu, own_weights=run.weights)
-        if run.weights is not Precision.FP32:  # the loop casts nothing
+        request = trace_request_for(run.strategy, workload, self._gpu, own_weights=self.weights)
+        if self.weights is not Precision.FP32:  # the loop casts nothing
             request = replace(request, autocast=None)
         folder = default_cache_folder(os.environ, Path.home())
         trace = trace_model(_with_padding(self.model), request, cache_folder=folder, on_progress=tell)

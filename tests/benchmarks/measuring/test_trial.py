@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from measuring import trial_program
+from measuring.results import TrialOutcome, TrialState, spec_from_json, spec_to_json
+from measuring.trial import STAGE, run_trial, start_trial, trial_environment
+from runs import ROOT
 from small_specs import files_in, spec_in
-
-from zerofit.measuring import trial_program
-from zerofit.measuring.results import TrialOutcome, TrialState, spec_from_json, spec_to_json
-from zerofit.measuring.trial import STAGE, run_trial, start_trial
 
 _MOST_S = 200.0
 
@@ -71,11 +71,12 @@ def test_a_closed_standard_input_ends_it_quietly(tmp_path: Path) -> None:
     place.spec.write_text(spec_to_json(spec))
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "zerofit.measuring.trial_program"),
+            *(sys.executable, "-m", "measuring.trial_program"),
             *(str(place.spec), str(place.result), str(os.getpid())),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        env=trial_environment(on_cpu=True),
     )
     assert (ended.returncode, ended.stdout) == (0, b"")
     assert not place.result.exists()
@@ -103,13 +104,20 @@ def test_a_killed_one_that_waits_says_so(tmp_path: Path) -> None:
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from small_specs import files_in, spec_in; from zerofit.measuring.trial import start_trial\n"
+        "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
+        "from small_specs import files_in, spec_in; from measuring.trial import start_trial\n"
         "folder = Path(sys.argv[1]); rung = start_trial(spec_in(folder, waits=True), files_in(folder))\n"
         "print('started', flush=True); time.sleep(60)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parents[1] / "support")],
+        [
+            sys.executable,
+            "-c",
+            program,
+            str(tmp_path),
+            str(ROOT / "tests" / "support"),
+            str(ROOT / "benchmarks"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )

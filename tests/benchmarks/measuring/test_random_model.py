@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from refusals import refusal
+from measuring.predict import Predictor
+from measuring.random_model import make_model, make_samples
+from measuring.results import TrialState
+from measuring.trial import run_trial
 from small_specs import VIT, files_in, spec_in
 
-from zerofit.cli.bench import ladder
 from zerofit.core.facts import Versions
 from zerofit.core.strategy import Precision
-from zerofit.measuring.ladder import LadderRun
-from zerofit.measuring.predict import Predictor
-from zerofit.measuring.random_model import make_model, make_samples
-from zerofit.measuring.results import TrialState
-from zerofit.measuring.trial import run_trial
+from zerofit.launching.rungs import LadderRun
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -67,35 +64,14 @@ def test_a_model_of_images_in_bf16_trains_and_is_predicted(
     assert measured.counted is not None
     model = probe_model(str(tmp_path), task=Task.IMAGE_CLASSIFICATION)
     versions = Versions(python="3.11", zerofit="0.1.0", torch=torch.__version__)
-    run = LadderRun(strategy=spec.strategy, sequence_length=1, weights=Precision.BF16)
-    predicted = Predictor(model=model, gpu=None, versions=versions).predict(run)
+    run = LadderRun(strategy=spec.strategy, sequence_length=1)
+    predictor = Predictor(model=model, gpu=None, versions=versions, weights=Precision.BF16)
+    predicted = predictor.predict(run)
     assert predicted is not None
     assert predicted.parts is not None
     assert measured.counted.weights == predicted.parts.weights == 2 * model.facts.num_parameters
     assert measured.counted.gradients == predicted.parts.gradients
     assert measured.num_trained_parameters == model.facts.num_parameters
-
-
-@pytest.mark.parametrize(
-    ("config", "inputs"),
-    [
-        ({**VIT, "architectures": ["ViTForImageClassification"]}, "pixel_values, labels"),
-        (
-            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
-            "input_features, labels",
-        ),
-    ],
-)
-def test_the_ladder_itself_goes_by_tokens(tmp_path: Path, config: dict[str, object], inputs: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert str(
-        refusal(ladder.main, ["--model", str(tmp_path), "--cpu", "--dry-run"], standalone_mode=False)
-    ) == (
-        "error[ladder-needs-tokens]: the ladder only supports models with tokens\n"
-        f"  found: --model {tmp_path}, whose inputs are {inputs}\n"
-        "  why:   its rungs and results are based on tokens\n"
-        "  fix:   name a text model"
-    )
 
 
 @pytest.mark.parametrize(("rungs", "place"), [("zero-1", "cpu"), ("zero-2", "cpu"), ("baseline", "meta")])

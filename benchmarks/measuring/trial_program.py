@@ -1,4 +1,4 @@
-"""The process of one trial: python -m zerofit.measuring.trial_program SPEC.json RESULT.json PARENT-ID."""
+"""The process of one trial: python -m measuring.trial_program SPEC.json RESULT.json PARENT-ID."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.deepspeed_rank import import_ahead
+from measuring.measure import measure
+from measuring.results import TrialOutcome, TrialState, spec_from_json
+from measuring.trial import STAGE
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
 from zerofit.machine.stopping import end_with_parent
-from zerofit.measuring.deepspeed_rank import import_ahead
-from zerofit.measuring.measure import measure
-from zerofit.measuring.results import TrialOutcome, TrialState, spec_from_json
-from zerofit.measuring.trial import STAGE
 from zerofit.models.changes.kernels import has_tf32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.measuring.results import TrialMeasurement, TrialSpec
+    from measuring.results import TrialMeasurement, TrialSpec
 
 _OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator",  # torch's allocator for the CPU (c10/core/impl/alloc_cpu.cpp)
@@ -52,7 +52,7 @@ def main(
         spec_file: path of the spec.
         result_file: path of the outcome.
         parent: process id of the parent.
-        measure: trains and measures, as zerofit.measuring.measure.measure does.
+        measure: trains and measures, as measuring.measure.measure does.
     """
     end_with_parent(int(parent))
     spec = spec_from_json(Path(spec_file).read_text(encoding="utf-8"))
@@ -103,7 +103,8 @@ def import_all(spec: TrialSpec) -> None:
     names = {
         "torch": True,
         "transformers.optimization": True,
-        "zerofit.training.apply_strategy": True,
+        "zerofit.training.changed_model": True,
+        "zerofit.training.optimizer_swap": True,
         "peft": strategy.lora is not None,
         "bitsandbytes": is_8_bit or strategy.quantization is not None,
     }

@@ -19,7 +19,7 @@ from zerofit.models.trace.prepare import set_for_training
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.measuring.results import TrialSpec
+    from measuring.results import TrialSpec
 
 SEED = 42
 PADDING = 0

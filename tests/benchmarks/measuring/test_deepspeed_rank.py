@@ -1,9 +1,8 @@
-"""Rank 0 of N under the real DeepSpeed engine on the CPU: what it holds, and what the verb says of it."""
+"""Rank 0 of N under the real DeepSpeed engine on the CPU: what it holds, and how it fails."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
+from measuring.deepspeed_rank import RankTrainee, import_ahead, rank_config
+from measuring.results import TrialSpec, spec_to_json
+from measuring.trial import trial_environment
 from refusals import refusal
-from runs import RunZerofit
+from runs import ROOT
 from small_specs import spec_in
 
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
-from zerofit.measuring.deepspeed_rank import RankTrainee, import_ahead, rank_config
-from zerofit.measuring.ladder import Ladder
-from zerofit.measuring.results import TrialSpec, TrialState, spec_to_json
 
 _TINY = {
     "model_type": "bert",
@@ -74,10 +72,10 @@ def _spec(
 def _held(folder: Path, spec: TrialSpec) -> dict[str, Any]:
     """Return what rank_program.py prints of a spec, run in a process of its own."""
     (folder / "spec.json").write_text(spec_to_json(spec))
-    program = Path(__file__).parents[1] / "support" / "rank_program.py"
+    program = ROOT / "tests" / "support" / "rank_program.py"
     finished = subprocess.run(
         [sys.executable, str(program), str(folder / "spec.json")],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        env=trial_environment(on_cpu=True),
         capture_output=True,
         text=True,
         check=False,
@@ -153,15 +151,14 @@ def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> Non
             "-c",
             "import sys\n"
             "from zerofit.core.errors import UserError\n"
-            "from zerofit.measuring.deepspeed_rank import import_ahead\n"
-            "from zerofit.measuring.results import spec_from_json\n"
+            "from measuring.deepspeed_rank import import_ahead\n"
+            "from measuring.results import spec_from_json\n"
             "try:\n    import_ahead(spec_from_json(sys.argv[1]), tell=print)\n"
             "except UserError as error:\n    print(error.rule)\n",
             spec_to_json(spec),
         ],
         env={
-            **os.environ,
-            "DS_ACCELERATOR": "cpu",
+            **trial_environment(on_cpu=True),
             "CXX": "/nowhere/c++",
             "TORCH_EXTENSIONS_DIR": str(tmp_path / "empty"),
         },
@@ -170,25 +167,6 @@ def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> Non
         check=False,
     )
     assert finished.stdout.splitlines()[-1:] == ["deepspeed-op-not-built"], finished.stderr[-2000:]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("built_ops")
-def test_the_ladder_of_rank_0(run_zerofit: RunZerofit, tmp_path: Path) -> None:
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(_TINY))
-    line = "bench ladder --cpu --model tiny --batch-size 4 --seq-len 8 --steps 1 --ranks 8 --rungs zero-3"
-    finished = run_zerofit(*line.split(), "--output", "out", cwd=tmp_path)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines()[0].endswith("batch 4, length 8, rank 0 of 8")
-    assert "rank 0:    with simulated collectives" in finished.stdout
-    assert "loss:" not in finished.stdout
-    ladder = TypeAdapter(Ladder).validate_json((tmp_path / "out" / "ladder.json").read_bytes())
-    (rung,) = ladder.rungs
-    assert (ladder.num_ranks, rung.outcome.state) == (8, TrialState.DONE)
-    assert rung.measured is not None
-    assert rung.measured.counted is None
-    assert rung.measured.num_trained_parameters == ladder.num_parameters
 
 
 class _Engine:

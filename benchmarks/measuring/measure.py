@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine
-from zerofit.machine.this_node import process_bytes
-from zerofit.measuring.deepspeed_rank import joined, make_rank
-from zerofit.measuring.memory import (
+from measuring.deepspeed_rank import joined, make_rank
+from measuring.memory import (
     LiveTensors,
     gradient_bytes,
     limited_memory,
@@ -22,15 +20,17 @@ from zerofit.measuring.memory import (
     state_bytes,
     weight_bytes,
 )
-from zerofit.measuring.random_model import make_model, make_samples, micro_batch, without_dropout
-from zerofit.measuring.results import TensorBytes, TrialMeasurement
-from zerofit.measuring.training_loop import make_plain
+from measuring.random_model import make_model, make_samples, micro_batch, without_dropout
+from measuring.results import TensorBytes, TrialMeasurement
+from measuring.training_loop import make_plain
+from zerofit.core.strategy import Engine
+from zerofit.machine.this_node import process_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.measuring.results import TrialSpec
-    from zerofit.measuring.training_loop import Trainee
+    from measuring.results import TrialSpec
+    from measuring.training_loop import Trainee
 
 _PARALLEL_ELEMENTS = 1 << 20
 """ASSUMPTION: enough elements to use all of torch's threads (at/Parallel.h: GRAIN_SIZE is 32768)."""

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from measuring.measure import make_trainee, num_trained, peak_on_device
+from measuring.memory import gradient_bytes, state_bytes, weight_bytes
+from measuring.random_model import make_model, make_samples, without_dropout
+from measuring.results import TrialState
+from measuring.training_loop import Trainee
+from measuring.trial import run_trial
+from measuring.trial_program import check_can_run
 from refusals import refusal
 from small_specs import files_in, spec_in
 
 from zerofit.core.strategy import Engine, Precision, ZeroStage
-from zerofit.measuring.measure import make_trainee, num_trained, peak_on_device
-from zerofit.measuring.memory import gradient_bytes, state_bytes, weight_bytes
-from zerofit.measuring.random_model import make_model, make_samples, without_dropout
-from zerofit.measuring.results import TrialState
-from zerofit.measuring.training_loop import Trainee
-from zerofit.measuring.trial import run_trial
-from zerofit.measuring.trial_program import check_can_run
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 

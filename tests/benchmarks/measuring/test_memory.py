@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_nvml import FakeNvml
-from small_specs import BERT, files_in, spec_in
-
-from zerofit.core.units import GIB, MIB
-from zerofit.machine.this_node import process_bytes
-from zerofit.measuring.memory import (
+from measuring.memory import (
     GpuReading,
     LiveTensors,
     gpu_fraction,
@@ -23,8 +19,12 @@ from zerofit.measuring.memory import (
     read_gpu,
     reset_after_creation,
 )
-from zerofit.measuring.results import TrialState
-from zerofit.measuring.trial import run_trial
+from measuring.results import TrialState
+from measuring.trial import run_trial
+from small_specs import BERT, files_in, spec_in
+
+from zerofit.core.units import GIB, MIB
+from zerofit.machine.this_node import process_bytes
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.measuring.random_model import micro_batch
+from measuring.random_model import micro_batch
+from zerofit.core.strategy import OptimizerName, Precision
+from zerofit.models.changes.kernels import set_tf32
 from zerofit.models.changes.quantization import store_frozen_in, torch_dtype
 
 if TYPE_CHECKING:
+    from measuring.results import TrialSpec
     from zerofit.core.strategy import Strategy
-    from zerofit.measuring.results import TrialSpec
 
 CLIPPING = 1.0
 """Maximum gradient norm if the strategy sets none: Trainer's default (transformers/training_args.py,
@@ -148,30 +149,30 @@ def autocasts(spec: TrialSpec) -> bool:
 def apply_to_model(strategy: Strategy, model: Any) -> tuple[Any, Any]:
     """Return a model under a strategy, and its optimizer; the loop or DeepSpeed does the rest.
 
-    The optimizer is the AdamW of a usual script, foreach, or fused if the strategy names torch's AdamW;
-    zerofit.apply_strategy() replaces it by other kinds.
+    The optimizer is the AdamW of a usual script, foreach, or fused if the strategy names torch's AdamW; other
+    kinds replace it, as `zerofit launch` does.
 
     Raises:
         UserError: the model does not support the strategy.
     """
     import torch
 
-    from zerofit.training.apply_strategy import apply_strategy
+    from zerofit.training.changed_model import changed
+    from zerofit.training.changes import Changes
+    from zerofit.training.optimizer_swap import swap_and_note
+    from zerofit.training.trained_groups import match_trained_parameters
 
-    for_model = replace(
-        strategy,
-        engine=Engine.NATIVE,
-        zero_stage=ZeroStage.NOTHING,
-        optimizer_offload=OffloadDevice.NONE,
-        param_offload=OffloadDevice.NONE,
-        precision=None,
-        micro_batch_size=None,
-        gradient_accumulation_steps=None,
-        gradient_clipping=None,
-        compile=False,
-    )
+    changes = Changes(announce=True)
+    if strategy.tf32 is not None:
+        changes.add(*set_tf32(strategy.tf32))
     fused = strategy.optimizer is OptimizerName.ADAMW
     how: dict[str, bool] = {"fused": True} if fused else {"foreach": True}
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, **how)
-    made: tuple[Any, Any] = apply_strategy(for_model, model, optimizer)
-    return made
+    model, notes = changed(model, strategy, precision=None)
+    changes.add(*notes)
+    match_trained_parameters(model, [optimizer])
+    if strategy.optimizer is not None:
+        optimizer = swap_and_note(
+            optimizer, strategy.optimizer, changes, modules=model.modules(), said="the loop makes"
+        )
+    return model, optimizer

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from measuring.results import TrialOutcome, TrialState, spec_to_json
 from zerofit.core.validation import parse_strictly
 from zerofit.machine.cgroup import count_oom_kills
 from zerofit.machine.stopping import stopping_by_exception
-from zerofit.measuring.results import TrialOutcome, TrialState, spec_to_json
 
 if TYPE_CHECKING:
-    from zerofit.measuring.results import TrialSpec
+    from measuring.results import TrialSpec
 
 STAGE = "zerofit trial: "
 """Prefix of log lines with the process's current stage."""
-_PROGRAM = ("-m", "zerofit.measuring.trial_program")
+_PROGRAM = ("-m", "measuring.trial_program")
+_BENCHMARKS = Path(__file__).parents[1]
 _LOG_TAIL_BYTES = 64 * 1024
 """ASSUMPTION: contains the last stage of a log."""
 _END_LIMIT_S = 10.0
@@ -178,13 +179,18 @@ def run_trial(spec: TrialSpec, files: TrialFiles, *, limit_s: float) -> TrialOut
 
 
 def trial_environment(*, on_cpu: bool) -> dict[str, str]:
-    """Return the environment of a trial: offline, torch's and CUDA's defaults, no GPUs on the CPU."""
+    """Return the environment of a trial: offline, torch's and CUDA's defaults, no GPUs on the CPU.
+
+    The process finds the zerofit and the benchmarks of this checkout, installed or not.
+    """
     environment = {
         name: value
         for name, value in os.environ.items()
         if name not in _NOT_INHERITED and not name.startswith("ACCELERATE_")
     }
     environment["HF_HUB_OFFLINE"] = "1"
+    places = (str(_BENCHMARKS), str(_BENCHMARKS.parent), environment.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     if on_cpu:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["DS_ACCELERATOR"] = "cpu"  # deepspeed/accelerator/real_accelerator.py

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measuring.predict import Predictor
+from measuring.results import TrialPrediction
 from small_specs import BERT
 
 from zerofit.core.facts import Versions
 from zerofit.core.strategy import Buckets, Engine, Precision, ZeroStage
+from zerofit.launching.rungs import LadderRun, baseline
 from zerofit.machine.machine_spec import machine_of_spec
 from zerofit.machine.rates import catalog_rates
-from zerofit.measuring.ladder import LadderRun, baseline
-from zerofit.measuring.predict import Predictor
-from zerofit.measuring.results import TrialPrediction
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -73,7 +73,7 @@ def _with(**changed: Any) -> LadderRun:
 
 def test_weights_in_16_bit_take_half_and_are_not_cast(predictor: Predictor) -> None:
     autocast = _predicted(predictor, _with(precision=Precision.BF16))
-    pure = _predicted(predictor, replace(_with(precision=Precision.BF16), weights=Precision.BF16))
+    pure = _predicted(replace(predictor, weights=Precision.BF16), _with(precision=Precision.BF16))
     assert autocast.parts is not None
     assert pure.parts is not None
     for field in ("gradients", "optimizer_states"):
@@ -88,7 +88,7 @@ def test_of_more_ranks_each_needs_no_more(predictor: Predictor) -> None:
         precision=Precision.BF16,
         buckets=Buckets(reduce_bucket_size=1000, allgather_bucket_size=1000),
     )
-    by_ranks = [_predicted(predictor, replace(partitioned, num_ranks=ranks)) for ranks in (1, 2, 8, 64)]
+    by_ranks = [_predicted(replace(predictor, num_ranks=ranks), partitioned) for ranks in (1, 2, 8, 64)]
     allocated = [one.allocated_bytes or 0 for one in by_ranks]
     assert allocated == sorted(allocated, reverse=True)
     assert allocated[0] > allocated[-1]
@@ -105,7 +105,5 @@ def test_the_time_of_a_step_is_told_where_the_rates_are_known_and_nothing_is_exc
     assert 0 < alone.step_time_s < 1
     assert _predicted(replace(predictor, rates=None), _BASE).step_time_s is None
     assert _predicted(replace(predictor, machine=None), _BASE).step_time_s is None
-    ranks = replace(
-        _with(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, precision=Precision.BF16), num_ranks=2
-    )
-    assert _predicted(predictor, ranks).step_time_s is None
+    ranks = _with(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, precision=Precision.BF16)
+    assert _predicted(replace(predictor, num_ranks=2), ranks).step_time_s is None
