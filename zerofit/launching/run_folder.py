@@ -16,6 +16,8 @@ import psutil
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
+from zerofit.core.run_name import RUNS as RUNS
+from zerofit.core.run_name import run_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
     from zerofit.core.checkpoints import SavedCheckpoint
 
-RUNS = Path("zerofit-runs")
-"""Default folder of all run folders."""
 TRIALS_PREFIX = "tune-"
 """Prefix of folders of trials, which are beside run folders."""
 
@@ -84,7 +84,7 @@ class RunFolder:
 
 def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> RunFolder:
     """Return the folder of a run, named after the time and the script or module; nothing is written."""
-    name = f"{at:%Y-%m-%d_%H-%M-%S}-{Path(target).name.removesuffix('.py')}"
+    name = run_name(target, at)
     return RunFolder(path=runs.resolve() / (name if attempt == 1 else f"{name}-{attempt}"))
 
 

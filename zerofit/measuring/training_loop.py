@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 from zerofit.measuring.random_model import micro_batch
+from zerofit.models.changes.kernels import set_tf32
 from zerofit.models.changes.quantization import store_frozen_in, torch_dtype
 
 if TYPE_CHECKING:
@@ -148,16 +149,20 @@ def autocasts(spec: TrialSpec) -> bool:
 def apply_to_model(strategy: Strategy, model: Any) -> tuple[Any, Any]:
     """Return a model under a strategy, and its optimizer; the loop or DeepSpeed does the rest.
 
-    The optimizer is the AdamW of a usual script, foreach, or fused if the strategy names torch's AdamW;
-    zerofit.apply_strategy() replaces it by other kinds.
+    The optimizer is the AdamW of a usual script, foreach, or fused if the strategy names torch's AdamW; it is
+    replaced by other kinds as in a script.
 
     Raises:
         UserError: the model does not support the strategy.
     """
     import torch
 
-    from zerofit.training.apply_strategy import apply_strategy
+    from zerofit.training.changed_model import changed
+    from zerofit.training.optimizer_swap import swap
+    from zerofit.training.trained_groups import match_trained_parameters
 
+    if strategy.tf32 is not None:
+        set_tf32(strategy.tf32)
     for_model = replace(
         strategy,
         engine=Engine.NATIVE,
@@ -173,5 +178,8 @@ def apply_to_model(strategy: Strategy, model: Any) -> tuple[Any, Any]:
     fused = strategy.optimizer is OptimizerName.ADAMW
     how: dict[str, bool] = {"fused": True} if fused else {"foreach": True}
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, **how)
-    made: tuple[Any, Any] = apply_strategy(for_model, model, optimizer)
-    return made
+    model, _ = changed(model, for_model, precision=None)
+    match_trained_parameters(model, [optimizer])
+    if strategy.optimizer is not None:
+        optimizer = swap(optimizer, strategy.optimizer, modules=model.modules())
+    return model, optimizer

@@ -103,7 +103,7 @@ def import_all(spec: TrialSpec) -> None:
     names = {
         "torch": True,
         "transformers.optimization": True,
-        "zerofit.training.apply_strategy": True,
+        "zerofit.training.changed_model": True,
         "peft": strategy.lora is not None,
         "bitsandbytes": is_8_bit or strategy.quantization is not None,
     }
