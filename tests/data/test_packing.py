@@ -100,7 +100,7 @@ def test_with_a_cache_and_in_some_families_documents_attend_to_each_other(
 ) -> None:
     model, documents = _model(family, attention, use_cache=use_cache), _documents(9, 7)
     found, expected = _losses(model, DataCollatorWithFlattening()(documents)), _alone(model, documents)
-    assert found[8:] != pytest.approx(expected[8:], abs=1e-3)
+    assert found[8:] != pytest.approx(expected[8:], abs=5e-5)  # apart, they agree to 1e-5
 
 
 def test_a_trainer_switches_the_cache_off(tmp_path: Any) -> None:

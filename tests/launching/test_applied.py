@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from parallel_dimensions import ranks_of, script
 from runs import SCRIPTS, Launch, Run, run_command
 from small_runs import PLAN
 
@@ -68,12 +70,13 @@ def start(strategy: Strategy, launcher: tuple[str, ...], route: str, folder: Pat
 def test_it_trains_as_under_zerofit_launch(
     strategy: Strategy, launcher: tuple[str, ...], route: str, tmp_path: Path, launch: Launch
 ) -> None:
-    applied = start(strategy, launcher, route, tmp_path).check()
+    one_thread = {"OMP_NUM_THREADS": "1"}  # sums of several are rounded in another order
+    applied = start(strategy, launcher, route, tmp_path, **one_thread).check()
     record: dict[str, Any] = json.loads((applied.run_folder / "ranks" / "rank0.json").read_text())
     assert (record["exit_code"], record["error_type"]) == (0, None)
     assert all(f"zerofit: {change}" in applied.stderr for change in record["changes"])
     (applied.folder / "zerofit-runs").rename(applied.folder / "runs-of-applied")
-    launched = launch("--plan", "plan.json", APPLIED, route, "plan.json", "launched.pt").check()
+    launched = launch("--plan", "plan.json", APPLIED, route, "plan.json", "launched.pt", **one_thread).check()
     assert losses(applied) == losses(launched)
     assert losses(applied)[0] == pytest.approx(WHOLE[2 if launcher else 1][0], rel=1e-5)
     for name, weight in torch.load(tmp_path / "applied.pt").items():
@@ -95,3 +98,27 @@ def test_the_plan_of_a_launch_wins_and_the_line_says_in_what_they_differ(
         "zerofit: zerofit.apply('plan.json') changes nothing: `zerofit launch` has applied its own plan, "
         in (run.stderr)
     )
+
+
+WITH_THE_LINE = """\
+import sys, zerofit
+zerofit.apply("plan.json")
+sys.argv = sys.argv[1:]
+exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor", "sequence", "pipeline"])
+def test_groups_of_ranks_share_samples_as_under_zerofit_launch(
+    kind: str, launch: Launch, model_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    target = script(model_of("llama"), "--batch-size", "8")
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    launched = launch("--num-processes", "2", f"--{kind}-parallel-size", "2", *target, **one_thread).check()
+    (launched.run_folder / "plan.json").rename(tmp_path / "plan.json")
+    for name in ("out", "zerofit-runs"):
+        (tmp_path / name).rename(tmp_path / f"launched-{name}")
+    (tmp_path / "line.py").write_text(WITH_THE_LINE)
+    run_command([sys.executable, *TORCHRUN, "line.py", *target], tmp_path, **one_thread).check()
+    assert ranks_of(tmp_path / "out") == ranks_of(tmp_path / "launched-out")

@@ -159,7 +159,7 @@ def test_one_process_applies_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     zerofit.apply(PLAN)
     assert str(refusal(zerofit.apply, BF16)) == (
         "error[plan-applied-already]: the script applies two plans\n"
-        "  found: zerofit.apply(plan), after another plan: native on 1 CPU rank\n"
+        "  found: zerofit.apply(plan), after another plan: PyTorch without DeepSpeed on 1 CPU rank\n"
         "  why:   its hooks are in accelerate and transformers, once for the whole process\n"
         "  fix:   apply one plan, in a process of its own"
     )
@@ -255,7 +255,7 @@ def test_a_rank_records_how_its_script_ended(
     record = json.loads((run.run_folder / "ranks" / "rank0.json").read_text())
     assert (record["exit_code"], record["error_type"]) == (exit_code, error)
     assert run.stderr.startswith(
-        f"zerofit: the plan is native on 1 CPU rank; its record is in {run.run_folder}\n"
+        f"zerofit: the plan is PyTorch without DeepSpeed on 1 CPU rank; its record is in {run.run_folder}\n"
     )
     assert ("Traceback" in run.stderr) == (error == "KeyError")
     assert (run.folder / "zerofit-runs" / ".gitignore").read_text() == "*\n"

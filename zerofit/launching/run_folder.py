@@ -16,8 +16,7 @@ import psutil
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
-from zerofit.core.run_name import RUNS as RUNS
-from zerofit.core.run_name import run_name
+from zerofit.core.run_name import RUNS_NAME, run_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.checkpoints import SavedCheckpoint
 
+RUNS = Path(RUNS_NAME)
+"""Default folder of all run folders."""
 TRIALS_PREFIX = "tune-"
 """Prefix of folders of trials, which are beside run folders."""
 

@@ -18,7 +18,7 @@ from zerofit.configs.write.deepspeed import run_deepspeed_json
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Plan, head_lines, plan_from_json, plan_to_json
-from zerofit.core.run_name import RUNS, run_name
+from zerofit.core.run_name import RUNS_NAME, run_name
 from zerofit.core.strategy import Engine
 from zerofit.core.upstream.accelerate import has_state
 from zerofit.machine.versions import probe_versions
@@ -39,7 +39,7 @@ _applied: Plan | None = None
 """The plan that this process has applied by itself, as it was given."""
 
 
-def apply(plan: Plan | str | os.PathLike[str], *, run_dir: str | os.PathLike[str] = RUNS) -> None:
+def apply(plan: Plan | str | os.PathLike[str], *, run_dir: str | os.PathLike[str] = RUNS_NAME) -> None:
     """Train under a plan, in a script that is started without `zerofit launch`.
 
     Call it on every rank before the script makes its Accelerator or TrainingArguments. The ranks may be
