@@ -154,7 +154,7 @@ def test_a_captured_script_and_a_worker_that_imports_it_go_on_without_a_plan(
 
 
 def test_one_process_applies_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applying, "installed", lambda: (PLAN, Changes(announce=False)))
+    monkeypatch.setattr(applying, "hooked_plan", lambda: (PLAN, Changes(announce=False)))
     monkeypatch.setattr(applying, "_applied", PLAN)
     zerofit.apply(PLAN)
     assert str(refusal(zerofit.apply, BF16)) == (

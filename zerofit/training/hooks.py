@@ -215,7 +215,7 @@ MODULE_HOOKS = (
 _installed: tuple[Plan, Changes] | None = None
 
 
-def installed() -> tuple[Plan, Changes] | None:
+def hooked_plan() -> tuple[Plan, Changes] | None:
     """Return the plan whose hooks this process has, and its list of changes; None without hooks."""
     return _installed
 
