@@ -43,7 +43,7 @@ MISSING = """\
 error[plan-file-missing]: the plan file can't be read
   found: zerofit.apply('nowhere.json'): No such file or directory
   why:   the script is to train as that plan says
-  fix:   write it with `zerofit plan SCRIPT --output FILE`"""
+  fix:   write it with `zerofit plan --output FILE SCRIPT`"""
 OTHER_RANKS = """\
 error[world-size-differs]: the plan is for another number of ranks
   found: 1 rank, and a plan for 2

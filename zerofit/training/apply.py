@@ -112,7 +112,7 @@ def _read(path: Path) -> Plan:
             "the plan file can't be read",
             found=f"zerofit.apply({str(path)!r}): {error.strerror}",
             why="the script is to train as that plan says",
-            fix="write it with `zerofit plan SCRIPT --output FILE`",
+            fix="write it with `zerofit plan --output FILE SCRIPT`",
         ) from None
     return plan_from_json(text, name=str(path))
 

@@ -144,6 +144,8 @@ def set_environment(plan: Plan, *, deepspeed_file: Path | None, changes: Changes
         UserError: torch already uses GPUs that the plan does not.
     """
     wanted = launch_environment(plan, inherited=os.environ)
+    # torch calls ninja by name when it builds an op of DeepSpeed, also without an activated environment.
+    wanted["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     if needs_one_gpu(plan):
         wanted["CUDA_VISIBLE_DEVICES"] = first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     wanted |= rank_environment(plan, deepspeed_file=None if deepspeed_file is None else str(deepspeed_file))
