@@ -261,6 +261,12 @@ def test_a_rank_records_how_its_script_ended(
     assert (run.folder / "zerofit-runs" / ".gitignore").read_text() == "*\n"
 
 
+def test_a_refusal_is_printed_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import zerofit\nzerofit.apply('nowhere.json')\n")
+    run = run_command([sys.executable, "train.py"], tmp_path)
+    assert (run.exit_code, run.stderr) == (1, f"{MISSING}\n")
+
+
 def test_a_folder_that_is_not_writable_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = refusal(zerofit.apply, PLAN, run_dir=tmp_path / "file")

@@ -27,7 +27,7 @@ from zerofit.training.changes import Changes
 from zerofit.training.hooks import MODULE_HOOKS, hooked_plan, install
 from zerofit.training.late_imports import imported_functions, replace_imported_copies
 from zerofit.training.launcher_settings import check_launcher, check_ranks, set_environment
-from zerofit.training.rank_end import RankEnd
+from zerofit.training.rank_end import RankEnd, print_errors_without_traceback
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -59,6 +59,7 @@ def apply(plan: Plan | str | os.PathLike[str], *, run_dir: str | os.PathLike[str
     if _CAPTURE in sys.orig_argv or getattr(current_process(), "_inheriting", False):
         return  # captured as it is; or a worker, which imports the script and does not train
     name = f"zerofit.apply({'plan' if isinstance(plan, Plan) else repr(os.fspath(plan))})"
+    print_errors_without_traceback()
     if (running := hooked_plan()) is not None:
         _keep_running_plan(plan, name, *running)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -21,8 +22,23 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 
+@cache
+def print_errors_without_traceback() -> None:
+    """Print an error of zerofit that the script does not catch as the command line prints it."""
+    show = sys.excepthook
+
+    def show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        errors = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+        if all(isinstance(refused, UserError) for refused in errors):
+            tell("\n".join(map(str, errors)))
+        else:
+            show(kind, error, traceback)
+
+    sys.excepthook = show_error
+
+
 class RankEnd:
-    """Writes the record when the script ends, and prints errors of zerofit without a traceback.
+    """Writes the record when the script ends.
 
     Python tells nobody the code of a SystemExit, so that sys.exit() is wrapped; a script's own
     `raise SystemExit(1)` is recorded as 0.
@@ -52,9 +68,6 @@ class RankEnd:
     ) -> None:
         self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         self._error = error
-        if isinstance(error, UserError):
-            tell(str(error))
-            return
         self._show(kind, error, traceback)
         if (named := sharded_weight_error(error)) is not None:
             self._error = named
