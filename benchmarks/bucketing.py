@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 from circumstances import circumstances
 
-from zerofit.data import LengthGroupedBatches
-from zerofit.data.packing import pack_lengths
+from zerofit.data import LengthGroupedBatches, pack_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _PACKAGE = Path(__file__).parents[1] / "zerofit"
 
 # Private names of what has no adapter, and of Python. A name that is written by zerofit is not looked at.
-_PYTHON = {"_current_exceptions", "_current_frames", "_exit", "_getframe", "_reconstructor"}
+_PYTHON = {"_current_exceptions", "_current_frames", "_exit", "_getframe", "_inheriting"}
 _PYTHON |= {"_fork_exec", "_start_method"}
 _TORCH = {"_C", "_autograd", "_call_impl", "_cdata", "_current_autograd_node", "_get_default_store"}
 _TORCH |= {"_DDPSink", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"}

@@ -12,20 +12,26 @@ from zerofit.core.version import VERSION
 __version__ = VERSION
 
 _ON_DEMAND = {
-    "accelerator": "zerofit.training.script_api",
     "accumulation_windows": "zerofit.training.step.accumulation_windows",
-    "apply_strategy": "zerofit.training.apply_strategy",
+    "apply": "zerofit.training.apply",
     "check": "zerofit.checking.check_run",
     "generate": "zerofit.generation.generate",
     "generate_file": "zerofit.launching.generate.generate_file",
     "launch": "zerofit.launching.launch",
     "plan": "zerofit.planning.plan",
     "submit": "zerofit.launching.clusters.submit",
-    "trainer": "zerofit.training.script_api",
     "tune": "zerofit.launching.tune",
-    "training_arguments": "zerofit.training.script_api",
 }
 """Functions imported at first use, as that takes time, by the module that holds them."""
+
+_BY_APPLY = "call zerofit.apply('plan.json') first in the script, and use accelerate and transformers as ever"
+_REMOVED = {
+    "accelerator": _BY_APPLY,
+    "apply_strategy": _BY_APPLY,
+    "trainer": _BY_APPLY,
+    "training_arguments": _BY_APPLY,
+}
+"""Names that zerofit had, and what to use."""
 
 __all__ = [
     "GpuSpec",
@@ -42,6 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _REMOVED:
+        raise ImportError(f"zerofit.{name} was removed: {_REMOVED[name]}", name=__name__)
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_DEMAND[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import runpy
 from collections import Counter
@@ -12,12 +13,44 @@ from typing import Any
 from accelerators import quiet, settings
 from runs import SCRIPTS
 
+from zerofit.training.accelerate_hooks import set_number_formats
 from zerofit.training.changes import Changes
-from zerofit.training.script_api import planned_arguments, planned_trainer
+from zerofit.training.hooks import ACCELERATOR_HOOKS, TRAINER_HOOKS, install_all
+from zerofit.training.settings import AppliedSettings
+from zerofit.training.trainer.trainer_arguments import install_arguments
 
 TOKENS = runpy.run_path(str(SCRIPTS / "token_trainer.py"))
 SPLIT = {"micro_batch_size": 3, "trainer_accumulates": False}
 PIECES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+def planned_arguments(base: Any, wanted: AppliedSettings, changes: Changes) -> Any:
+    """Return a subclass of TrainingArguments under a plan, so that the class itself stays as it is."""
+
+    class PlannedArguments(base):
+        def __reduce_ex__(self, protocol: Any) -> Any:  # Trainer pickles its arguments into each checkpoint
+            return copyreg._reconstructor, (base, object, None), self.__dict__
+
+    install_arguments(PlannedArguments, wanted, changes)
+    return PlannedArguments
+
+
+def planned_trainer(base: Any, wanted: AppliedSettings, changes: Changes) -> Any:
+    """Return a subclass of Trainer under a plan, with an Accelerator of a subclass of its own."""
+    from accelerate import Accelerator
+
+    planned = type("Accelerator", (Accelerator,), {})
+    install_all(ACCELERATOR_HOOKS, planned, wanted, changes)
+
+    class PlannedTrainer(base):
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            self.accelerator.__class__ = planned
+            self.accelerator._zerofit_by_script = False
+            set_number_formats(wanted, changes)
+
+    install_all(TRAINER_HOOKS, PlannedTrainer, wanted, changes)
+    return PlannedTrainer
 
 
 @dataclasses.dataclass(kw_only=True)

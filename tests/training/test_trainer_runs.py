@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from accelerators import quiet, settings
 from refusals import refusal
-from trainer_training import PIECES, SPLIT, Trained, causal_model, train_in
+from trainer_training import PIECES, SPLIT, Trained, causal_model, planned_arguments, train_in
 from transformers import TrainingArguments
 
 from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
-from zerofit.training.script_api import planned_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -185,7 +185,7 @@ def _left_out(plan: Plan) -> list[str]:
         return []
     return [
         f"no file has {', '.join(flags)}: use `zerofit launch` with the same flags, or "
-        "zerofit.apply_strategy() in the script"
+        "zerofit.apply('plan.json') in the script, with the plan of `zerofit plan --output plan.json`"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: seeded masks and whole-word masks."""
+"""Masked language modelling: whole-word masks, which may be seeded."""
 
 from __future__ import annotations
 
@@ -43,29 +43,6 @@ def add_word_ids(
     encodings = tokenizer(texts, is_split_into_words=are_words, return_special_tokens_mask=True, **options)
     word_ids = [[NO_WORD if word is None else word for word in row.word_ids] for row in encodings.encodings]
     return {**encodings, WORD_IDS: word_ids}
-
-
-@dataclass(slots=True, kw_only=True)
-class SeededMasks:
-    """Collates batches by transformers' DataCollatorForLanguageModeling, with seeded masks.
-
-    That collator's own seed is combined with the worker's number only. Workers are restarted in each epoch,
-    so every epoch would mask the same tokens (transformers 5.23, tests/data/test_collators.py).
-    """
-
-    masks: Any
-    """The collator, without a seed."""
-    seed: int
-    """Of the masks."""
-    _generator: Any = field(default=None, init=False, repr=False)
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return input_ids, attention_mask and labels of a batch, each of shape (rows, tokens)."""
-        if self._generator is None:
-            self._generator = _seeded_generator(self.seed)
-        self.masks.generator = self._generator
-        batch: Mapping[str, Any] = self.masks(features)
-        return batch
 
 
 @dataclass(slots=True, kw_only=True)

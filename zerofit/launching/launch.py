@@ -11,12 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.check_run import stop_at_errors
-from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.strategy import situation_of_launch
-from zerofit.checking.read_targets import script_file
-from zerofit.checking.targets import Targets
-from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.checking.check_plan import check_plan
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
@@ -301,17 +296,7 @@ def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
     plan, target = to_launch.plan, to_launch.target
     script, arguments = script_path(target), script_arguments(target)
     check_resumed_checkpoint(arguments)
-    # The checkpoint's ranks and stage are not checked, since the ranks convert it.
-    targets = Targets(
-        files=() if script is None else (script_file(script),),
-        arguments=arguments,
-        are_all_arguments=True,
-        schemas=load_schemas(plan.versions),
-    )
-    situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
-    if plan.capture is not None:
-        situation = with_capture(situation, plan.capture, is_launched=True)
-    stop_at_errors(situation, no_check=not plan.is_checked, say=partial(_tell_finding, observer))
+    check_plan(plan, script=script, arguments=arguments, say=partial(_tell_finding, observer))
 
 
 def _tell_finding(observer: Observer, text: str) -> None:

@@ -16,6 +16,7 @@ import psutil
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
+from zerofit.core.run_name import RUNS_NAME, run_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.checkpoints import SavedCheckpoint
 
-RUNS = Path("zerofit-runs")
+RUNS = Path(RUNS_NAME)
 """Default folder of all run folders."""
 TUNE_PREFIX, LADDER_PREFIX = "tune-", "ladder-"
 TRIALS_PREFIXES = (TUNE_PREFIX, LADDER_PREFIX)
@@ -85,7 +86,7 @@ class RunFolder:
 
 def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> RunFolder:
     """Return the folder of a run, named after the time and the script or module; nothing is written."""
-    name = f"{at:%Y-%m-%d_%H-%M-%S}-{Path(target).name.removesuffix('.py')}"
+    name = run_name(target, at)
     return RunFolder(path=runs.resolve() / (name if attempt == 1 else f"{name}-{attempt}"))
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +18,7 @@ from zerofit.configs.write.command import (
     launch_environment,
     shell_command,
 )
-from zerofit.configs.write.deepspeed import deepspeed_json
+from zerofit.configs.write.deepspeed import run_deepspeed_json
 from zerofit.core.checkpoints import remove_partial_of_run
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
@@ -67,20 +67,7 @@ def launch_files(launch: PlannedLaunch, folder: RunFolder) -> dict[Path, str]:
         folder.command: _command_script(launch, folder),
     }
     if deepspeed:
-        # Values that the script may set stay "auto": the runner sets what the plan requires, and a second
-        # number here could only contradict.
-        script_decides = replace(
-            strategy,
-            precision=None,
-            micro_batch_size=None,
-            gradient_accumulation_steps=None,
-            gradient_clipping=None,
-        )
-        files[folder.deepspeed] = deepspeed_json(
-            script_decides,
-            trains=plan.trains,
-            topology=plan.topology,
-        )
+        files[folder.deepspeed] = run_deepspeed_json(plan)
     return files
 
 

@@ -161,8 +161,18 @@ MODULE_HOOKS = (
 """Hooks that run as soon as the script imports a module, by its name."""
 
 
+_installed: tuple[Plan, Changes] | None = None
+
+
+def hooked_plan() -> tuple[Plan, Changes] | None:
+    """Return the plan whose hooks this process has, and its list of changes; None without hooks."""
+    return _installed
+
+
 def install(plan: Plan, changes: Changes, *, run_folder: Path | None = None) -> None:
     """Install the hooks that make the script train as planned."""
+    global _installed
+    _installed = plan, changes
     settings = settings_of(plan, run_folder=run_folder)
     if plan.topology.world_size > 1 and plan.generate_limit_s:
         watch()

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from zerofit.data.bucketing import simulated_buckets
 from zerofit.data.lengths import LengthHistogram
-from zerofit.data.lengths.padding import Cost, dynamic, fixed, least_rows, packed_rows, unpadded
-from zerofit.data.packing import pack_lengths
+from zerofit.data.lengths.padding import (
+    Cost,
+    dynamic,
+    fixed,
+    least_rows,
+    pack_lengths,
+    packed_rows,
+    unpadded,
+)
 
 
 def _cost(lengths: list[int], size: int) -> tuple[int, int]:

@@ -9,12 +9,11 @@ import pytest
 import torch
 from accelerators import hooked, quiet, settings
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-from trainer_training import causal_model
+from trainer_training import causal_model, planned_trainer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from zerofit.training.batch import grouped_batches
-from zerofit.training.script_api import planned_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.core.secrets import shell_words
-from zerofit.core.strategy import Engine, Precision
+from zerofit.core.strategy import Engine, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,6 +105,29 @@ def launch_environment(plan: Plan, *, inherited: Mapping[str, str]) -> dict[str,
         else:
             environment["ACCELERATE_USE_CPU"] = "true"
     return environment | compile_environment(plan)
+
+
+def rank_environment(plan: Plan, *, deepspeed_file: str | None) -> dict[str, str]:
+    """Return the variables that `accelerate launch` sets for the ranks of a plan, for other launchers.
+
+    accelerate/utils/launch.py, prepare_simple_launcher_cmd_env and prepare_deepspeed_cmd_env (1.15).
+
+    Args:
+        plan: the plan.
+        deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+    """
+    environment = {"ACCELERATE_MIXED_PRECISION": MIXED_PRECISION[plan.strategy.precision or Precision.FP32]}
+    if plan.strategy.compile:
+        environment["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR"
+    if deepspeed_file is not None:
+        needs_init = plan.strategy.zero_stage is ZeroStage.PARAMETERS
+        environment |= {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_CONFIG_FILE": deepspeed_file,
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT": str(needs_init).lower(),
+            "ACCELERATE_USE_CPU": "false",  # which would switch DeepSpeed off, also on CPU ranks
+        }
+    return environment
 
 
 def compile_environment(plan: Plan) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import NVME, OffloadDevice, Precision, Strategy, ZeroStage
@@ -10,7 +11,7 @@ from zerofit.core.strategy import NVME, OffloadDevice, Precision, Strategy, Zero
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.core.plan import Topology
+    from zerofit.core.plan import Plan, Topology
 
 _AUTO = "auto"
 """Filled in from the script by accelerate (prepare) and by Trainer (TrainingArguments)."""
@@ -64,6 +65,22 @@ def deepspeed_json(strategy: Strategy, *, trains: bool = True, topology: Topolog
     """Return the text of the DeepSpeed JSON file of a strategy; see deepspeed_config."""
     config = deepspeed_config(strategy, trains=trains, topology=topology)
     return json.dumps(config, indent=2) + "\n"
+
+
+def run_deepspeed_json(plan: Plan) -> str:
+    """Return the text of the DeepSpeed JSON file of a run.
+
+    Values that the script may set stay "auto": the hooks set what the plan requires, and a second number here
+    could only contradict.
+    """
+    script_decides = replace(
+        plan.strategy,
+        precision=None,
+        micro_batch_size=None,
+        gradient_accumulation_steps=None,
+        gradient_clipping=None,
+    )
+    return deepspeed_json(script_decides, trains=plan.trains, topology=plan.topology)
 
 
 def _or_auto(value: float | None) -> float | str:

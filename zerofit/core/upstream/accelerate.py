@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ def skip_data_parallel_wrapping(module: ModuleType) -> None:
             self.distributed_type = module.DistributedType.NO
 
     module.PartialState.__init__ = init
+
+
+def has_state() -> bool:
+    """Return True if this process has an Accelerator, a PartialState or TrainingArguments, which make one."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.PartialState._shared_state)
 
 
 def prepared_models(accelerator: Any) -> list[Any]:

@@ -125,7 +125,7 @@ _COLLATORS = {
     "a function of the script's": None,
     "a subclass of the script's": None,
     "behind Trainer's": True,
-    "packed rows of zerofit.data": False,
+    "whole words of zerofit.data": True,
 }
 
 
@@ -134,7 +134,7 @@ def _collators() -> dict[str, Any]:
     import transformers
     from transformers.trainer_utils import RemoveColumnsCollator
 
-    from zerofit.data.packing import PackedRows
+    from zerofit.data import WholeWordCollator
 
     class Tokenizer:
         mask_token = "[MASK]"
@@ -156,7 +156,7 @@ def _collators() -> dict[str, Any]:
         "a function of the script's": lambda rows: rows,
         "a subclass of the script's": Own(tokenizer),
         "behind Trainer's": RemoveColumnsCollator(masked, []),
-        "packed rows of zerofit.data": PackedRows(),
+        "whole words of zerofit.data": WholeWordCollator(tokenizer=tokenizer),
     }
 
 

@@ -76,10 +76,10 @@ def test_only_an_error_of_a_model_without_weights_needs_values(tmp_path: Path) -
 
 
 def test_code_of_zerofit_and_of_packages_is_not_the_users() -> None:
-    import zerofit.training.script_api
+    import zerofit.training.apply
 
     files = (
-        zerofit.training.script_api.__file__,
+        zerofit.training.apply.__file__,
         pytest.__file__,
         types.__file__,
         "<string>",

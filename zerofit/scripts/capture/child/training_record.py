@@ -14,19 +14,14 @@ if TYPE_CHECKING:
 _STEPS = ("total_steps", "T_max", "total_iters")
 """Attributes of torch's schedulers with their number of steps (torch/optim/lr_scheduler.py)."""
 
-_RANDOM_COLLATORS = {
-    "transformers.DataCollatorForPermutationLanguageModeling",
-    "zerofit.SeededMasks",
-    "zerofit.WholeWordCollator",
-}
+_RANDOM_COLLATORS = {"transformers.DataCollatorForPermutationLanguageModeling", "zerofit.WholeWordCollator"}
 """Collators that mask randomly (transformers 5.23, data/data_collator.py; zerofit/data/)."""
 _FIXED_COLLATORS = {
     *("torch.default_collate", "torch.default_convert"),
     *("transformers.default_data_collator", "transformers.DefaultDataCollator"),
     *("transformers.DataCollatorWithPadding", "transformers.DataCollatorWithFlattening"),
     *("transformers.DataCollatorForTokenClassification", "transformers.DataCollatorForSeq2Seq"),
-    *("transformers.DataCollatorForMultipleChoice", "zerofit.CausalCollator", "zerofit.FlatDocuments"),
-    "zerofit.PackedRows",
+    "transformers.DataCollatorForMultipleChoice",
 }
 """Collators without random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
 

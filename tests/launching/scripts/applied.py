@@ -1,9 +1,11 @@
-"""Applies a plan by itself: explicit.py accelerate|trainer PLAN|launched."""
+"""Applies a plan by one line: applied.py accelerate|trainer PLAN OUT."""
 
 import sys
 
 import torch
-from transformers import BertConfig, BertForTokenClassification, set_seed
+from accelerate import Accelerator
+from torch.nn.utils import clip_grad_norm_
+from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments, set_seed
 
 import zerofit
 
@@ -26,8 +28,8 @@ def samples(count):
     ]
 
 
-def by_accelerate(plan) -> None:
-    accelerator = zerofit.accelerator(plan=plan)
+def by_accelerate(out) -> None:
+    accelerator = Accelerator()
     data = samples(NUM_STEPS * BATCH_SIZE * accelerator.num_processes)
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,28 +39,31 @@ def by_accelerate(plan) -> None:
     for batch in loader:
         loss = model(**batch).loss
         accelerator.backward(loss)
+        clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
         accelerator.print("loss", accelerator.reduce(loss.detach(), "mean").item(), flush=True)
+    weights = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        torch.save(weights, out)
 
 
-def by_trainer(plan) -> None:
-    args = zerofit.training_arguments(
-        plan=plan,
+def by_trainer(out) -> None:
+    args = TrainingArguments(
         output_dir="out",
         per_device_train_batch_size=BATCH_SIZE,
         max_steps=NUM_STEPS,
         optim="sgd",
         learning_rate=0.1,
         lr_scheduler_type="constant",
-        max_grad_norm=0.0,
+        max_grad_norm=0.1,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
     )
     model = tiny_model()
-    trainer = zerofit.trainer(
+    trainer = Trainer(
         model=model,
         args=args,
         train_dataset=samples(NUM_STEPS * BATCH_SIZE * args.world_size),
@@ -66,11 +71,15 @@ def by_trainer(plan) -> None:
     )
     trainer._get_train_sampler = lambda *_: None  # in order, as by_accelerate
     trainer.train()
-    for line in trainer.state.log_history:
-        if "loss" in line and args.process_index == 0:
-            print("loss", line["loss"], flush=True)
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if args.process_index == 0:
+        for line in trainer.state.log_history:
+            if "loss" in line:
+                print("loss", line["loss"], flush=True)
+        torch.save(weights, out)
 
 
 if __name__ == "__main__":
-    run = {"accelerate": by_accelerate, "trainer": by_trainer}[sys.argv[1]]
-    run(None if sys.argv[2] == "launched" else sys.argv[2])
+    route, plan, out = sys.argv[1:]
+    zerofit.apply(plan)
+    {"accelerate": by_accelerate, "trainer": by_trainer}[route](out)
