@@ -157,10 +157,10 @@ def apply_to_model(strategy: Strategy, model: Any) -> tuple[Any, Any]:
     """
     import torch
 
-    from zerofit.training.changed_model import changed
     from zerofit.training.changes import Changes
-    from zerofit.training.optimizer_swap import swap_and_note
-    from zerofit.training.trained_groups import match_trained_parameters
+    from zerofit.training.setup.changed_model import changed
+    from zerofit.training.setup.optimizer_swap import swap_and_note
+    from zerofit.training.setup.trained_groups import match_trained_parameters
 
     changes = Changes(announce=True)
     if strategy.tf32 is not None:

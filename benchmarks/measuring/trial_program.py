@@ -103,8 +103,8 @@ def import_all(spec: TrialSpec) -> None:
     names = {
         "torch": True,
         "transformers.optimization": True,
-        "zerofit.training.changed_model": True,
-        "zerofit.training.optimizer_swap": True,
+        "zerofit.training.setup.changed_model": True,
+        "zerofit.training.setup.optimizer_swap": True,
         "peft": strategy.lora is not None,
         "bitsandbytes": is_8_bit or strategy.quantization is not None,
     }

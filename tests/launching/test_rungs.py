@@ -10,7 +10,7 @@ from planning_problems import VERSIONS, machine
 from refusals import refusal
 
 from zerofit.cli.launch import launch
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.strategy import Lora, OffloadDevice, OptimizerName, Precision, Quantization, ZeroStage
 from zerofit.launching.rungs import (
     ON_MANY_RANKS,
@@ -23,8 +23,9 @@ from zerofit.launching.rungs import (
     parse_rungs,
     rung_names,
 )
-from zerofit.planning.inputs import settings_of
 from zerofit.planning.plan_from_flags import choose
+from zerofit.planning.run_spec import RunSpec
+from zerofit.planning.sources.settings import settings_of
 
 if TYPE_CHECKING:
     from zerofit.launching.launch import LaunchedRun
@@ -159,5 +160,5 @@ def test_the_flags_of_a_rung_say_its_strategy_and_nothing_else(
     with pytest.raises(_StoppedError):
         launch.main([*launch_flags(settings), "train.py"], standalone_mode=False)
     assert {field: value for field in FLAGS if (value := said[field]) is not None} == settings
-    _, _, request = settings_of(settings)
-    assert choose(machine=machine(2), versions=VERSIONS, request=request).strategy == run.strategy
+    spec = RunSpec(overrides=settings_of(settings).overrides)
+    assert choose(machine=machine(2), versions=VERSIONS, spec=spec).strategy == run.strategy

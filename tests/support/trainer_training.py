@@ -13,11 +13,11 @@ from typing import Any
 from accelerators import quiet, settings
 from runs import SCRIPTS
 
-from zerofit.training.accelerate_hooks import set_number_formats
 from zerofit.training.changes import Changes
-from zerofit.training.hooks import ACCELERATOR_HOOKS, TRAINER_HOOKS, install_all
+from zerofit.training.hooks import install_accelerator, install_trainer
 from zerofit.training.settings import AppliedSettings
-from zerofit.training.trainer.trainer_arguments import install_arguments
+from zerofit.training.setup.accelerator_arguments import set_number_formats
+from zerofit.training.setup.trainer_arguments import install_arguments
 
 TOKENS = runpy.run_path(str(SCRIPTS / "token_trainer.py"))
 SPLIT = {"micro_batch_size": 3, "trainer_accumulates": False}
@@ -40,7 +40,7 @@ def planned_trainer(base: Any, wanted: AppliedSettings, changes: Changes) -> Any
     from accelerate import Accelerator
 
     planned = type("Accelerator", (Accelerator,), {})
-    install_all(ACCELERATOR_HOOKS, planned, wanted, changes)
+    install_accelerator(planned, wanted, changes)
 
     class PlannedTrainer(base):
         def create_accelerator_and_postprocess(self) -> None:
@@ -49,7 +49,7 @@ def planned_trainer(base: Any, wanted: AppliedSettings, changes: Changes) -> Any
             self.accelerator._zerofit_by_script = False
             set_number_formats(wanted, changes)
 
-    install_all(TRAINER_HOOKS, PlannedTrainer, wanted, changes)
+    install_trainer(PlannedTrainer, wanted, changes)
     return PlannedTrainer
 
 

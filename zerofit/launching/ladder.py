@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.request import Request
 from zerofit.core.strategy import Precision
 from zerofit.launching.launch import check_launch
+from zerofit.launching.nodes import on_this_node
 from zerofit.launching.prepare import prepare_launch
-from zerofit.launching.request import launch_request
 from zerofit.launching.run_folder import LADDER_PREFIX, RUNS, check_run_dir
 from zerofit.launching.rungs import (
     ON_MANY_RANKS,
@@ -41,9 +40,12 @@ from zerofit.machine.versions import check_libraries
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
-from zerofit.planning.inputs import Loop, MachineFlags, ModelFlags
 from zerofit.planning.machine_from_flags import machine_of
+from zerofit.planning.make_problem import problem_of
+from zerofit.planning.options import Loop, MachineFlags, ModelFlags
 from zerofit.planning.ranks import check_ranks
+from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -251,7 +253,6 @@ class _Launches:
         self._observer = observer
         self.machine = None if gpus is None else machine_of(MachineFlags(gpus=gpus), num_nodes=1).machine
         """The node to predict for; None without GPUs."""
-        self._is_here = gpus is None
         if self.machine is not None:
             num_gpus = len(self.machine.gpus)
             num_processes = num_processes or num_gpus
@@ -266,8 +267,10 @@ class _Launches:
     def of(self, run: LadderRun) -> PlannedLaunch:
         """Return the launch of a run, whose flags fix all of its strategy."""
         if run not in self._made:
-            request = launch_request(
-                ("-m", SCRIPT, *self._arguments(run)),
+            spec = resolve(
+                (SCRIPT, *self._arguments(run)),
+                verb=Verb.LAUNCH,
+                module=True,
                 captures=False,
                 on_cpu=self._on_cpu,
                 gpus=None if self._on_cpu else self._gpus,
@@ -276,7 +279,7 @@ class _Launches:
                 **self._nodes,
                 **launch_settings(run),
             )
-            launch = prepare_launch(request, SILENT)
+            launch = prepare_launch(on_this_node(spec), SILENT)
             workload = replace(launch.plan.workload, sequence_length=run.sequence_length)
             self._made[run] = replace(launch, plan=replace(launch.plan, workload=workload))
             if self.machine is None and not self._on_cpu:
@@ -310,22 +313,24 @@ class _Launches:
 
     def _predict(self, plan: Plan, machine: Machine, run: LadderRun) -> EstimatedStrategy:
         from zerofit.planning.planner import Planner  # these import many modules
-        from zerofit.planning.subject import named_model
+        from zerofit.planning.subject import describe
 
         # The script's weights are in fp32, and it drops the outputs once it has the loss, as Trainer does.
         flags = replace(
             self._model, sequence_length=run.sequence_length, dtype=Precision.FP32, loop=Loop.TRAINER
         )
-        subject = named_model(flags)
-        planner = self._planners.get(run.sequence_length) or Planner(subject, observer=self._observer)
+        subject = describe(flags, versions=plan.versions)
+        planner = self._planners.get(run.sequence_length)
+        planner = planner or Planner(subject, is_fast=False, observer=self._observer)
         self._planners[run.sequence_length] = planner  # with its traces
-        problem = subject.problem(
-            request=Request(),
+        problem = problem_of(
+            RunSpec(options=flags, described=MachineFlags(gpus=self._gpus)),
+            subject,
             machine=replace(machine, gpus=machine.gpus[: plan.topology.world_size]),
             versions=plan.versions,
             topology=replace(plan.topology, on_cpu=False),
         )
-        return planner.estimate(problem, plan.strategy, is_here=self._is_here)
+        return planner.estimate(problem, plan.strategy)
 
     def _arguments(self, run: LadderRun) -> list[str]:
         task = self._model.task

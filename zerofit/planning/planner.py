@@ -87,13 +87,9 @@ class Planner:
         left_out = dict.fromkeys(note for trace in self._traces.values() for note in trace.notes)
         return replace(answer, notes=(*notes, *answer.notes, *left_out))
 
-    def estimate(self, problem: Problem, strategy: Strategy, *, is_here: bool) -> EstimatedStrategy:
-        """Return one strategy of a problem with its estimate, whether it fits or not.
-
-        Args:
-            is_here: whether its machine is this one, for which there may be measured rates.
-        """
-        rates = probe_rates(problem.machine) if is_here else catalog_rates()
+    def estimate(self, problem: Problem, strategy: Strategy) -> EstimatedStrategy:
+        """Return one strategy of a problem with its estimate, whether it fits or not."""
+        rates = probe_rates(problem.machine) if problem.spec.is_here else catalog_rates()
         return TrainingEstimator(problem, trace=self._traced, rates=rates).estimate(strategy)
 
     def _solve(

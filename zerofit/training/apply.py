@@ -22,12 +22,13 @@ from zerofit.core.run_name import RUNS_NAME, run_name
 from zerofit.core.strategy import Engine
 from zerofit.core.upstream.accelerate import has_state
 from zerofit.machine.versions import probe_versions
-from zerofit.training import observe, stop_signal
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import MODULE_HOOKS, hooked_plan, install
 from zerofit.training.late_imports import imported_functions, replace_imported_copies
 from zerofit.training.launcher_settings import check_launcher, check_ranks, set_environment
 from zerofit.training.rank_end import RankEnd, print_errors_without_traceback
+from zerofit.training.reporting import observe
+from zerofit.training.saving import stop_signal
 
 if TYPE_CHECKING:
     from types import ModuleType

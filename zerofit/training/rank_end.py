@@ -9,11 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
-from zerofit.training import observe, stop_signal
+from zerofit.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.training.changes import tell
-from zerofit.training.deepspeed.placeholders import sharded_weight_error
-from zerofit.training.record import write_record
+from zerofit.training.reporting import observe
+from zerofit.training.reporting.record import write_record
+from zerofit.training.saving import stop_signal
+from zerofit.training.step.deepspeed.placeholders import sharded_weight_error
 
 if TYPE_CHECKING:
     from pathlib import Path

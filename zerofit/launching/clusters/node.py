@@ -30,10 +30,10 @@ from zerofit.launching.clusters.preflight import (
     warnings_of,
 )
 from zerofit.launching.diagnose import EXIT_STOPPED, GOES_ON_AFTER, RunEnd
-from zerofit.planning.sources.nodes import is_host
 from zerofit.launching.run_folder import RunFolder, attempts, fill_run_folder, newest_checkpoint
 from zerofit.launching.start import PlannedLaunch, launch_files, start
 from zerofit.machine.port import free_port
+from zerofit.planning.sources.nodes import is_host
 from zerofit.scripts.resume import resume_way
 
 if TYPE_CHECKING:
