@@ -101,12 +101,12 @@ def silent_port() -> Iterator[int]:
 
 
 def test_a_silent_process_on_the_port_is_no_launcher(silent_port: int) -> None:
-    place = NodePlace(node=1, num_nodes=2, address="127.0.0.1", port=silent_port, limit_s=20)
+    place = NodePlace(node=1, num_nodes=2, address="127.0.0.1", port=silent_port, limit_s=6)
     error = _error_of(lambda: _meet(place))
     assert error.rule == "node-unreachable"
     assert error.found == (
         f"node 1 ({_HOST}) can't reach node 0 at 127.0.0.1, port {silent_port}: the process listening there "
-        "is not a launcher (20 s)"
+        "is not a launcher (6 s)"
     )
 
 

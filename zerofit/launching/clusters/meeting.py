@@ -97,7 +97,7 @@ class Meeting:
         """Leave the store. Node 0 waits until the others have left, which else could only report its loss."""
         with contextlib.suppress(RuntimeError, TimeoutError):
             if self.place.node and 0 not in self.lost:
-                _within(_CONNECT_S, self.store.set, f"left/{self.place.node}", "")
+                within(_CONNECT_S, self.store.set, f"left/{self.place.node}", "")
             if self.place.node:
                 return
             until = time.monotonic() + _FAREWELL_S
@@ -112,19 +112,19 @@ class Meeting:
         nodes = range(self.place.num_nodes)
         missing = [node for node in nodes if node != self.place.node]
         try:
-            _within(LOST_S, self.store.set, f"{key}/{self.place.node}", json.dumps(value))
+            within(LOST_S, self.store.set, f"{key}/{self.place.node}", json.dumps(value))
             while missing and time.monotonic() < until:
                 missing = [node for node in missing if not self._has(f"{key}/{node}")]
                 time.sleep(_POLL_S if missing else 0)
             if not missing:
-                values = _within(LOST_S, self.store.multi_get, [f"{key}/{node}" for node in nodes])
+                values = within(LOST_S, self.store.multi_get, [f"{key}/{node}" for node in nodes])
                 return tuple(json.loads(text) for text in values)
         except (RuntimeError, TimeoutError):
             missing = missing or [0]  # node 0 has given up because of the missing ones, or is gone itself
         raise error(missing)
 
     def _has(self, key: str) -> bool:
-        return bool(_within(LOST_S, self.store.check, [key]))
+        return bool(within(LOST_S, self.store.check, [key]))
 
     def _lost(self, missing: Sequence[int]) -> UserError:
         self.lost += missing
@@ -155,7 +155,7 @@ def met(place: NodePlace, run: str, facts: dict[str, Any]) -> Iterator[Meeting]:
     facts = {**facts, "host": socket.gethostname()}
     if place.node:
         facts["master_address"], facts["address"] = _reach_node_0(place, until)
-        store = _connect(place, facts["master_address"], run)
+        store = _connect(place, facts["master_address"], run, until)
     else:
         store = _host(place, run)
     meeting = Meeting(store=store, place=place)
@@ -167,7 +167,7 @@ def met(place: NodePlace, run: str, facts: dict[str, Any]) -> Iterator[Meeting]:
         meeting.leave()
 
 
-def _within(limit_s: float, call: Callable[..., Any], *arguments: Any) -> Any:
+def within(limit_s: float, call: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a call to a store returns.
 
     A thread makes it: it may never return if node 0's machine is gone, or the process on its port is silent,
@@ -219,17 +219,19 @@ def _reach_node_0(place: NodePlace, until: float) -> tuple[str, str]:
             time.sleep(_POLL_S)
 
 
-def _connect(place: NodePlace, address: str, run: str) -> Any:
+def _connect(place: NodePlace, address: str, run: str, until: float) -> Any:
     """Return a connection to the store on node 0, which must belong to the same run."""
     from torch.distributed import TCPStore
 
+    left_s = max(_CONNECT_S, until - time.monotonic())
+
     def connect() -> tuple[Any, str]:
-        limit = timedelta(seconds=_CONNECT_S)
+        limit = timedelta(seconds=left_s)
         store = TCPStore(address, place.port, is_master=False, wait_for_workers=False, timeout=limit)
         return store, store.get("run").decode()
 
     try:
-        store, found = _within(LOST_S, connect)
+        store, found = within(left_s, connect)
     except (RuntimeError, TimeoutError):
         raise _not_reached(place, "the process listening there is not a launcher") from None
     if found == run:

@@ -126,7 +126,7 @@ def _check_together(job: Job, plan: Plan, meeting: Meeting, observer: Observer) 
     if place.num_nodes == 1:
         return
     choose_interface(meeting)
-    took_s = check_all_reduce(meeting, on_cpu=plan.topology.on_cpu)
+    took_s = check_all_reduce(meeting)
     found = warnings_of(plan, job, meeting.names, meeting.facts) + clock_warnings(meeting)
     met_in = f"{place.num_nodes} nodes have met and run an all-reduce in {took_s:.0f} s"
     for sentence in (*found, met_in) if place.node == 0 else ():

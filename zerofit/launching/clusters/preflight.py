@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -21,15 +18,15 @@ from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.strategy import OffloadDevice
 from zerofit.core.units import GIB, format_bytes
 from zerofit.launching.clusters.job import Job, code_digest
-from zerofit.launching.clusters.meeting import EXIT_UNREACHABLE, LOST_S, Meeting
+from zerofit.launching.clusters.meeting import EXIT_UNREACHABLE, Meeting, within
 from zerofit.machine.limits import may_lock_all_memory, probe_disk
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 
+_GROUP_LIMIT_S = 30.0
+"""ASSUMPTION: creating a group of all nodes and an all-reduce take less, unless something is wrong."""
 _ALL_REDUCE_LIMIT_S = 40.0
-"""ASSUMPTION: importing torch and creating a group of all nodes takes less, unless something is wrong."""
-_GROUP_LIMIT_S = 25.0
-"""For the group alone, so that torch can name what failed before the process is killed."""
+"""Longer, so that torch can say what failed."""
 _ALL_REDUCE_BYTES = 4 << 20
 _SHOWN_NODES = 3
 _CLOCK_S = 5.0
@@ -166,33 +163,44 @@ def choose_interface(meeting: Meeting) -> None:
                 os.environ.setdefault(name, interface)
 
 
-def check_all_reduce(meeting: Meeting, *, on_cpu: bool) -> float:
-    """Run a barrier and an all-reduce over one process per node, and return their time in seconds.
+def check_all_reduce(meeting: Meeting) -> float:
+    """Pass a barrier and an all-reduce of all launchers over gloo, and return their time in seconds.
 
     Raises:
         UserError: a node failed or took too long; it names each.
     """
-    place = meeting.place
-    where = (meeting.master_address if place.node else "127.0.0.1", str(place.port))
-    command = (sys.executable, "-m", __name__, *where, str(place.node), str(place.num_nodes))
     started = time.monotonic()
     try:
-        done = subprocess.run(
-            (*command, "gloo" if on_cpu else "nccl"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_ALL_REDUCE_LIMIT_S,
-        )
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        problem = (lines or [f"exit code {done.returncode}"])[-1][:200] if done.returncode else None
-    except subprocess.TimeoutExpired:
+        within(_ALL_REDUCE_LIMIT_S, _all_reduce, meeting)
+        problem = None
+    except TimeoutError:
         problem = f"no answer in {_ALL_REDUCE_LIMIT_S:.0f} s"
+    except RuntimeError as error:
+        problem = first_line(error)[:200]
     took_s = time.monotonic() - started
-    problems = meeting.gather("all-reduce", problem, limit_s=_ALL_REDUCE_LIMIT_S + LOST_S)
+    problems = meeting.gather("all-reduce", problem)
     failed = {name: text for name, text in zip(meeting.names, problems, strict=True) if text is not None}
     if failed:
         raise _all_reduce_failed(failed)
     return took_s
+
+
+def _all_reduce(meeting: Meeting) -> None:
+    import torch
+    from torch import distributed
+
+    limit, world_size = timedelta(seconds=_GROUP_LIMIT_S), meeting.place.num_nodes
+    store = distributed.PrefixStore("all-reduce", meeting.store)
+    rank = meeting.place.node
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    try:
+        distributed.monitored_barrier(timeout=limit, wait_all_ranks=True)
+        tensor = torch.ones(_ALL_REDUCE_BYTES // 4)
+        distributed.all_reduce(tensor)
+        if tensor[-1].item() != world_size:
+            raise RuntimeError(f"the sum is {tensor[-1].item()} instead of {world_size}")
+    finally:
+        distributed.destroy_process_group()
 
 
 def _all_reduce_failed(failed: dict[str, str]) -> UserError:
@@ -207,37 +215,3 @@ def _all_reduce_failed(failed: dict[str, str]) -> UserError:
         "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME with --env",
         exit_code=EXIT_UNREACHABLE,
     )
-
-
-def _all_reduce(address: str, port: str, rank: str, world_size: str, backend: str) -> None:
-    """Run one node's process of the check; its last line on stderr says what failed."""
-    import torch
-    from torch import distributed
-
-    limit = timedelta(seconds=_GROUP_LIMIT_S)
-    try:
-        store = distributed.TCPStore(
-            address, int(port), is_master=False, wait_for_workers=False, timeout=limit
-        )
-        distributed.init_process_group(
-            "gloo",
-            store=distributed.PrefixStore("all-reduce", store),
-            rank=int(rank),
-            world_size=int(world_size),
-            timeout=limit,
-        )
-        distributed.monitored_barrier(timeout=limit, wait_all_ranks=True)
-        group = None if backend == "gloo" else distributed.new_group(backend=backend, timeout=limit)
-        tensor = torch.ones(_ALL_REDUCE_BYTES // 4, device="cpu" if backend == "gloo" else "cuda:0")
-        distributed.all_reduce(tensor, group=group)
-        total = tensor[-1].item()
-    except RuntimeError as error:
-        raise SystemExit(first_line(error)) from None
-    if total != int(world_size):
-        raise SystemExit(f"the sum is {total} instead of {world_size}")
-    with contextlib.suppress(RuntimeError):
-        distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _all_reduce(*sys.argv[1:])
