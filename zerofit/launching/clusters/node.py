@@ -10,17 +10,17 @@ import argparse
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import Rendezvous
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, bad_value
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json
+from zerofit.launching.clusters.heartbeat import Heartbeat
 from zerofit.launching.clusters.job import JOB_FILE, STOP_FILE, Job, check_no_deepspeed_env, job_from_json
-from zerofit.launching.clusters.peers import Meeting, NodePlace, Peers, meet, name_of
+from zerofit.launching.clusters.meeting import Meeting, NodePlace, met, name_of
 from zerofit.launching.clusters.preflight import (
     check_all_reduce,
     check_nodes,
@@ -38,9 +38,6 @@ from zerofit.scripts.resume import resume_way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_FAREWELL_S = 5.0
-"""How long node 0 waits for the others to find the same error. ASSUMPTION: they poll five times a second."""
 
 
 class _Said(Observer):
@@ -97,10 +94,9 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
 def _checked_host(host: str) -> str:
     if is_host(host):
         return host
-    raise UserError(
-        "bad-host",
-        "the address of node 0 is not a host name",
-        found=f"--address {host!r}",
+    raise bad_value(
+        "--address",
+        host,
         why="it may have letters, digits, dots, hyphens and colons, and must begin with a letter or digit",
         fix="check the first node in the scheduler's job",
     )
@@ -111,68 +107,59 @@ def _run(job: Job, plan: Plan, place: NodePlace, observer: Observer) -> RunEnd:
         del os.environ[name]  # set by an operator; torchrun would parse them as its own flags
     # With it torchrun's agent and the ranks share a store that a restart breaks (pytorch issue 135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    run_folder = Path(job.run_folder)
-    stop_file = run_folder / STOP_FILE
+    stop_file = Path(job.run_folder, STOP_FILE)
     if place.node == 0:
         stop_file.unlink(missing_ok=True)  # of the previous attempt
-    facts = facts_of_node(plan, job)
-    if place.num_nodes == 1:
-        check_nodes(plan, (place.name,), (facts,))
-        meeting, rendezvous = None, Rendezvous(main_process_port=free_port(0))
-        peers = Peers(None, stop_file)
-    else:
-        meeting = meet(place, job.run, facts)
-        peers = Peers(meeting, stop_file)
-        try:
-            rendezvous = _checked_together(job, plan, meeting, peers, observer)
-        except UserError:
-            if place.node == 0:
-                time.sleep(
-                    _FAREWELL_S
-                )  # without its store the others could only report that this node is gone
-            raise
-    signal.signal(signal.SIGUSR1, lambda *_: peers.ask_to_stop())
-    number, checkpoint = _attempt(run_folder, meeting)
-    plan, target = _resumed(plan, job, checkpoint)
-    folder = RunFolder(path=run_folder if number == 0 else run_folder / f"requeue-{number}", node=place.node)
-    launch = PlannedLaunch(plan=plan, target=target, rendezvous=rendezvous)
-    fill_run_folder(folder, launch_files(launch, folder))
-    if place.node == 0 and number:
-        how = f"resumes from {checkpoint}" if checkpoint else "starts from scratch, since nothing was saved"
-        observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
-    return start(launch, folder, observer=observer, others=peers)
+    with met(place, job.run, facts_of_node(plan, job)) as meeting:
+        _check_together(job, plan, meeting, observer)
+        launch, folder = _next_start(job, plan, meeting, observer)
+        heartbeat = Heartbeat(meeting, stop_file)
+        signal.signal(signal.SIGUSR1, lambda *_: heartbeat.ask_to_stop())
+        fill_run_folder(folder, launch_files(launch, folder))
+        return start(launch, folder, observer=observer, others=heartbeat)
 
 
-def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:
-    """Return the ranks' rendezvous, after all nodes passed the checks."""
+def _check_together(job: Job, plan: Plan, meeting: Meeting, observer: Observer) -> None:
+    """Check that the nodes are as planned and can train together; node 0 prints warnings."""
     place = meeting.place
     check_nodes(plan, meeting.names, meeting.facts)
+    if place.num_nodes == 1:
+        return
     choose_interface(meeting)
+    took_s = check_all_reduce(meeting)
     found = warnings_of(plan, job, meeting.names, meeting.facts) + clock_warnings(meeting)
-    took_s = check_all_reduce(meeting, peers, on_cpu=plan.topology.on_cpu)
-    met = f"{place.num_nodes} nodes have met and run an all-reduce in {took_s:.0f} s"
-    for sentence in (*found, met) if place.node == 0 else ():
+    met_in = f"{place.num_nodes} nodes have met and run an all-reduce in {took_s:.0f} s"
+    for sentence in (*found, met_in) if place.node == 0 else ():
         observer.say(sentence)
-    return Rendezvous(
-        machine_rank=place.node,
-        main_process_ip=meeting.master_address,
-        main_process_port=int(meeting.by_node_0("port", lambda: str(free_port(0)))),
-    )
 
 
-def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None]:
-    """Return the number of earlier starts, and the checkpoint to resume from, equal on all nodes."""
+def _next_start(
+    job: Job, plan: Plan, meeting: Meeting, observer: Observer
+) -> tuple[PlannedLaunch, RunFolder]:
+    """Return this node's launch and its folder, for the first start or the next after a requeue."""
+    run_folder = Path(job.run_folder)
 
-    def number() -> str:
-        return str(sum((one / "ranks").exists() for one in attempts(run_folder)))
+    def by_node_0() -> dict[str, Any]:
+        earlier = attempts(run_folder)
+        checkpoint = newest_checkpoint(*reversed(earlier))
+        return {
+            "number": sum((folder / "ranks").exists() for folder in earlier),
+            "checkpoint": None if checkpoint is None else str(checkpoint.path),
+            "port": free_port(0),
+        }
 
-    def checkpoint() -> str:
-        found = newest_checkpoint(*reversed(attempts(run_folder)))
-        return "" if found is None else str(found.path)
-
-    if meeting is None:
-        return int(number()), checkpoint() or None
-    return int(meeting.by_node_0("attempt", number)), meeting.by_node_0("checkpoint", checkpoint) or None
+    node = meeting.place.node
+    agreed = meeting.from_node_0("start", by_node_0)
+    number, checkpoint = agreed["number"], agreed["checkpoint"]
+    rendezvous = Rendezvous(main_process_port=agreed["port"])
+    if meeting.place.num_nodes > 1:
+        rendezvous = replace(rendezvous, machine_rank=node, main_process_ip=meeting.master_address)
+    if node == 0 and number:
+        how = f"resumes from {checkpoint}" if checkpoint else "starts from scratch, since nothing was saved"
+        observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
+    plan, target = _resumed(plan, job, checkpoint)
+    folder = RunFolder(path=run_folder if number == 0 else run_folder / f"requeue-{number}", node=node)
+    return PlannedLaunch(plan=plan, target=target, rendezvous=rendezvous), folder
 
 
 def _resumed(plan: Plan, job: Job, checkpoint: str | None) -> tuple[Plan, tuple[str, ...]]:
