@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from zerofit.checking.engine import DEEPSPEED_NAMES, check
-from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import RULES
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import Document, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.command import Launcher, Route
+from zerofit.core.optimizers.lookup import optimizer_of_deepspeed
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Strategy, ZeroStage

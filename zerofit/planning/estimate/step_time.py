@@ -16,8 +16,8 @@ from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s,
 
 if TYPE_CHECKING:
     from zerofit.core.facts import Machine
+    from zerofit.core.optimizers.memory import OptimizerMemory
     from zerofit.core.rates import Rates
-    from zerofit.planning.estimate.device_memory.optimizers import OptimizerCosts
     from zerofit.planning.estimate.engines.engine import Setup
     from zerofit.planning.estimate.engines.stage import Stage
     from zerofit.planning.estimate.speeds import Speeds
@@ -209,7 +209,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     )
 
 
-def _python_of_a_step(setup: Setup, costs: OptimizerCosts, speeds: Speeds) -> float:
+def _python_of_a_step(setup: Setup, costs: OptimizerMemory, speeds: Speeds) -> float:
     """Return the CPU seconds of the step per parameter; 0 where all are stepped as one."""
     strategy = setup.strategy
     if strategy.engine is Engine.NATIVE:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.rule import (
     DIFFERS,
     Effect,
@@ -31,6 +30,7 @@ from zerofit.checking.situation import known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
+from zerofit.core.optimizers.lookup import optimizer_of_deepspeed
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine, OffloadDevice
 
