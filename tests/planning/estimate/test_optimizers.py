@@ -182,7 +182,7 @@ _STATES = ("state1", "state2", "absmax1", "absmax2")
 @pytest.mark.parametrize("name", [name for name, memory in _CLASSES.items() if memory.is_paged])
 @pytest.mark.parametrize("is_embedding", [True, False])
 def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: str, is_embedding: bool) -> None:
-    """The very tensors that its buffers are made of: those of get_state_buffer(), which on a GPU are pages from 1e5 elements on."""
+    """The very tensors that its buffers are made of, which on a GPU are pages from 1e5 elements on."""
     import bitsandbytes
 
     asked: list[int] = []
@@ -192,9 +192,7 @@ def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: str, is_e
             asked.append(p.numel() * dtype.itemsize)
             return torch.zeros_like(p, dtype=dtype)
 
-        def _get_state_double_buffer(
-            self, p: torch.Tensor, dtype: torch.dtype = torch.float32
-        ) -> torch.Tensor:
+        def _get_state_double_buffer(self, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             return self.get_state_buffer(torch.stack([p, p]), dtype)  # as large, and in pages as well
 
     parameter = torch.nn.Parameter(torch.zeros(100_000))

@@ -141,11 +141,20 @@ class OptimizerEntry:
     """True for a type that DeepSpeed has removed."""
     package: str = ""
     """A package that makes it and that the tests don't install: what needs it was not measured."""
+    is_too_slow: bool = False
+    """True if its first step on CPU ranks takes longer than the harness of `make evidence` waits."""
 
     @property
     def library(self) -> str:
         """The part of the id before the class."""
         return self.id.partition(".")[0].partition(":")[0]
+
+    @property
+    def not_run(self) -> str:
+        """What a measurement needs that the tests' CPU ranks don't have; empty for nothing."""
+        if self.package:
+            return f"the package {self.package}"
+        return "a GPU" if self.is_too_slow else ""
 
     @property
     def class_name(self) -> str:

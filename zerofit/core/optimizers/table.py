@@ -347,6 +347,7 @@ _DEEPSPEED = (
         variants=(Variant(when=("use_muon",), memory=of.ONE_STATE),),
         is_exact=False,
         is_tested=True,
+        is_too_slow=True,  # it compiles
     ),
 )
 

@@ -161,9 +161,9 @@ def verdict(
             and optimizer not in row.but_not
         ):
             entry = entry_of(optimizer)
-            if entry is None or not entry.package or row.not_run:
+            if entry is None or not entry.not_run or row.not_run:
                 return row
-            return replace(row, error=None, not_run=f"the package {entry.package}")
+            return replace(row, error=None, not_run=entry.not_run)
     raise AssertionError(f"no row for {optimizer}")
 
 
