@@ -245,3 +245,11 @@ def test_a_strategys_optimizer_takes_the_place_of_the_scripts_own() -> None:
 
 def test_an_unknown_optimizer_counts_as_torchs_foreach_adamw() -> None:
     assert optimizer_of(Strategy(), own=None) == Optimizer(costs=of.FOREACH_ADAMW)
+
+
+def test_torchaos_offload_keeps_small_tensors_on_the_gpu_and_four_of_each_large_one_on_the_host() -> None:
+    """Its class is for GPUs alone (torchao 0.18.0, optim/cpu_offload.py: minimal_size)."""
+    offloading = Optimizer(costs=of.CPU_OFFLOAD)
+    small, large = (Stepped(num_elements=size) for size in (4095, 4096))
+    assert (sum(offloading.states_of(small)), offloading.host_bytes_of(small)) == (4 + 8 * 4095, 0)
+    assert (offloading.states_of(large), offloading.host_bytes_of(large)) == ((), 16 * 4096)

@@ -188,6 +188,7 @@ ROWS = (
         Cause.NOT_AN_OPTIMIZER,
         says="Client Optimizer is of unexpected type",
     ),
+    OptimizerRow(_OFFLOADING, _UNKNOWN, Cause.OWN_COPIES, not_run=_GPU),
     OptimizerRow(CONFIG_WITH_MUP, _UNKNOWN, Cause.NEEDS_MUP, not_run="the package mup"),
     OptimizerRow(
         ("config.SparseAdam",), _UNKNOWN, Cause.NOT_MEASURED, not_run="a model with sparse gradients"
@@ -338,7 +339,6 @@ ROWS = (
     ),
     OptimizerRow(_MUON, _ALLOWED, Cause.GATHERED),
     OptimizerRow(_UNTRIED, _UNKNOWN, Cause.GPU_KERNEL, not_run=_GPU),
-    OptimizerRow(_OFFLOADING, _UNKNOWN, Cause.OWN_COPIES, not_run=_GPU),
     OptimizerRow(
         _NEEDS_CLOSURE,
         _REFUSED,

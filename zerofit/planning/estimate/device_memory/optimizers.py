@@ -82,6 +82,13 @@ class Optimizer:
         width = 1 if self._is_quantized(tensor) else _FP32
         return width * tensor.num_elements * sum(self.costs.in_fp32)
 
+    def host_bytes_of(self, tensor: Stepped) -> int:
+        """Return the bytes on the host: pages of states, or torchao's copy, gradient and two states."""
+        least = self.costs.offloads_from
+        if least is None:
+            return self.pages_of(tensor)
+        return 4 * tensor.num_bytes if tensor.num_elements >= least else 0
+
     def _is_quantized(self, tensor: Stepped) -> bool:
         blocks = self.costs.blocks
         return blocks is not None and blocks.quantizes(tensor.num_elements, is_embedding=tensor.is_embedding)
