@@ -9,7 +9,7 @@ import pytest
 
 from zerofit.core.capture import for_plan
 from zerofit.core.command import Route
-from zerofit.core.optimizers.memory import PAGED_ADAMW_8BIT
+from zerofit.core.optimizers.memory import CPU_OFFLOAD, PAGED_ADAMW_8BIT
 from zerofit.planning.from_capture import own_stepper
 
 
@@ -252,3 +252,11 @@ def test_an_optimizer_of_the_table_needs_no_trace(captured_in_forks: Any) -> Non
     assert optimizer.steps is None
     note = "the pages of AdamW8bit are counted on the host, where the driver may move them"
     assert own_stepper(optimizer) == (PAGED_ADAMW_8BIT, note)
+
+
+def test_an_optimizer_that_wraps_others_counts_as_one(captured_in_forks: Any) -> None:
+    pytest.importorskip("torchao", reason="pip install torchao")
+    capture = captured_in_forks("offloads_optimizer").capture
+    (optimizer,) = capture.optimizers
+    assert optimizer.class_path == "torchao.optim.cpu_offload.CPUOffloadOptimizer"
+    assert own_stepper(optimizer) == (CPU_OFFLOAD, "")

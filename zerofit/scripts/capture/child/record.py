@@ -180,7 +180,9 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     shown = forward_on_meta(model, found.batch)
     manual = manual_accumulation(seen, sources.values(), found.frame) if trainer is None else None
     prepared = {
-        id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
+        id(own): own
+        for each in seen.accelerators
+        for own in (getattr(one, "optimizer", one) for one in prepared_optimizers(each))
     }
     scheduled = {
         id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in prepared_schedulers(each)

@@ -12,7 +12,7 @@ from zerofit.models.trace.optimizer_step import trace_steps
 from zerofit.scripts.capture.child.model_record import class_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _STEPS = ("total_steps", "T_max", "total_iters")
 """Attributes of torch's schedulers with their number of steps (torch/optim/lr_scheduler.py)."""
@@ -35,10 +35,25 @@ _FIXED_COLLATORS = {
 
 
 def captured_optimizers(
-    optimizers: Iterable[Any], prepared: Collection[int]
+    optimizers: Iterable[Any], prepared: Mapping[int, Any]
 ) -> tuple[CapturedOptimizer, ...]:
-    """Return the facts about optimizers, given the ids of those passed to prepare()."""
-    return tuple(_captured(one, is_prepared=id(one) in prepared) for one in optimizers)
+    """Return the facts about optimizers, given those passed to prepare()."""
+    seen = list(optimizers)
+    known = {id(one) for one in seen}
+    # torchao's CPUOffloadOptimizer does not call Optimizer.__init__, and has an AdamW for each parameter.
+    wrapping = [one for one in prepared.values() if id(one) not in known]
+    inner = {id(one) for outer in wrapping for one in _inner_optimizers(outer)}
+    whole = [*(one for one in seen if id(one) not in inner), *wrapping]
+    return tuple(_captured(one, is_prepared=id(one) in prepared) for one in whole)
+
+
+def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
+    from torch.optim import Optimizer
+
+    for value in vars(optimizer).values():
+        for one in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(one, Optimizer):
+                yield one
 
 
 def _captured(optimizer: Any, *, is_prepared: bool) -> CapturedOptimizer:
