@@ -140,7 +140,7 @@ class OptimizerEntry:
     is_removed: bool = False
     """True for a type that DeepSpeed has removed."""
     package: str = ""
-    """A package that makes it and that the tests don't install: what needs it was not measured."""
+    """The package that makes it, if `make evidence` runs without it: under DeepSpeed it was not measured."""
     is_too_slow: bool = False
     """True if its first step on CPU ranks takes longer than the harness of `make evidence` waits."""
 

@@ -36,8 +36,8 @@ class Blocks:
     """Smaller tensors keep unquantized states."""
     table_bytes: int = 0
     """Of each code table, which all parameters share; one for each state."""
-    own_table_bytes: tuple[int, ...] = ()
-    """Of the code tables that each parameter has for itself, one for each state."""
+    own_table_bytes: int = 0
+    """Of the code table that each state of each parameter has for itself."""
     divides: bool = False
     """True if tensors that are not a multiple of a block keep unquantized states."""
     keeps_embeddings: bool = False
@@ -234,7 +234,7 @@ DECAYED_SGD = replace(SGD, source="torch/optim/sgd.py: no momentum", temporaries
 """SGD without momentum; foreach, torch's default on CUDA."""
 
 
-def _of_torchao(bits: int, block: int, tables: tuple[int, ...], formula: str) -> OptimizerMemory:
+def _of_torchao(bits: int, block: int, table: int, formula: str) -> OptimizerMemory:
     width = bits // 4  # each state is read and written
     return OptimizerMemory(
         formula=f"{formula}; 2 b P for tensors below 4096 elements, and for those that blocks don't divide",
@@ -244,13 +244,13 @@ def _of_torchao(bits: int, block: int, tables: tuple[int, ...], formula: str) ->
         step_bytes_16bit=6 + 2 * width,
         dispatches=4,
         like_parameter=2,
-        blocks=Blocks(bits=bits, num_elements=block, own_table_bytes=tables, divides=True),
+        blocks=Blocks(bits=bits, num_elements=block, own_table_bytes=table, divides=True),
     )
 
 
-TORCHAO_8BIT = _of_torchao(8, 256, (256 * 4, 256 * 4), "2 P + 8 P / 256 + 2 KiB a parameter")
-TORCHAO_4BIT = _of_torchao(4, 128, (16 * 4, 16 * 4), "P + 8 P / 128 + 128 B a parameter")
-TORCHAO_FP8 = _of_torchao(8, 256, (), "2 P + 8 P / 256")
+TORCHAO_8BIT = _of_torchao(8, 256, 256 * 4, "2 P + 8 P / 256 + 2 KiB a parameter")
+TORCHAO_4BIT = _of_torchao(4, 128, 16 * 4, "P + 8 P / 128 + 128 B a parameter")
+TORCHAO_FP8 = _of_torchao(8, 256, 0, "2 P + 8 P / 256")
 CPU_OFFLOAD = replace(
     FUSED_ADAMW,
     formula="0; 2 b P for tensors below 4096 elements",

@@ -384,29 +384,35 @@ _CONFIG = (
 """What DeepSpeed creates from optimizer.type: its own, and any class of torch.optim."""
 
 
-def _projecting(package: str, library: str, *names: str) -> list[OptimizerEntry]:
-    """Return optimizers that project matrices to a low rank: their groups with a rank fail on flat shards."""
-    return [
-        _entry(
-            f"{library}.{name}",
-            classes=(f"{library}.{name}", f"{library}.{defined}"),
-            trainer=trainer,
-            update=Update.MATRIX,
-            package=package,
-        )
-        for name, defined, trainer in _PROJECTIONS
-        if name in names
-    ]
-
-
-_PROJECTIONS = (
-    ("GaLoreAdamW", "adamw.AdamW", ("galore_adamw", "galore_adamw_layerwise")),
-    ("GaLoreAdamW8bit", "adamw8bit.AdamW8bit", ("galore_adamw_8bit", "galore_adamw_8bit_layerwise")),
-    ("GaLoreAdafactor", "adafactor.Adafactor", ("galore_adafactor", "galore_adafactor_layerwise")),
-    ("APOLLOAdamW", "apollo.AdamW", ("apollo_adamw", "apollo_adamw_layerwise")),
-    ("QAPOLLOAdamW", "q_apollo.AdamW", ()),
+_LOW_RANK = tuple(
+    _entry(
+        f"{library}.{name}",
+        classes=(f"{library}.{name}", f"{library}.{defined}"),
+        trainer=trainer,
+        update=Update.MATRIX,
+        package=library.replace("_", "-"),
+    )
+    for library, name, defined, trainer in (
+        ("galore_torch", "GaLoreAdamW", "adamw.AdamW", ("galore_adamw", "galore_adamw_layerwise")),
+        (
+            "galore_torch",
+            "GaLoreAdamW8bit",
+            "adamw8bit.AdamW8bit",
+            ("galore_adamw_8bit", "galore_adamw_8bit_layerwise"),
+        ),
+        (
+            "galore_torch",
+            "GaLoreAdafactor",
+            "adafactor.Adafactor",
+            ("galore_adafactor", "galore_adafactor_layerwise"),
+        ),
+        ("apollo_torch", "APOLLOAdamW", "apollo.AdamW", ("apollo_adamw", "apollo_adamw_layerwise")),
+        ("apollo_torch", "QAPOLLOAdamW", "q_apollo.AdamW", ()),
+    )
 )
-_TORCHAO_TRAITS = {"more_states": _AMSGRAD, "update": Update.BLOCK, "package": "torchao"}
+"""They project matrices to a low rank: their groups with a rank fail on flat shards."""
+# With amsgrad their first step fails: their states have no aten.maximum (torchao 0.18.0).
+_TORCHAO_TRAITS = {"update": Update.BLOCK, "package": "torchao"}
 _TWO_SETS = {
     "memory": of.FOREACH_ADAMW,
     "is_exact": False,
@@ -430,8 +436,7 @@ _OTHERS = (
     _entry("schedulefree.AdamWScheduleFree", trainer=("schedule_free_adamw",), **_TWO_SETS),
     _entry("schedulefree.RAdamScheduleFree", trainer=("schedule_free_radam",), **_TWO_SETS),
     _entry("schedulefree.SGDScheduleFree", trainer=("schedule_free_sgd",), **{**_TWO_SETS, **_ONE_STATE}),
-    *_projecting("galore-torch", "galore_torch", "GaLoreAdamW", "GaLoreAdamW8bit", "GaLoreAdafactor"),
-    *_projecting("apollo-torch", "apollo_torch", "APOLLOAdamW", "QAPOLLOAdamW"),
+    *_LOW_RANK,
     _entry("apex.FusedAdam", memory=of.FUSED_ADAMW, is_tested=True, device=Device.GPU, package="apex"),
     _entry(
         "apex.FusedLAMB",
@@ -443,15 +448,15 @@ _OTHERS = (
     _entry("apex.FusedSGD", memory=of.MOMENTUM, device=Device.GPU, package="apex"),
 )
 _NAMES_ALONE = tuple(
-    _entry(f"other:{path}", classes=(path,), trainer=(name,))
-    for name, path in (
+    _entry(f"other:{paths[0]}", classes=tuple(paths), trainer=(name,))
+    for name, *paths in (
         ("adamw_torch_xla", "torch_xla.amp.syncfree.AdamW"),
         ("adamw_torch_npu_fused", "torch_npu.optim.NpuFusedAdamW"),
         ("adamw_anyprecision", "torchdistx.optimizers.AnyPrecisionAdamW"),
-        ("lomo", "lomo_optim.Lomo"),
-        ("adalomo", "lomo_optim.AdaLomo"),
-        ("grokadamw", "grokadamw.GrokAdamW"),
-        ("stable_adamw", "optimi.StableAdamW"),
+        ("lomo", "lomo_optim.Lomo", "lomo_optim.lomo.Lomo"),
+        ("adalomo", "lomo_optim.AdaLomo", "lomo_optim.adalomo.AdaLomo"),
+        ("grokadamw", "grokadamw.GrokAdamW", "grokadamw.grokadamw.GrokAdamW"),
+        ("stable_adamw", "optimi.StableAdamW", "optimi.stableadamw.StableAdamW"),
     )
 )
 ENTRIES: tuple[OptimizerEntry, ...] = (

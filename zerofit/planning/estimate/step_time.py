@@ -30,8 +30,8 @@ unscale_and_clip_grads (0.19.8). Measured on one core: 0.27 of CPU Adam's time; 
 
 _MODULE_DISPATCHES = 2
 """CPU time of a module's call beside its operators, in operator dispatches: Python, and operators that only
-make a view. Chosen with `dispatches` of COSTS by the steps of benchmarks/measured/nvidia-h200.json: any half
-of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
+make a view. Chosen with `dispatches` of OptimizerMemory by the steps of benchmarks/measured/nvidia-h200.json:
+any half of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
 
 _OVERLAP_SLOWDOWN = 0.1
 """Slowdown of computation that overlaps with communication, as a share of the communication's time.

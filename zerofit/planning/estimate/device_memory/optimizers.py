@@ -101,7 +101,8 @@ class Optimizer:
         num_blocks = -(-tensor.num_elements // blocks.num_elements)
         codes = [tensor.num_elements * blocks.bits * number // 8 for number in multiples]
         scales = [_FP32 * num_blocks * number for number in multiples]
-        return *([] if self.pages_of(tensor) else codes), *scales, *blocks.own_table_bytes
+        tables = [blocks.own_table_bytes] * len(multiples) if blocks.own_table_bytes else []
+        return *([] if self.pages_of(tensor) else codes), *scales, *tables
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Allocate and free what one optimizer step over these tensors needs.
