@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.rules.optimizer.table import OPTIMIZERS, OptimizerAnswer, verdict
 from zerofit.core.command import Route
+from zerofit.core.optimizers.table import ENTRIES
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 from zerofit.core.supported import PYTHON, SUPPORTED
 from zerofit.core.units import GIB
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from zerofit.checking.rules.optimizer.table import OptimizerRow
+    from zerofit.core.optimizers.entry import OptimizerEntry
 
 
 _SHARDED, _WHOLE = ZeroStage.GRADIENTS, ZeroStage.PARAMETERS
@@ -201,7 +203,7 @@ def _evidence_row(row: Mapping[str, Any]) -> str:
 
 
 _OPTIMIZER_HEAD = """\
-<!-- Written by `make docs` from zerofit/checking/rules/optimizer/table.py: edit the rows there. -->
+<!-- Written by `make docs` from zerofit/core/optimizers/table.py: edit the entries there. -->
 # Optimizers under ZeRO and offload
 
 What an optimizer trains once DeepSpeed shards or offloads it, against an unsharded fp32 run of the same
@@ -244,9 +246,39 @@ def optimizer_page(measured: Mapping[str, Any]) -> str:
     reasons = [f"{number}. {text}" for text, number in notes.items()]
     cases = f"{len(measured['cases'])} cases on {measured['machine']}"
     run = f"Measured on {measured['date']}: {cases}, with {versions}."
-    return "\n".join(
-        [_OPTIMIZER_HEAD, *table, "", "Why:", "", *reasons, "", f"{run} `make evidence` runs them anew.", ""]
-    )
+    run += " `make evidence` runs them anew."
+    return "\n".join([_OPTIMIZER_HEAD, *table, "", "Why:", "", *reasons, "", run, *_optimizer_states(), ""])
+
+
+_STATES_HEAD = """
+## Names and states
+
+What each optimizer keeps on the GPU for P trained elements of b bytes each, with its default options. Where
+it says "traced", a plan of your script runs the real `step()` on tensors without values, and counts what it
+makes. ZeRO divides the states over the ranks. `--optimizer` names those that zerofit can put in place of a
+script's own.
+
+| optimizer | `optim` of Trainer | `--optimizer` | states | source |
+|---|---|---|---|---|"""
+
+
+def _optimizer_states() -> list[str]:
+    """Return the table of names and states."""
+    return [
+        _STATES_HEAD,
+        *(_states_row(entry) for entry in ENTRIES if entry.library != "config" and not entry.needs_closure),
+    ]
+
+
+def _states_row(entry: OptimizerEntry) -> str:
+    new = entry.replacement
+    memory = entry.memory if new is None else new.memory
+    trainer = ", ".join(f"`{name}`" for name in entry.trainer)
+    states = memory.formula if memory is not None else ""
+    if not entry.is_exact or memory is None:
+        states = f"{states}; traced".removeprefix("; ")
+    source = memory.source if memory is not None else ""
+    return f"| `{entry.id}` | {trainer} | {f'`{new.name}`' if new else ''} | {states} | {source} |"
 
 
 def _title(title: str) -> str:

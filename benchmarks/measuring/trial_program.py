@@ -95,11 +95,11 @@ def import_all(spec: TrialSpec) -> None:
     """
     import transformers
 
+    from zerofit.core.optimizers.lookup import REPLACEMENTS
     from zerofit.models.task import Task
-    from zerofit.training.setup.optimizer_kinds import KINDS
 
     strategy = spec.strategy
-    is_8_bit = strategy.optimizer is not None and KINDS[strategy.optimizer].bits is not None
+    is_8_bit = strategy.optimizer is not None and REPLACEMENTS[strategy.optimizer].bits is not None
     names = {
         "torch": True,
         "transformers.optimization": True,

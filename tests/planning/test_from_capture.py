@@ -20,11 +20,12 @@ from planning_problems import A100, LARGE, RATES, made_trace, model, replays, so
 
 from zerofit.core.capture import Capture, CapturedTensor
 from zerofit.core.errors import UserError
+from zerofit.core.optimizers import memory as of
 from zerofit.core.plan import Origin
 from zerofit.core.setting import Place, Said
-from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.planning.estimate.device_memory.optimizers import STATES, ScriptOptimizer, Stepper
+from zerofit.planning.estimate.device_memory.optimizers import STATES, Stepper
 from zerofit.planning.make_problem import own_stepper
 from zerofit.planning.options import Allow
 from zerofit.planning.subject import captured_subject
@@ -377,8 +378,8 @@ def test_the_models_own_dimensions_are_planned_with() -> None:
     facts = model(num_trainable_parameters=1_000_000)
     problem = captured_problem(replace(capture(), model=captured_model(facts=facts)))
     assert problem.model is facts
-    assert problem.own_optimizer is None
-    assert captured_problem(capture(optimizers=(optimizer(fused=True),))).own_optimizer is OptimizerName.ADAMW
+    assert problem.own_optimizer == of.FOREACH_ADAMW
+    assert captured_problem(capture(optimizers=(optimizer(fused=True),))).own_optimizer == of.FUSED_ADAMW
     assert problem.host_bytes == 512 * GIB
 
 
@@ -388,60 +389,75 @@ _BNB, _ON_HOST = "bitsandbytes.optim", "are counted on the host, where the drive
 @pytest.mark.parametrize(
     ("class_path", "settings", "kind", "note"),
     [
-        ("torch.optim.adamw.AdamW", {}, None, ""),
-        ("torch.optim.adamw.AdamW", {"fused": True}, OptimizerName.ADAMW, ""),
-        ("torch.optim.adam.Adam", {"fused": None}, None, ""),
+        ("torch.optim.adamw.AdamW", {}, of.FOREACH_ADAMW, ""),
+        ("torch.optim.adamw.AdamW", {"fused": True}, of.FUSED_ADAMW, ""),
+        ("torch.optim.adam.Adam", {"fused": None}, of.FOREACH_ADAMW, ""),
         (
             "torch.optim.adamw.AdamW",
             {"amsgrad": True},
-            None,
-            "AdamW is counted without the third state that amsgrad keeps",
+            replace(
+                of.FOREACH_ADAMW,
+                formula="2 b P + b P of amsgrad",
+                like_parameter=3,
+                least_bytes=12,
+                step_bytes=96,
+                step_bytes_16bit=48,
+            ),
+            "",
         ),
-        ("torch.optim.sgd.SGD", {"momentum": 0}, OptimizerName.SGD, ""),
-        ("torch.optim.sgd.SGD", {"momentum": 0.9}, ScriptOptimizer.MOMENTUM, ""),
+        ("torch.optim.sgd.SGD", {"momentum": 0}, of.SGD, ""),
+        ("torch.optim.sgd.SGD", {"momentum": 0.9}, of.MOMENTUM, ""),
         (
             "torch.optim.sgd.SGD",
             {"momentum": 0.9, "weight_decay": 0.1},
-            ScriptOptimizer.ONE_STATE,
+            of.ONE_STATE,
             "",
         ),
-        ("torch.optim.sgd.SGD", {"weight_decay": 0.1}, ScriptOptimizer.DECAYED_SGD, ""),
-        ("torch.optim.sgd.SGD", {"weight_decay": 0.1, "foreach": False}, OptimizerName.SGD, ""),
-        ("torch.optim.sgd.SGD", {"weight_decay": 0.1, "fused": True}, OptimizerName.SGD, ""),
-        ("torch.optim.adagrad.Adagrad", {}, ScriptOptimizer.ONE_STATE, ""),
-        ("torch.optim._adafactor.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
-        ("transformers.optimization.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
-        (f"{_BNB}.adamw.AdamW", {}, OptimizerName.ADAMW, ""),
-        (f"{_BNB}.adamw.AdamW8bit", {}, OptimizerName.ADAMW_8BIT, ""),
+        ("torch.optim.sgd.SGD", {"weight_decay": 0.1}, of.DECAYED_SGD, ""),
+        ("torch.optim.sgd.SGD", {"weight_decay": 0.1, "foreach": False}, of.SGD, ""),
+        ("torch.optim.sgd.SGD", {"weight_decay": 0.1, "fused": True}, of.SGD, ""),
+        ("torch.optim.adagrad.Adagrad", {}, of.ONE_STATE, ""),
+        ("torch.optim._adafactor.Adafactor", {}, of.ADAFACTOR, ""),
+        ("transformers.optimization.Adafactor", {}, of.ADAFACTOR, ""),
+        (f"{_BNB}.adamw.AdamW", {}, of.ADAMW_32BIT, ""),
+        (f"{_BNB}.adamw.AdamW8bit", {}, of.ADAMW_8BIT, ""),
         (
             f"{_BNB}.adamw.PagedAdamW8bit",
             {},
-            OptimizerName.PAGED_ADAMW_8BIT,
+            of.PAGED_ADAMW_8BIT,
             f"the pages of PagedAdamW8bit {_ON_HOST}",
         ),
         (
             f"{_BNB}.adam.PagedAdam32bit",
             {},
-            OptimizerName.PAGED_ADAMW,
+            of.PAGED_ADAMW,
             f"the pages of PagedAdam32bit {_ON_HOST}",
         ),
         (
             f"{_BNB}.lion.PagedLion",
             {},
-            OptimizerName.LION,
+            of.LION,
             "the pages of PagedLion are counted as if they stayed on the GPU",
         ),
-        (f"{_BNB}.lion.Lion8bit", {}, OptimizerName.LION_8BIT, ""),
-        (f"{_BNB}.lion.Lion", {}, OptimizerName.LION, ""),
-        (f"{_BNB}.rmsprop.RMSprop", {}, ScriptOptimizer.ONE_STATE, ""),
-        (f"{_BNB}.rmsprop.RMSprop8bit", {}, ScriptOptimizer.ONE_STATE_8BIT, ""),
-        ("deepspeed.ops.adam.fused_adam.FusedAdam", {}, OptimizerName.ADAMW, ""),
+        (f"{_BNB}.lion.Lion8bit", {}, of.LION_8BIT, ""),
+        (f"{_BNB}.lion.Lion", {}, of.LION, ""),
+        (f"{_BNB}.rmsprop.RMSprop", {}, of.ONE_STATE, ""),
+        (f"{_BNB}.rmsprop.RMSprop8bit", {}, of.LION_8BIT, ""),
+        ("deepspeed.ops.adam.fused_adam.FusedAdam", {}, of.FUSED_ADAMW, ""),
         ("mine.Sophia", {}, None, "Sophia is counted as AdamW: what it keeps is not known"),
         (
-            f"{_BNB}.ademamix.AdEMAMix",
+            f"{_BNB}.adamw.AdamW",
+            {"is_paged": True},
+            of.PAGED_ADAMW,
+            f"the pages of AdamW {_ON_HOST}",
+        ),
+        (f"{_BNB}.ademamix.AdEMAMix", {}, of.ADEMAMIX, ""),
+        ("torchao.optim.adam.AdamW4bit", {}, of.TORCHAO_4BIT, ""),
+        (
+            "galore_torch.adamw.AdamW",
             {},
             None,
-            "AdEMAMix is counted as AdamW: what it keeps is not known",
+            "GaLoreAdamW is counted as AdamW: what it keeps is not known",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
+from zerofit.core.optimizers.step_trace import OwnSteps
 from zerofit.core.secrets import MASK, is_secret, masked
 from zerofit.core.strategy import Precision
 from zerofit.core.validation import parse_strictly
@@ -131,6 +132,8 @@ class CapturedOptimizer:
     """True if it is passed to Accelerator.prepare() or a Trainer."""
     is_element_wise: bool | None = None
     """True if it steps each element by itself, as ZeRO needs; None if that could not be tried."""
+    steps: OwnSteps | None = None
+    """Its steps as traced; None if the table of optimizers knows them, or step() can't run without values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,11 +337,14 @@ class Capture:
 def for_plan(capture: Capture) -> Capture:
     """Return the capture as stored in a plan.
 
-    Without secret arguments, counts of lengths, and time and memory, which differ between captures of one
-    script.
+    Without secret arguments, counts of lengths, traced steps, and time and memory, which differ between
+    captures of one script.
     """
     lengths = None if capture.lengths is None else dataclasses.replace(capture.lengths, counts=())
-    return dataclasses.replace(_masked(capture), lengths=lengths, wall_time_s=0.0, peak_host_bytes=0)
+    optimizers = tuple(dataclasses.replace(one, steps=None) for one in capture.optimizers)
+    return dataclasses.replace(
+        _masked(capture), lengths=lengths, optimizers=optimizers, wall_time_s=0.0, peak_host_bytes=0
+    )
 
 
 def has_even_epochs(

@@ -22,6 +22,7 @@ from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Checkpoint
 from zerofit.core.json_text import parse_json
+from zerofit.core.optimizers.lookup import entry_of, optimizer_of_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +36,6 @@ SAVING = ".zerofit-saving."
 """Prefix of a checkpoint's folder name while it is being saved."""
 BEFORE = ".before"
 """Suffix in that folder of an earlier checkpoint that is being replaced."""
-_ADAM = ("Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam")
-"""Optimizers whose states ds_to_universal can convert (deepspeed 0.19.8, checkpoint/ds_to_universal.py)."""
 _NOTES = "checkpoints.jsonl"
 """File of the run's folder with one path per line."""
 
@@ -61,8 +60,10 @@ class SavedLayout:
     @property
     def is_of_adam(self) -> bool:
         """True if DeepSpeed's converter supports the optimizer's states, or there are none."""
-        name = (self.optimizer or "").rpartition(".")[2]
-        return self.optimizer is None or (name in _ADAM and not self.optimizer.startswith("bitsandbytes"))
+        if self.optimizer is None:
+            return True
+        entry = entry_of(optimizer_of_class(self.optimizer))
+        return entry is not None and entry.is_converted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import OptimizerName
+from zerofit.core.optimizers.lookup import REPLACEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,16 +85,11 @@ USED_BY_TRACES = ("torch", "transformers", "huggingface_hub")
 """Packages that tracing a model imports."""
 
 
-_OF_BITSANDBYTES = frozenset(OptimizerName) - {
-    OptimizerName.ADAMW,
-    OptimizerName.ADAFACTOR,
-    OptimizerName.SGD,
-}
-
-
 def packages_of(strategy: Strategy) -> tuple[str, ...]:
     """Return the packages that a strategy imports in addition to ALWAYS_USED."""
-    needs_bitsandbytes = strategy.optimizer in _OF_BITSANDBYTES or strategy.quantization is not None
+    optimizer = REPLACEMENTS[strategy.optimizer] if strategy.optimizer is not None else None
+    is_of_bitsandbytes = optimizer is not None and optimizer.bits is not None
+    needs_bitsandbytes = is_of_bitsandbytes or strategy.quantization is not None
     return (
         *(("peft",) if strategy.lora is not None else ()),
         *(("bitsandbytes",) if needs_bitsandbytes else ()),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from zerofit.core.upstream.torch import HOOK_FIELDS, without_step_hooks
+from zerofit.core.upstream.torch import without_step_hooks
+from zerofit.models.optimizer_copy import copy_on
 
 _NUM_STEPS = 3
 _MAX_TENSORS = 4
@@ -100,7 +99,7 @@ def _stepped(optimizer: Any, draws: list[list[list[Any]]]) -> list[Any]:
     from torch.nn import Parameter
 
     groups = [[Parameter(tensor.clone()) for tensor in group] for group in draws[0]]
-    own = _copy_of(optimizer, groups)
+    own = copy_on(optimizer, groups)
     for gradients in draws[1:]:
         for parameters, tensors in zip(groups, gradients, strict=True):
             for parameter, tensor in zip(parameters, tensors, strict=True):
@@ -114,24 +113,3 @@ def _joined(groups: list[list[Any]]) -> list[Any]:
     import torch
 
     return [torch.cat([tensor.detach().flatten() for tensor in group]) for group in groups]
-
-
-def _copy_of(optimizer: Any, groups: list[list[Any]]) -> Any:
-    """Return a copy of an optimizer on other parameters, without its states and hooks.
-
-    torch's own copy would lose the attributes of subclasses (Optimizer.__getstate__).
-    """
-    own = object.__new__(type(optimizer))
-    memo: dict[int, Any] = {id(optimizer): own, id(optimizer.state): defaultdict(dict)}
-    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-        for place, parameter in enumerate(group["params"]):
-            memo[id(parameter)] = parameters[min(place, len(parameters) - 1)]
-    fields = {name: value for name, value in vars(optimizer).items() if name not in ("step", *HOOK_FIELDS)}
-    own.__dict__.update(copy.deepcopy(fields, memo))
-    for name in HOOK_FIELDS:
-        setattr(own, name, OrderedDict())
-    for group, parameters in zip(own.param_groups, groups, strict=True):
-        group["params"][:] = parameters
-        if "capturable" in group:
-            group["capturable"] = False  # needs a GPU, and changes no result
-    return own

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.core.optimizers.entry import Swap
+from zerofit.core.optimizers.lookup import REPLACEMENTS, entry_of, optimizer_of_class
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.planning.constraints import constraints_of
-from zerofit.planning.plan_labels import OPTIMIZER_WORDS
 from zerofit.scripts.capture_summary import batch_words, class_name
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 _HEADER = ("", "script alone", "runs", "why")
 _NONE = OffloadDevice.NONE
-_CPU_ADAM = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
-"""Optimizers that accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
-map_pytorch_optim_to_deepspeed)."""
 
 
 def applied_rows(plan: Plan) -> tuple[Row, ...]:
@@ -163,11 +161,17 @@ def _optimizer(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     own = OWN if made is None else class_name(made.class_path)
     if strategy.optimizer is not None:
         is_offloaded = strategy.optimizer_offload is not _NONE
-        runs = "DeepSpeed's CPU Adam" if is_offloaded else OPTIMIZER_WORDS[strategy.optimizer]
+        runs = "DeepSpeed's CPU Adam" if is_offloaded else REPLACEMENTS[strategy.optimizer].label
         yield Row(what="optimizer", script_says=own, runs=runs, why=why_of(plan, "optimizer"))
-    elif strategy.optimizer_offload is not _NONE and made is not None and made.class_path in _CPU_ADAM:
+    elif strategy.optimizer_offload is not _NONE and made is not None and _is_alike_on_cpu(made.class_path):
         why = "states in host memory are stepped there; the same mathematics"
         yield Row(what="optimizer", script_says=own, runs="DeepSpeed's CPU Adam", why=why)
+
+
+def _is_alike_on_cpu(class_path: str) -> bool:
+    """Return True if DeepSpeed's CPU Adam, by which accelerate replaces an optimizer, computes the same."""
+    entry = entry_of(optimizer_of_class(class_path))
+    return entry is not None and entry.swap is Swap.SAME
 
 
 def _clipping(plan: Plan, capture: Capture | None) -> Iterator[Row]:

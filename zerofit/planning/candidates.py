@@ -14,6 +14,7 @@ from zerofit.checking.rules.script.ranks import RULES as RULES_OF_RANKS
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FREEZES
+from zerofit.core.optimizers.memory import FUSED_ADAMW
 from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Buckets,
@@ -311,7 +312,7 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
     if offloads:
         return (None,)  # DeepSpeed's CPU Adam replaces it
     adafactor = (OptimizerName.ADAFACTOR,) if Allow.ADAFACTOR in problem.allow else ()
-    is_fused = problem.own_optimizer is OptimizerName.ADAMW
+    is_fused = problem.own_optimizer == FUSED_ADAMW
     fused = () if is_fused else (OptimizerName.ADAMW,)
     choices = (None, *fused, OptimizerName.ADAMW_8BIT, *adafactor)
     return problem.constraints.among("optimizer", choices)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
+from zerofit.core.optimizers.lookup import REPLACEMENT_IDS, optimizer_of_class
+from zerofit.core.optimizers.table import NOT_TAKEN_OVER
 from zerofit.core.overrides import FLAGS
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,9 +38,6 @@ trl/trainer/sft_trainer.py and its neighbours). Its other trainers slice batches
 _COMPARING = "sentence_transformers"
 """Its losses compare the samples of a batch; those named Cached* run the model in parts themselves, with a
 backward pass of their own (sentence_transformers 6.2)."""
-_DROPPED = ("amsgrad", "maximize")
-"""Settings of torch's optimizers that no replacement supports: neither bitsandbytes' AdamW8bit nor
-DeepSpeedCPUAdam (deepspeed 0.19.8, ops/adam/cpu_adam.py: amsgrad is unsupported, maximize unknown)."""
 _SHOWN = 3
 """How many names a reason lists."""
 
@@ -238,7 +236,7 @@ def _of_optimizer(capture: Capture) -> Iterator[Pin]:
     if own is None:
         why = "the script has several optimizers" if capture.optimizers else "no optimizer was seen"
         yield Pin(field=field, values=(None,), why=why)
-    elif optimizer_of_class(own.class_path) != "torch.AdamW":
+    elif optimizer_of_class(own.class_path) != REPLACEMENT_IDS[OptimizerName.ADAMW]:
         why = f"the script trains with {own.class_path.rpartition('.')[2]}"
         yield Pin(field=field, values=(None,), why=why, is_habit=True)
 
@@ -246,7 +244,7 @@ def _of_optimizer(capture: Capture) -> Iterator[Pin]:
 def _dropped(optimizer: CapturedOptimizer | None) -> str:
     """Return the first setting that a replacement optimizer would drop; empty if there is none."""
     groups = optimizer.groups if optimizer is not None else ()
-    return next((name for name in _DROPPED if any(group.settings.get(name) for group in groups)), "")
+    return next((name for name in NOT_TAKEN_OVER if any(group.settings.get(name) for group in groups)), "")
 
 
 def _of_precision(capture: Capture) -> Iterator[Pin]:

@@ -5,51 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.batch import split_global_batch
 from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
-from zerofit.core.strategy import DTYPES, OptimizerName, Precision
+from zerofit.core.optimizers.lookup import memory_of, optimizer_of_class
+from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
-from zerofit.planning.estimate.device_memory.optimizers import ScriptOptimizer, Stepper
+from zerofit.planning.estimate.device_memory.optimizers import Stepper
 from zerofit.planning.options import Allow
 from zerofit.planning.problem import Problem, Script
 from zerofit.planning.stages import with_stage_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterator
 
     from zerofit.core.capture import Capture, CapturedBatch, CapturedOptimizer, CapturedTensor
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
+    from zerofit.planning.estimate.device_memory.optimizers import Stepper
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.subject import Subject
 
-_TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta")
-_ONE_STATE = ("SGD", "RMSprop", "Adagrad", "Lion", "Muon", "ASGD", "LARS")
-"""Optimizer classes of torch and bitsandbytes, by the states that their step() keeps per parameter."""
-_TWO = {
-    (False, False): OptimizerName.ADAMW,
-    (False, True): OptimizerName.PAGED_ADAMW,
-    (True, False): OptimizerName.ADAMW_8BIT,
-    (True, True): OptimizerName.PAGED_ADAMW_8BIT,
-}
-_BITSANDBYTES = {
-    "Adam": _TWO,
-    "AdamW": _TWO,
-    "Lion": {
-        (False, False): OptimizerName.LION,
-        (False, True): OptimizerName.LION,
-        (True, False): OptimizerName.LION_8BIT,
-        (True, True): OptimizerName.PAGED_LION_8BIT,
-    },
-}
-"""bitsandbytes' families, by (8 bit, paged)."""
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element; packed and 8-bit weights take at most 1."""
 _PAD_MULTIPLES = (128, 64, 32, 16, 8)
@@ -344,42 +324,14 @@ def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
     if optimizer is None:
         return None, "the optimizer is counted as AdamW, as none or several were seen"
     settings = optimizer.groups[0].settings if optimizer.groups else {}
-    library, _, name = optimizer_of_class(optimizer.class_path).partition(".")
-    is_paged, name = name.startswith("Paged"), name.removeprefix("Paged")
-    family = name.removesuffix("8bit").removesuffix("32bit")
-    has_8_bit = name.endswith("8bit")
-    kind: Stepper
-    if library == "other" or family not in (*_TWO_STATES, *_ONE_STATE, "Adafactor"):
-        shown = optimizer.class_path.rpartition(".")[2]
-        if name in ("FusedAdam", "DeepSpeedCPUAdam"):
-            return OptimizerName.ADAMW, ""
-        return None, f"{shown} is counted as AdamW: what it keeps is not known"
-    if family == "Adafactor":
-        kind = OptimizerName.ADAFACTOR
-    elif library == "bitsandbytes" and family in _BITSANDBYTES:
-        kind = _BITSANDBYTES[family][has_8_bit, is_paged]
-    elif family in _TWO_STATES:
-        kind = OptimizerName.ADAMW if settings.get("fused") is True else None
-    elif family == "SGD" and library == "torch":
-        kind = _sgd(settings)
-    else:
-        kind = ScriptOptimizer.ONE_STATE_8BIT if has_8_bit else ScriptOptimizer.ONE_STATE
-    if settings.get("amsgrad"):
-        return kind, f"{name} is counted without the third state that amsgrad keeps"
-    if is_paged and kind is OptimizerName.LION:
-        return kind, "the pages of PagedLion are counted as if they stayed on the GPU"
-    if is_paged:
-        return (
-            kind,
-            f"the pages of Paged{name} are counted on the host, where the driver may move them",
-        )
-    return kind, ""
-
-
-def _sgd(settings: Mapping[str, Any]) -> Stepper:
-    """Return the kind of torch's SGD by the temporaries of its step: weight decay copies the gradients."""
-    decays = bool(settings.get("weight_decay"))
-    if settings.get("momentum"):
-        return ScriptOptimizer.ONE_STATE if decays else ScriptOptimizer.MOMENTUM
-    is_foreach = settings.get("foreach") is not False and settings.get("fused") is not True
-    return ScriptOptimizer.DECAYED_SGD if decays and is_foreach else OptimizerName.SGD
+    memory, is_exact = memory_of(optimizer.class_path, settings)
+    if optimizer.steps is not None and not is_exact:
+        return optimizer.steps, ""
+    name = optimizer_of_class(optimizer.class_path).rpartition(".")[2]
+    if memory is None:
+        return None, f"{name} is counted as AdamW: what it keeps is not known"
+    if memory.is_paged:
+        return memory, f"the pages of {name} are counted on the host, where the driver may move them"
+    if name.startswith("Paged"):
+        return memory, f"the pages of {name} are counted as if they stayed on the GPU"
+    return memory, ""

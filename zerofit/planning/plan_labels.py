@@ -6,7 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from zerofit.core.freezing import FREEZES, is_word
-from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Strategy
+from zerofit.core.optimizers.lookup import REPLACEMENTS
+from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Strategy
 from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
@@ -15,19 +16,6 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan, Topology
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy
-
-
-OPTIMIZER_WORDS = {
-    OptimizerName.ADAMW: "fused AdamW",
-    OptimizerName.PAGED_ADAMW: "paged AdamW",
-    OptimizerName.ADAMW_8BIT: "8-bit AdamW",
-    OptimizerName.PAGED_ADAMW_8BIT: "paged 8-bit AdamW",
-    OptimizerName.LION: "Lion",
-    OptimizerName.LION_8BIT: "8-bit Lion",
-    OptimizerName.PAGED_LION_8BIT: "paged 8-bit Lion",
-    OptimizerName.ADAFACTOR: "Adafactor",
-    OptimizerName.SGD: "SGD",
-}
 
 
 _LEAST_SHOWN = 2**27
@@ -53,7 +41,7 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
         every = strategy.checkpoint_every
         words.append("checkpointing" if every == 1 else f"checkpointing 1 block in {every}")
     if strategy.optimizer is not None and strategy.optimizer_offload is OffloadDevice.NONE:
-        words.append(OPTIMIZER_WORDS[strategy.optimizer])
+        words.append(REPLACEMENTS[strategy.optimizer].label)
     if strategy.lora is not None:
         words.append(f"LoRA {strategy.lora.rank}")
     if strategy.quantization is not None:

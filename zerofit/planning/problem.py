@@ -39,7 +39,7 @@ class Script:
     optimizer: Stepper
     """The kind of its optimizer."""
     optimizer_id: str | None
-    """Id of its optimizer in zerofit/checking/rules/optimizer/table.py; None if there are several or none."""
+    """Id of its optimizer in zerofit/core/optimizers/table.py; None if there are several or none."""
     optimizer_note: str
     """The assumption about its optimizer, in one sentence; empty for none."""
     weights: Precision

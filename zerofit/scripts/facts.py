@@ -49,7 +49,7 @@ class UsedOptimizer:
     """An optimizer created by the script."""
 
     id: str
-    """Its id in checking/rules/optimizer/table.py, or "other:" and its dotted name."""
+    """Its id in core/optimizers/table.py, or "other:" and its dotted name."""
     text: str
     place: Place
 

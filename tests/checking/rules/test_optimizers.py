@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from zerofit.checking.engine import DEEPSPEED_NAMES, check
-from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import RULES
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import Document, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.command import Launcher, Route
+from zerofit.core.optimizers.lookup import optimizer_of_deepspeed
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Strategy, ZeroStage
@@ -96,6 +96,14 @@ _UNTESTED = {"zero_allow_untested_optimizer": True}
         ("bitsandbytes.AdEMAMix8bit", _OFFLOADED, ["offload-swap-fails-in-step"]),
         ("torch.Muon", {}, ["muon-needs-matrices"]),
         ("torch.Muon", _OFFLOADED, ["offload-needs-adam"]),
+        ("galore_torch.GaLoreAdamW", {}, ["muon-needs-matrices"]),
+        ("apollo_torch.APOLLOAdamW", {"stage": 3}, ["muon-needs-matrices"]),
+        ("apollo_torch.APOLLOAdamW", {"stage": 0}, []),
+        ("schedulefree.AdamWScheduleFree", {}, ["zero-flattens-tensors"]),
+        ("schedulefree.AdamWScheduleFree", _OFFLOADED, ["offload-needs-adam"]),
+        ("torchao.AdamW8bit", {}, []),
+        ("torchao.AdamW4bit", _OFFLOADED, ["offload-needs-adam"]),
+        ("deepspeed.MuonWithAuxAdam", {"stage": 3}, ["muon-needs-whole-gradients"]),
         ("deepspeed.DeepSpeedCPUAdam", _OFFLOADED, ["offload-needs-adam"]),
         ("deepspeed.DeepSpeedCPUAdam", {**_OFFLOADED, **_NATIVE}, []),
         ("deepspeed.DeepSpeedCPUAdam", {}, ["cpu-optimizer-needs-offload"]),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerofit.configs.write.trainer import OPTIM, training_arguments, training_arguments_json
+from zerofit.configs.write.trainer import training_arguments, training_arguments_json
+from zerofit.core.optimizers.lookup import REPLACEMENTS
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
 
 _EVERYTHING = Strategy(
@@ -74,7 +75,7 @@ def test_only_what_the_strategy_decides_is_named(
 
 
 def test_every_optimizer_has_a_name_in_transformers() -> None:
-    assert set(OPTIM) == set(OptimizerName)
+    assert set(REPLACEMENTS) == set(OptimizerName)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +112,4 @@ def test_every_name_is_one_of_the_installed_transformers() -> None:
     release = transformers.__version__
     arguments = training_arguments(_EVERYTHING, deepspeed_file="ds.json", transformers=release)
     assert set(arguments) - {field.name for field in fields(TrainingArguments)} == set()
-    assert set(OPTIM.values()) - {name.value for name in OptimizerNames} == set()
+    assert {one.trainer for one in REPLACEMENTS.values()} - {name.value for name in OptimizerNames} == set()

@@ -20,7 +20,7 @@ class Case:
     """One training run of two ranks."""
 
     optimizer: str
-    """Id, as in zerofit/checking/rules/optimizer/table.py."""
+    """Id, as in zerofit/core/optimizers/table.py."""
     route: Route = Route.ACCELERATE
     zero_stage: ZeroStage = ZeroStage.NOTHING
     optimizer_offload: OffloadDevice = OffloadDevice.NONE

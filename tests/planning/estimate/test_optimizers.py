@@ -4,80 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
+from optimizer_births import SCALAR_BYTES, Measured, measured
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zerofit.core.estimates import RunPhase
+from zerofit.core.optimizers import memory as of
+from zerofit.core.optimizers.memory import OptimizerMemory
+from zerofit.core.optimizers.table import ENTRIES
 from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.planning.estimate.device_memory.optimizers import (
-    COSTS,
     STATES,
     TEMPORARIES,
     Optimizer,
-    ScriptOptimizer,
     Stepped,
-    Stepper,
     optimizer_of,
 )
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 
 _SHAPES = ((300, 70), (4096,), (40,), (64, 128), (100, 90))
-_SCALAR_BYTES = 8
-"""Scalars are not compared: torch makes many on the way, of 4 bytes each."""
 
 
-class _Births(TorchDispatchMode):
-    """Follows the storages that are made in its scope, and how many bytes of them are alive at most."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self._alive = {key: alive for key, alive in self._alive.items() if not alive[0].expired()}
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._known and storage.nbytes() > _SCALAR_BYTES:
-                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self._alive.values()))
-        return result
+def _parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in _SHAPES]
 
 
-@dataclass
-class _Measured:
-    states: int
-    peaks: tuple[int, int]
-    """The most that was alive in the first and the second step, over parameters and gradients."""
-
-
-def _measure(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], dtype: torch.dtype) -> _Measured:
-    parameters = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in _SHAPES]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    optimizer = make(parameters)
-    known = [*parameters, *(parameter.grad for parameter in parameters)]
-    with _Births(known) as first:
-        optimizer.step()
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    tensors = [value for value in states if isinstance(value, torch.Tensor) and value.nbytes > _SCALAR_BYTES]
-    total = sum(tensor.nbytes for tensor in tensors)
-    with _Births([*known, *tensors]) as second:
-        optimizer.step()
-    return _Measured(states=total, peaks=(first.peak, total + second.peak))
-
-
-def _told(name: Stepper, bytes_per_element: int) -> _Measured:
+def _told(costs: OptimizerMemory, bytes_per_element: int) -> Measured:
     tensors = [
         Stepped(num_elements=torch.Size(shape).numel(), shape=shape, bytes_per_element=bytes_per_element)
         for shape in _SHAPES
@@ -86,13 +42,13 @@ def _told(name: Stepper, bytes_per_element: int) -> _Measured:
     tape = Tape()
     for is_first in (True, False):
         tape.begin(RunPhase.STEP if is_first else RunPhase.SAVE)
-        Optimizer(name=name).step(tape, tensors, is_first=is_first)
-    tape.sizes = [size if size > _SCALAR_BYTES else 0 for size in tape.sizes]
+        Optimizer(costs=costs).step(tape, tensors, is_first=is_first)
+    tape.sizes = [size if size > SCALAR_BYTES else 0 for size in tape.sizes]
     for peak in replay_live(tape).peaks:
         peaks.append(peak.live_bytes)
     states = sum(size for size, term in zip(tape.sizes, tape.terms, strict=True) if term == STATES)
     assert set(tape.terms) <= {STATES, TEMPORARIES}
-    return _Measured(states=states, peaks=(peaks[0], peaks[1]))
+    return Measured(states=states, peaks=(peaks[0], peaks[1]))
 
 
 def _born(optimizer: Optimizer, sizes: list[int]) -> dict[str, list[int]]:
@@ -110,28 +66,30 @@ def _adafactor(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 
 
 _FUSED = pytest.param(
-    OptimizerName.ADAMW, lambda parameters: torch.optim.AdamW(parameters, fused=True), id="fused"
+    of.FUSED_ADAMW, lambda parameters: torch.optim.AdamW(parameters, fused=True), id="fused"
 )
 _BY_OPERATORS = (
-    pytest.param(None, lambda parameters: torch.optim.AdamW(parameters, foreach=True), id="foreach"),
-    pytest.param(OptimizerName.ADAFACTOR, _adafactor, id="adafactor"),
     pytest.param(
-        OptimizerName.SGD,
+        of.FOREACH_ADAMW, lambda parameters: torch.optim.AdamW(parameters, foreach=True), id="foreach"
+    ),
+    pytest.param(of.ADAFACTOR, _adafactor, id="adafactor"),
+    pytest.param(
+        of.SGD,
         lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=False),
         id="sgd",
     ),
     pytest.param(
-        ScriptOptimizer.DECAYED_SGD,
+        of.DECAYED_SGD,
         lambda parameters: torch.optim.SGD(parameters, weight_decay=0.1, foreach=True),
         id="decayed sgd",
     ),
     pytest.param(
-        ScriptOptimizer.MOMENTUM,
+        of.MOMENTUM,
         lambda parameters: torch.optim.SGD(parameters, momentum=0.9, foreach=True),
         id="undecayed momentum",
     ),
     pytest.param(
-        ScriptOptimizer.ONE_STATE,
+        of.ONE_STATE,
         lambda parameters: torch.optim.SGD(parameters, momentum=0.9, weight_decay=0.1, foreach=True),
         id="momentum",
     ),
@@ -141,13 +99,13 @@ _FORMATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids
 
 
 @_FORMATS
-@pytest.mark.parametrize(("name", "make"), [_FUSED, *_BY_OPERATORS])
+@pytest.mark.parametrize(("costs", "make"), [_FUSED, *_BY_OPERATORS])
 def test_states_and_the_steps_largest_moment_are_those_of_the_real_class(
-    name: Stepper,
+    costs: OptimizerMemory,
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype,
 ) -> None:
-    assert _told(name, dtype.itemsize) == _measure(make, dtype)
+    assert _told(costs, dtype.itemsize) == measured(make, _parameters(dtype))
 
 
 class _Traffic(TorchDispatchMode):
@@ -165,9 +123,9 @@ class _Traffic(TorchDispatchMode):
 
 
 @_FORMATS
-@pytest.mark.parametrize(("name", "make"), _BY_OPERATORS)
+@pytest.mark.parametrize(("costs", "make"), _BY_OPERATORS)
 def test_a_step_moves_the_bytes_of_the_real_operators(
-    name: Stepper, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], dtype: torch.dtype
+    costs: OptimizerMemory, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], dtype: torch.dtype
 ) -> None:
     parameter = torch.nn.Parameter(torch.randn(512, 512).to(dtype))
     optimizer = make([parameter])
@@ -175,20 +133,16 @@ def test_a_step_moves_the_bytes_of_the_real_operators(
         parameter.grad = torch.randn_like(parameter)
         with _Traffic() as traffic:
             optimizer.step()
-    costs = COSTS[name]
     expected = costs.step_bytes if dtype is torch.float32 else costs.step_bytes_16bit
     assert traffic.num_bytes / parameter.numel() == pytest.approx(expected, rel=0.01)
 
 
 _CLASSES = {
-    OptimizerName.PAGED_ADAMW: "PagedAdamW",
-    OptimizerName.ADAMW_8BIT: "AdamW8bit",
-    OptimizerName.PAGED_ADAMW_8BIT: "PagedAdamW8bit",
-    OptimizerName.LION: "Lion",
-    OptimizerName.LION_8BIT: "Lion8bit",
-    OptimizerName.PAGED_LION_8BIT: "PagedLion8bit",
-    ScriptOptimizer.ONE_STATE_8BIT: "RMSprop8bit",
+    entry.class_name: entry.memory
+    for entry in ENTRIES
+    if entry.library == "bitsandbytes" and entry.is_exact and entry.memory is not None
 }
+"""The classes of bitsandbytes whose memory the table has exactly."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -196,9 +150,9 @@ _CLASSES = {
     ("num_elements", "is_embedding"),
     [(4095, False), (4096, True), (4096, False), (4097, False), (99_999, False)],
 )
-@pytest.mark.parametrize("name", _CLASSES)
+@pytest.mark.parametrize(("name", "costs"), _CLASSES.items(), ids=_CLASSES)
 def test_states_are_those_of_bitsandbytes(
-    name: Stepper, num_elements: int, is_embedding: bool, dtype: torch.dtype
+    name: str, costs: OptimizerMemory, num_elements: int, is_embedding: bool, dtype: torch.dtype
 ) -> None:
     import bitsandbytes
 
@@ -207,7 +161,7 @@ def test_states_are_those_of_bitsandbytes(
     manager.initialize()  # it knows parameters by their address, which may be used again
     if is_embedding:
         manager.override_config([parameter], "optim_bits", 32)
-    optimizer = getattr(bitsandbytes.optim, _CLASSES[name])([parameter])
+    optimizer = getattr(bitsandbytes.optim, name)([parameter])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pages are for GPUs
         optimizer.init_state(optimizer.param_groups[0], parameter, 0, 0)
@@ -215,7 +169,7 @@ def test_states_are_those_of_bitsandbytes(
     real = [state[key].nbytes for key in _STATES if key in state]
     shared = [state[key].nbytes for key in ("qmap1", "qmap2") if key in state]
     tensor = Stepped(num_elements=num_elements, is_embedding=is_embedding, bytes_per_element=dtype.itemsize)
-    told = Optimizer(name=name)
+    told = Optimizer(costs=costs)
     assert list(told.states_of(tensor)) == real
     assert told.pages_of(tensor) == 0
     if not is_embedding and dtype is torch.float32:
@@ -225,18 +179,21 @@ def test_states_are_those_of_bitsandbytes(
 _STATES = ("state1", "state2", "absmax1", "absmax2")
 
 
-@pytest.mark.parametrize("name", [name for name, made in _CLASSES.items() if made.startswith("Paged")])
+@pytest.mark.parametrize("name", [name for name, memory in _CLASSES.items() if memory.is_paged])
 @pytest.mark.parametrize("is_embedding", [True, False])
-def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: Stepper, is_embedding: bool) -> None:
-    """The very tensors that get_state_buffer() makes, which on a GPU are pages from 1e5 elements on."""
+def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: str, is_embedding: bool) -> None:
+    """The very tensors that its buffers are made of, which on a GPU are pages from 1e5 elements on."""
     import bitsandbytes
 
     asked: list[int] = []
 
-    class Watched(getattr(bitsandbytes.optim, _CLASSES[name])):
+    class Watched(getattr(bitsandbytes.optim, name)):
         def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             asked.append(p.numel() * dtype.itemsize)
             return torch.zeros_like(p, dtype=dtype)
+
+        def _get_state_double_buffer(self, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            return self.get_state_buffer(torch.stack([p, p]), dtype)  # as large, and in pages as well
 
     parameter = torch.nn.Parameter(torch.zeros(100_000))
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
@@ -248,7 +205,7 @@ def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: Stepper, 
     scales = [
         optimizer.state[parameter][key].nbytes for key in _STATES[2:] if key in optimizer.state[parameter]
     ]
-    told = Optimizer(name=name)
+    told = Optimizer(costs=_CLASSES[name])
     tensor = Stepped(num_elements=100_000, is_embedding=is_embedding)
     assert told.pages_of(tensor) == sum(asked)
     assert list(told.states_of(tensor)) == scales
@@ -260,23 +217,22 @@ def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: Stepper, 
 @pytest.mark.parametrize(
     ("optimizer", "states", "temporaries"),
     [
-        (None, [4000, 4000, 40_000, 40_000], [4000, 40_000]),
-        (OptimizerName.ADAMW, [4, 4000, 4000, 4, 40_000, 40_000], []),
-        (OptimizerName.ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
-        (OptimizerName.PAGED_ADAMW, [4000, 4000, 40_000, 40_000], []),
-        (OptimizerName.PAGED_ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
-        (OptimizerName.LION, [4000, 40_000], []),
-        (OptimizerName.LION_8BIT, [4000, 10_000, 160, 1024], []),
-        (OptimizerName.PAGED_LION_8BIT, [4000, 10_000, 160, 1024], []),
-        (OptimizerName.ADAFACTOR, [4000, 4, 40_000, 4], [4000] * 4 + [40_000] * 4),
-        (OptimizerName.SGD, [], [4000, 40_000]),
-        (ScriptOptimizer.DECAYED_SGD, [], [4000, 40_000]),
-        (ScriptOptimizer.MOMENTUM, [4000, 40_000], []),
-        (ScriptOptimizer.ONE_STATE, [4000, 40_000], [4000, 40_000]),
-        (ScriptOptimizer.ONE_STATE_8BIT, [4000, 10_000, 160, 1024], []),
+        (of.FOREACH_ADAMW, [4000, 4000, 40_000, 40_000], [4000, 40_000]),
+        (of.FUSED_ADAMW, [4, 4000, 4000, 4, 40_000, 40_000], []),
+        (of.ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
+        (of.PAGED_ADAMW, [4000, 4000, 40_000, 40_000], []),
+        (of.PAGED_ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
+        (of.LION, [4000, 40_000], []),
+        (of.LION_8BIT, [4000, 10_000, 160, 1024], []),
+        (of.PAGED_LION_8BIT, [4000, 10_000, 160, 1024], []),
+        (of.ADAFACTOR, [4000, 4, 40_000, 4], [4000] * 4 + [40_000] * 4),
+        (of.SGD, [], [4000, 40_000]),
+        (of.DECAYED_SGD, [], [4000, 40_000]),
+        (of.MOMENTUM, [4000, 40_000], []),
+        (of.ONE_STATE, [4000, 40_000], [4000, 40_000]),
     ],
 )
-def test_flat_tensors(optimizer: Stepper, states: list[int], temporaries: list[int]) -> None:
+def test_flat_tensors(optimizer: OptimizerMemory, states: list[int], temporaries: list[int]) -> None:
     """Adafactor makes four of a vector: its square, that and epsilon, the update, and its negative."""
     made = optimizer_of(Strategy(), own=optimizer)
     assert _born(made, [1000, 10_000]) == {STATES: states, TEMPORARIES: temporaries}
@@ -284,4 +240,16 @@ def test_flat_tensors(optimizer: Stepper, states: list[int], temporaries: list[i
 
 def test_a_strategys_optimizer_takes_the_place_of_the_scripts_own() -> None:
     strategy = Strategy(optimizer=OptimizerName.ADAMW_8BIT)
-    assert optimizer_of(strategy, own=ScriptOptimizer.ONE_STATE) == Optimizer(name=OptimizerName.ADAMW_8BIT)
+    assert optimizer_of(strategy, own=of.ONE_STATE) == Optimizer(costs=of.ADAMW_8BIT)
+
+
+def test_an_unknown_optimizer_counts_as_torchs_foreach_adamw() -> None:
+    assert optimizer_of(Strategy(), own=None) == Optimizer(costs=of.FOREACH_ADAMW)
+
+
+def test_torchaos_offload_keeps_small_tensors_on_the_gpu_and_four_of_each_large_one_on_the_host() -> None:
+    """Its class is for GPUs alone (torchao 0.18.0, optim/cpu_offload.py: minimal_size)."""
+    offloading = Optimizer(costs=of.CPU_OFFLOAD)
+    small, large = (Stepped(num_elements=size) for size in (4095, 4096))
+    assert (sum(offloading.states_of(small)), offloading.host_bytes_of(small)) == (4 + 8 * 4095, 0)
+    assert (offloading.states_of(large), offloading.host_bytes_of(large)) == ((), 16 * 4096)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.checking.inputs.situations import precision_of
 from zerofit.checking.situation import DEFAULTS, TrainerSettings
 from zerofit.core.command import Route
+from zerofit.core.optimizers.lookup import optimizer_of_class
 from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action, Keyword, Plain
 

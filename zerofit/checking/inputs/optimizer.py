@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.core.optimizers.lookup import TRAINER_OPTIMIZERS, optimizer_of_deepspeed
 from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 
@@ -12,84 +13,6 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
     from zerofit.configs.document import Document
     from zerofit.scripts.facts import ScriptFacts
-
-TRAINER_OPTIMIZERS = {
-    "adamw_torch": "torch.AdamW",
-    "adamw_torch_fused": "torch.AdamW",
-    "adamw_torch_xla": "other:torch_xla.amp.syncfree.AdamW",
-    "adamw_torch_npu_fused": "other:torch_npu.optim.NpuFusedAdamW",
-    "adafactor": "transformers.Adafactor",
-    "adamw_anyprecision": "other:torchdistx.optimizers.AnyPrecisionAdamW",
-    "adamw_torch_4bit": "other:torchao.optim.AdamW4bit",
-    "adamw_torch_8bit": "other:torchao.optim.AdamW8bit",
-    "ademamix": "bitsandbytes.AdEMAMix",
-    "sgd": "torch.SGD",
-    "adagrad": "torch.Adagrad",
-    "adamw_bnb_8bit": "bitsandbytes.AdamW8bit",
-    "adamw_8bit": "bitsandbytes.AdamW8bit",
-    "ademamix_8bit": "bitsandbytes.AdEMAMix8bit",
-    "lion_8bit": "bitsandbytes.Lion8bit",
-    "lion_32bit": "bitsandbytes.Lion",
-    # bitsandbytes.optim.AdamW(is_paged=True): in 32 bit accelerate treats it as AdamW, unlike PagedAdamW.
-    "paged_adamw_32bit": "bitsandbytes.AdamW",
-    "paged_adamw_8bit": "bitsandbytes.PagedAdamW8bit",
-    "paged_ademamix_32bit": "bitsandbytes.PagedAdEMAMix",
-    "paged_ademamix_8bit": "bitsandbytes.PagedAdEMAMix8bit",
-    # Likewise Lion(is_paged=True).
-    "paged_lion_32bit": "bitsandbytes.Lion",
-    "paged_lion_8bit": "bitsandbytes.PagedLion8bit",
-    "rmsprop": "torch.RMSprop",
-    "rmsprop_bnb": "bitsandbytes.RMSprop",
-    "rmsprop_bnb_8bit": "bitsandbytes.RMSprop8bit",
-    "rmsprop_bnb_32bit": "bitsandbytes.RMSprop",
-    "galore_adamw": "other:galore_torch.GaLoreAdamW",
-    "galore_adamw_8bit": "other:galore_torch.GaLoreAdamW8bit",
-    "galore_adafactor": "other:galore_torch.GaLoreAdafactor",
-    "galore_adamw_layerwise": "other:galore_torch.GaLoreAdamW",
-    "galore_adamw_8bit_layerwise": "other:galore_torch.GaLoreAdamW8bit",
-    "galore_adafactor_layerwise": "other:galore_torch.GaLoreAdafactor",
-    "lomo": "other:lomo_optim.Lomo",
-    "adalomo": "other:lomo_optim.AdaLomo",
-    "grokadamw": "other:grokadamw.GrokAdamW",
-    "schedule_free_radam": "other:schedulefree.RAdamScheduleFree",
-    "schedule_free_adamw": "other:schedulefree.AdamWScheduleFree",
-    "schedule_free_sgd": "other:schedulefree.SGDScheduleFree",
-    "apollo_adamw": "other:apollo_torch.APOLLOAdamW",
-    "apollo_adamw_layerwise": "other:apollo_torch.APOLLOAdamW",
-    "stable_adamw": "other:optimi.StableAdamW",
-}
-"""The optimizer that transformers/trainer_optimizer.py creates for each TrainingArguments.optim."""
-
-# deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS: these are case-insensitive.
-_OWN_TYPES = {
-    name.lower(): name
-    for name in ("Adam", "AdamW", "Adagrad", "Lion", "Lamb", "Muon", "MuAdam", "MuAdamW", "MuSGD")
-}
-_LIBRARIES = {"torch.optim": "torch", "bitsandbytes": "bitsandbytes", "deepspeed.ops": "deepspeed"}
-"""Packages whose classes are optimizers, and the library that their ids begin with."""
-_SINGLE = {"Adafactor": "transformers", "DummyOptim": "accelerate"}
-"""Optimizers of packages with many other classes."""
-
-
-def optimizer_of_deepspeed(optimizer_type: str) -> str:
-    """Return the id for a value of optimizer.type in DeepSpeed's configuration."""
-    return f"config.{_OWN_TYPES.get(optimizer_type.lower(), optimizer_type)}"
-
-
-def optimizer_of_class(path: str) -> str:
-    """Return the id of an optimizer class.
-
-    Args:
-        path: dotted, with imports resolved: "torch.optim.AdamW".
-    """
-    package, _, name = path.rpartition(".")
-    for prefix, library in _LIBRARIES.items():
-        if package == prefix or package.startswith(f"{prefix}."):
-            return f"{library}.{name}"
-    if name in _SINGLE and package.partition(".")[0] == _SINGLE[name]:
-        return f"{_SINGLE[name]}.{name}"
-    return f"other:{path}"
-
 
 _TRAINER_DEFAULT = "torch.AdamW"
 """TrainingArguments.optim is adamw_torch or its fused form (transformers/training_args.py)."""

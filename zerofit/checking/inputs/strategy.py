@@ -10,9 +10,9 @@ from zerofit.checking.inputs.situations import read_scripts
 from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
+from zerofit.core.optimizers.lookup import REPLACEMENT_IDS
 from zerofit.core.overrides import FLAGS
 from zerofit.core.setting import Said
-from zerofit.core.strategy import OptimizerName
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan, Topology
     from zerofit.core.strategy import Strategy
     from zerofit.scripts.facts import ScriptFacts
-
-OPTIMIZER_IDS = {
-    OptimizerName.ADAMW: "torch.AdamW",
-    # Created as AdamW(is_paged=True), which accelerate replaces by CPU Adam under offload: nothing would be
-    # paged.
-    OptimizerName.PAGED_ADAMW: "bitsandbytes.PagedAdamW",
-    OptimizerName.ADAMW_8BIT: "bitsandbytes.AdamW8bit",
-    OptimizerName.PAGED_ADAMW_8BIT: "bitsandbytes.PagedAdamW8bit",
-    OptimizerName.LION: "bitsandbytes.Lion",
-    OptimizerName.LION_8BIT: "bitsandbytes.Lion8bit",
-    OptimizerName.PAGED_LION_8BIT: "bitsandbytes.PagedLion8bit",
-    OptimizerName.ADAFACTOR: "transformers.Adafactor",
-    OptimizerName.SGD: "torch.SGD",
-}
-"""The optimizers' ids in checking/rules/optimizer/table.py."""
 
 
 def situation_of_strategy(
@@ -69,7 +54,7 @@ def situation_of_strategy(
 
     optimizer = own_optimizer
     if strategy.optimizer is not None:
-        optimizer = Said(value=OPTIMIZER_IDS[strategy.optimizer], text=text("optimizer"))
+        optimizer = Said(value=REPLACEMENT_IDS[strategy.optimizer], text=text("optimizer"))
     nvme_path = Said(value=strategy.nvme_path or None, text=text("nvme_path"))
     return Situation(
         settings=RunSettings(

@@ -5,38 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine, OptimizerName, Precision
+from zerofit.core.optimizers.lookup import REPLACEMENTS
+from zerofit.core.strategy import Engine, Precision
 from zerofit.core.supported import release_of
 from zerofit.core.upstream.transformers import CHECKPOINTING_BEFORE_5_23
 
 if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
 
-OPTIM = {
-    OptimizerName.ADAMW: "adamw_torch_fused",
-    OptimizerName.PAGED_ADAMW: "paged_adamw_32bit",
-    OptimizerName.ADAMW_8BIT: "adamw_bnb_8bit",
-    OptimizerName.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
-    OptimizerName.LION: "lion_32bit",
-    OptimizerName.LION_8BIT: "lion_8bit",
-    OptimizerName.PAGED_LION_8BIT: "paged_lion_8bit",
-    OptimizerName.ADAFACTOR: "adafactor",
-    OptimizerName.SGD: "sgd",
-}
-"""transformers' name for each optimizer (transformers/training_args.py, OptimizerNames)."""
-
-OPTIM_ALIKE = {
-    OptimizerName.ADAMW: frozenset({"adamw_torch", "adamw_torch_fused"}),
-    OptimizerName.PAGED_ADAMW: frozenset({"paged_adamw_32bit"}),
-    OptimizerName.ADAMW_8BIT: frozenset({"adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"}),
-    OptimizerName.PAGED_ADAMW_8BIT: frozenset({"paged_adamw_8bit"}),
-    OptimizerName.LION: frozenset({"lion_32bit"}),
-    OptimizerName.LION_8BIT: frozenset({"lion_8bit", "paged_lion_8bit"}),
-    OptimizerName.PAGED_LION_8BIT: frozenset({"paged_lion_8bit"}),
-    OptimizerName.ADAFACTOR: frozenset({"adafactor"}),
-    OptimizerName.SGD: frozenset({"sgd"}),
-}
-"""All of transformers' names for equivalent optimizers, with states of the same size or less on the GPU."""
 LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
 """Trainer gives Lion AdamW's betas (transformers/trainer_optimizer.py); these are Lion's
 (bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
@@ -64,7 +40,7 @@ def training_arguments(
         "max_grad_norm": strategy.gradient_clipping,
         "activation_checkpointing": strategy.gradient_checkpointing,
         "activation_checkpointing_kwargs": _checkpointing_kwargs(strategy),
-        "optim": OPTIM[strategy.optimizer] if strategy.optimizer else None,
+        "optim": REPLACEMENTS[strategy.optimizer].trainer if strategy.optimizer else None,
         "tf32": strategy.tf32,
         "torch_compile": True if strategy.compile else None,
         "use_liger_kernel": True if strategy.liger else None,

@@ -332,7 +332,7 @@ class HostRank:
             parts = [(-(-size // self._num_ranks), is_embedding) for size, is_embedding in stepped]
             stepped = [(sum(size for size, of in parts if of is kind), kind) for kind in (False, True)]
         return sum(
-            optimizer.pages_of(Stepped(num_elements=elements, is_embedding=is_embedding))
+            optimizer.host_bytes_of(Stepped(num_elements=elements, is_embedding=is_embedding))
             for elements, is_embedding in stepped
         )
 

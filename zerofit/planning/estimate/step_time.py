@@ -16,8 +16,8 @@ from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s,
 
 if TYPE_CHECKING:
     from zerofit.core.facts import Machine
+    from zerofit.core.optimizers.memory import OptimizerMemory
     from zerofit.core.rates import Rates
-    from zerofit.planning.estimate.device_memory.optimizers import OptimizerCosts
     from zerofit.planning.estimate.engines.engine import Setup
     from zerofit.planning.estimate.engines.stage import Stage
     from zerofit.planning.estimate.speeds import Speeds
@@ -30,8 +30,8 @@ unscale_and_clip_grads (0.19.8). Measured on one core: 0.27 of CPU Adam's time; 
 
 _MODULE_DISPATCHES = 2
 """CPU time of a module's call beside its operators, in operator dispatches: Python, and operators that only
-make a view. Chosen with `dispatches` of COSTS by the steps of benchmarks/measured/nvidia-h200.json: any half
-of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
+make a view. Chosen with `dispatches` of OptimizerMemory by the steps of benchmarks/measured/nvidia-h200.json:
+any half of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
 
 _OVERLAP_SLOWDOWN = 0.1
 """Slowdown of computation that overlaps with communication, as a share of the communication's time.
@@ -209,7 +209,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     )
 
 
-def _python_of_a_step(setup: Setup, costs: OptimizerCosts, speeds: Speeds) -> float:
+def _python_of_a_step(setup: Setup, costs: OptimizerMemory, speeds: Speeds) -> float:
     """Return the CPU seconds of the step per parameter; 0 where all are stepped as one."""
     strategy = setup.strategy
     if strategy.engine is Engine.NATIVE:

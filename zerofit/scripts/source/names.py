@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from zerofit.core.optimizers.lookup import entry_of, library_of, optimizer_of_class
+
 ACCELERATORS = {"accelerate.Accelerator", "accelerate.accelerator.Accelerator"}
 RANK_CALLS = {
     "torch.distributed.get_rank",
@@ -58,21 +60,9 @@ _TRL_CONFIG = re.compile(
 )
 _OPTIMIZER = re.compile(r"(?:\w+\.)*[A-Z]\w*")
 
-_OPTIMIZER_PACKAGES = (
-    ("torch.optim.", "torch"),
-    ("bitsandbytes.optim.", "bitsandbytes"),
-    ("deepspeed.ops.", "deepspeed"),
-    ("deepspeed.runtime.fp16.", "deepspeed"),
-    ("apex.optimizers.", "apex"),
-)
-_EXACT_OPTIMIZERS = {
-    "transformers.Adafactor": "transformers.Adafactor",
-    "transformers.optimization.Adafactor": "transformers.Adafactor",
-    "transformers.AdamW": "transformers.AdamW",
-    "transformers.optimization.AdamW": "transformers.AdamW",
-    "accelerate.utils.DummyOptim": "accelerate.DummyOptim",
-    "accelerate.utils.deepspeed.DummyOptim": "accelerate.DummyOptim",
-}
+_MIXED_LIBRARIES = ("apex", "deepspeed")
+"""Libraries whose packages of optimizers have other classes as well."""
+_OPTIMIZER_WORDS = ("Adam", "Lion", "Lamb", "Adagrad")
 
 
 def called_name(call: ast.Call) -> str:
@@ -117,15 +107,12 @@ def is_arguments(name: str) -> bool:
 
 def optimizer_id(name: str, *, takes_parameters: bool) -> str | None:
     """Return the id of the optimizer class with a dotted name, or None."""
-    if name in _EXACT_OPTIMIZERS:
-        return _EXACT_OPTIMIZERS[name]
-    last = name.rpartition(".")[2]
+    id_, last = optimizer_of_class(name), name.rpartition(".")[2]
+    if entry_of(id_) is not None:
+        return id_
     if not _OPTIMIZER.fullmatch(name) or "lr_scheduler" in name or "swa_utils" in name or last == "Optimizer":
         return None
-    for prefix, package in _OPTIMIZER_PACKAGES:
-        if name.startswith(prefix):
-            is_own = (
-                package in ("torch", "bitsandbytes") or "Adam" in last or "Lion" in last or "Lamb" in last
-            )
-            return f"{package}.{last}" if is_own or "Adagrad" in last else None
-    return f"other:{name}" if takes_parameters else None
+    library = library_of(name)
+    if library in _MIXED_LIBRARIES:
+        return id_ if any(word in last for word in _OPTIMIZER_WORDS) else None
+    return id_ if library or takes_parameters else None

@@ -1,12 +1,11 @@
-"""The optimizers that zerofit can use: their classes, options and creation."""
+"""Makes the optimizers that zerofit puts in place of a script's own."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.optimizers.lookup import REPLACEMENTS
 from zerofit.core.strategy import OptimizerName
 
 if TYPE_CHECKING:
@@ -21,64 +20,6 @@ _FUSED_ON = frozenset({"cuda", "cpu"})
 (torch/utils/_foreach_utils.py, _get_fused_kernels_supported_devices)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerKind:
-    """An optimizer by name: its class and defaults."""
-
-    module: str
-    """Of the class, and of equivalent ones."""
-    class_name: str
-    keeps: frozenset[str] = frozenset()
-    """Options that it copies from an optimizer of the same kind."""
-    bits: int | None = None
-    """Per state; None for optimizers outside bitsandbytes."""
-    is_paged: bool = False
-    """True if the driver may page its states to the host."""
-
-    def is_alike(self, optimizer: Any) -> bool:
-        """Return True if an optimizer computes the same, with states no larger on the GPU."""
-        own = type(optimizer)
-        if self.bits is None:
-            return (own.__module__, own.__name__) == (self.module, self.class_name)
-        return (
-            own.__module__ == self.module
-            and optimizer.args.optim_bits == self.bits
-            and optimizer.is_paged >= self.is_paged
-        )
-
-
-def _of_bitsandbytes(
-    family: str, class_name: str, *, keeps: frozenset[str], bits: int, is_paged: bool = False
-) -> OptimizerKind:
-    return OptimizerKind(
-        module=f"bitsandbytes.optim.{family}",
-        class_name=class_name,
-        keeps=keeps,
-        bits=bits,
-        is_paged=is_paged,
-    )
-
-
-_ADAMW = functools.partial(_of_bitsandbytes, "adamw", keeps=frozenset({"betas", "eps"}))
-_LION = functools.partial(_of_bitsandbytes, "lion", keeps=frozenset({"betas"}))
-KINDS = {
-    OptimizerName.ADAMW: OptimizerKind(
-        module="torch.optim.adamw", class_name="AdamW", keeps=frozenset({"betas", "eps"})
-    ),
-    # AdamW(is_paged=True), as in Trainer: accelerate does not treat PagedAdamW as AdamW.
-    OptimizerName.PAGED_ADAMW: _ADAMW("AdamW", bits=32, is_paged=True),
-    OptimizerName.ADAMW_8BIT: _ADAMW("AdamW8bit", bits=8),
-    OptimizerName.PAGED_ADAMW_8BIT: _ADAMW("PagedAdamW8bit", bits=8, is_paged=True),
-    OptimizerName.LION: _LION("Lion", bits=32),
-    OptimizerName.LION_8BIT: _LION("Lion8bit", bits=8),
-    OptimizerName.PAGED_LION_8BIT: _LION("PagedLion8bit", bits=8, is_paged=True),
-    OptimizerName.ADAFACTOR: OptimizerKind(module="transformers.optimization", class_name="Adafactor"),
-    OptimizerName.SGD: OptimizerKind(
-        module="torch.optim.sgd", class_name="SGD", keeps=frozenset({"momentum", "dampening", "nesterov"})
-    ),
-}
-
-
 def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
     """Return a new optimizer on these parameter groups.
 
@@ -89,7 +30,7 @@ def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
     """
     import torch
 
-    kind = KINDS[name]
+    kind = REPLACEMENTS[name]
     if name is OptimizerName.ADAMW:
         devices = {parameter.device.type for group in groups for parameter in group["params"]}
         return torch.optim.AdamW(groups, fused=devices <= _FUSED_ON)

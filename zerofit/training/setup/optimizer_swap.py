@@ -8,17 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules.optimizer.rules import RULES as OPTIMIZER_RULES
 from zerofit.core.errors import UserError
+from zerofit.core.optimizers.lookup import REPLACEMENTS, optimizer_class, optimizer_of_class
+from zerofit.core.optimizers.table import NOT_TAKEN_OVER
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OptimizerName
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.core.upstream.torch import move_step_hooks
 from zerofit.models.element_wise import try_element_wise
-from zerofit.training.setup.optimizer_kinds import KINDS, is_lion, make, rate_advice
+from zerofit.training.setup.optimizer_kinds import is_lion, make, rate_advice
 from zerofit.training.step.schedulers import lead_schedulers, live_objects
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
 """Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
-_OTHER_MATHEMATICS = ("amsgrad", "maximize")
-"""Options of torch's optimizers that change the result, and that no other supports."""
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that select an implementation, without effect on the result."""
 
@@ -128,13 +127,12 @@ def _check_element_wise(optimizer: Any, changes: Changes) -> None:
 
 
 def _check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
-    name = type(optimizer).__name__
-    if getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8 and not name.endswith("8bit"):
-        name += "8bit"  # bitsandbytes' AdamW(optim_bits=8), as in Trainer
+    path = optimizer_class(optimizer)
+    name = path.rpartition(".")[2]
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, typed=plan.typed_fields
     )
-    said = Said(value=optimizer_of_class(f"{type(optimizer).__module__}.{name}"), text=f"the script's {name}")
+    said = Said(value=optimizer_of_class(path), text=f"the script's {name}")
     situation = replace(situation, settings=replace(situation.settings, optimizer=said))
     verdict = check(situation, rules=OPTIMIZER_RULES)
     for finding in verdict.of(Severity.WARNING):
@@ -197,7 +195,7 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
         return optimizer
     if any(group["lr"] is None for group in optimizer.param_groups):
         raise _has_no_rate(optimizer, name)
-    for switch in _OTHER_MATHEMATICS:
+    for switch in NOT_TAKEN_OVER:
         if any(group.get(switch) for group in optimizer.param_groups):
             raise _not_taken_over(optimizer, switch, name)
     kept = _KEPT | _kept_by(optimizer, name)
@@ -217,7 +215,7 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
 
 def is_alike(optimizer: Any, name: OptimizerName) -> bool:
     """Return True if an optimizer already is of a kind, and can stay."""
-    return KINDS[name].is_alike(optimizer)
+    return REPLACEMENTS[name].is_alike(optimizer)
 
 
 def dropped(optimizer: Any, name: OptimizerName) -> str:
@@ -235,7 +233,7 @@ def dropped(optimizer: Any, name: OptimizerName) -> str:
 
 def _kept_by(optimizer: Any, name: OptimizerName) -> frozenset[str]:
     """Return the settings that mean the same to the new one: betas are not shared between Lion and AdamW."""
-    keeps = KINDS[name].keeps
+    keeps = REPLACEMENTS[name].keeps
     return keeps if is_lion(optimizer) == is_lion(name.value) else keeps - {"betas"}
 
 

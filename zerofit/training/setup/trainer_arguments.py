@@ -10,9 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.write.trainer import LION_BETAS, OPTIM, OPTIM_ALIKE, training_arguments
+from zerofit.configs.write.trainer import LION_BETAS, training_arguments
 from zerofit.core.capture import has_even_epochs
 from zerofit.core.errors import UserError
+from zerofit.core.optimizers.lookup import REPLACEMENTS
 from zerofit.core.strategy import Strategy
 from zerofit.core.upstream.transformers import field_names, take_every_n_layers
 from zerofit.models.changes.checkpointing import check_every, set_checkpointing
@@ -173,7 +174,8 @@ def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
         record[name] = (said[name], value)
     setattr(arguments, _RECORD, record)
     if settings.strategy.optimizer is not None:
-        advice = rate_advice(str(said["optim"]), OPTIM[settings.strategy.optimizer], arguments.learning_rate)
+        new = REPLACEMENTS[settings.strategy.optimizer].trainer
+        advice = rate_advice(str(said["optim"]), new, arguments.learning_rate)
         if advice is not None:
             changes.add(advice)
 
@@ -226,7 +228,7 @@ def _decided(said: Mapping[str, Any], settings: AppliedSettings) -> dict[str, An
 
 def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
     """Keep the script's betas only for an optimizer of the same kind, as in a custom loop."""
-    if own in OPTIM_ALIKE[name]:
+    if own in REPLACEMENTS[name].trainer_alike:
         del decided["optim"]
     if is_lion(own) and is_lion(name.value):
         for field in LION_BETAS:

@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from zerofit.planning.from_capture import own_stepper
 
+from zerofit.core.capture import for_plan
 from zerofit.core.command import Route
+from zerofit.core.optimizers.memory import CPU_OFFLOAD, PAGED_ADAMW_8BIT
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +235,28 @@ def test_a_script_that_asks_for_gpus_sees_one_that_stands_in(captured_in_forks: 
     )
     told = "1 x a GPU that stands in for yours"
     assert f"the script asks for the GPUs of its node, and was shown {told}" in left.capture.notes
+
+
+def test_an_optimizer_of_the_scripts_own_is_known_by_its_step(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("own_optimizer").capture
+    own = capture.optimizer.steps.own
+    assert own.elements == (64 * 32,)
+    assert own.state_bytes == 2 * 4 * 64 * 32 + 4 * 64
+    assert own_stepper(capture.optimizer) == (capture.optimizer.steps, "")
+    assert for_plan(capture).optimizer.steps is None
+
+
+def test_an_optimizer_of_the_table_needs_no_trace(captured_in_forks: Any) -> None:
+    optimizer = captured_in_forks("optim_bits").capture.optimizer
+    assert optimizer.class_path == "bitsandbytes.optim.adamw.AdamW8bit"
+    assert optimizer.steps is None
+    note = "the pages of AdamW8bit are counted on the host, where the driver may move them"
+    assert own_stepper(optimizer) == (PAGED_ADAMW_8BIT, note)
+
+
+def test_an_optimizer_that_wraps_others_counts_as_one(captured_in_forks: Any) -> None:
+    pytest.importorskip("torchao", reason="pip install torchao")
+    capture = captured_in_forks("offloads_optimizer").capture
+    (optimizer,) = capture.optimizers
+    assert optimizer.class_path == "torchao.optim.cpu_offload.CPUOffloadOptimizer"
+    assert own_stepper(optimizer) == (CPU_OFFLOAD, "")

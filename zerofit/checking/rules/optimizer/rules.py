@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.rule import (
     DIFFERS,
     Effect,
@@ -31,6 +30,7 @@ from zerofit.checking.situation import known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
+from zerofit.core.optimizers.lookup import optimizer_of_deepspeed
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine, OffloadDevice
 
@@ -306,10 +306,10 @@ _ZERO_FLATTENS_TENSORS = Rule(
     id="zero-flattens-tensors",
     severity=Severity.WARNING,
     summary="this optimizer gives different results under ZeRO",
-    why="its update uses factors or norms of whole tensors, and ZeRO passes it flat shards",
+    why="it needs whole tensors, or a second set of weights, and ZeRO passes it flat shards of one set",
     fix="use AdamW, or its 8-bit form to save memory, or set {zero_stage} to 0",
     see=_ZERO_UTILS,
-    find=because_of(Cause.WHOLE_TENSORS),
+    find=because_of(Cause.WHOLE_TENSORS, Cause.TWO_WEIGHTS),
     bad=Example(deepspeed=one_step(2), script=_ADAFACTOR),
     good=Example(deepspeed=one_step(0), script=_ADAFACTOR),
     evidence=DIFFERS,
@@ -319,9 +319,9 @@ _ZERO_FLATTENS_TENSORS = Rule(
 _MUON_NEEDS_MATRICES = Rule(
     id="muon-needs-matrices",
     severity=Severity.ERROR,
-    summary="torch.optim.Muon fails under ZeRO",
+    summary="this optimizer fails under ZeRO",
     why="it only supports matrices, and ZeRO passes every optimizer flat shards",
-    fix="name Muon in DeepSpeed's own optimizer section, or set {zero_stage} to 0",
+    fix="set {zero_stage} to 0, or use AdamW; Muon can be named in DeepSpeed's own optimizer section",
     see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py",
     find=because_of(Cause.NEEDS_MATRICES),
     bad=Example(deepspeed=one_step(2), script=_MUON_SCRIPT),

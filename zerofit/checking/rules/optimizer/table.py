@@ -1,78 +1,46 @@
-"""Behaviour of each optimizer under ZeRO and offload: one table, measured on two CPU ranks.
+"""Behaviour of optimizers under ZeRO and offload, by their entries in the table of optimizers.
 
-Each row describes a group of optimizers in a group of placements; the first matching row counts.
+Each row describes optimizers with a trait (`core/optimizers/`) in a group of placements; the first matching
+row counts.
 `tests/evidence/optimizer_matrix` runs every row that a CPU can run, and compares it with this table.
 """
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from functools import cache
 
 from zerofit.core.command import Route
+from zerofit.core.optimizers.entry import Device, Swap, Update
+from zerofit.core.optimizers.lookup import entry_of, ids_with, scripts_libraries
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 
-_BITS = ("", "8bit", "32bit")
-
-
-def _of(library: str, names: str, bits: tuple[str, ...] = ("",)) -> tuple[str, ...]:
-    return tuple(f"{library}.{name}{suffix}" for name in names.split() for suffix in bits)
-
-
-def _family(*names: str, bits: tuple[str, ...] = _BITS) -> tuple[str, ...]:
-    return _of("bitsandbytes", " ".join(names), bits)
-
-
-_ANY = "NAdam RAdam Adamax Adadelta ASGD Rprop LBFGS"
-TORCH = _of("torch", f"AdamW Adam SGD RMSprop Adagrad Adafactor Muon {_ANY}")
-BITSANDBYTES = _family(
-    *("AdamW", "PagedAdamW", "Adam", "PagedAdam", "Lion", "PagedLion", "LAMB", "AdEMAMix", "PagedAdEMAMix"),
-    *("LARS", "RMSprop", "Adagrad", "SGD"),
-)
-"""Names without a number of bits are 32-bit unless optim_bits=8."""
-_ON_CPU = _of("deepspeed", "DeepSpeedCPUAdam DeepSpeedCPUAdagrad DeepSpeedCPULion")
-_GPU_ONLY = _of("deepspeed", "FusedLion FusedLamb")
-OF_DEEPSPEED = (_ON_CPU[0], "deepspeed.FusedAdam", *_ON_CPU[1:], *_GPU_ONLY)
-OF_CONFIG = _of("config", f"Adam AdamW Adagrad Lion Lamb Muon SGD Adafactor RMSprop {_ANY} SparseAdam")
+OPTIMIZERS = ids_with(lambda entry: entry.library != "other")
+"""All ids of the table of optimizers."""
+OF_CONFIG = ids_with(lambda entry: entry.library == "config" and not entry.package and not entry.is_removed)
 """Optimizers that DeepSpeed creates from optimizer.type: its own, and any class of torch.optim."""
-CONFIG_WITH_MUP = ("config.MuAdam", "config.MuAdamW", "config.MuSGD")
-CONFIG_REMOVED = ("config.OneBitAdam", "config.ZeroOneAdam", "config.OneBitLamb")
-"""Removed from DeepSpeed."""
-OPTIMIZERS = (
-    *TORCH,
-    "transformers.Adafactor",
-    *BITSANDBYTES,
-    *OF_DEEPSPEED,
-    "accelerate.DummyOptim",
-    *OF_CONFIG,
-    *CONFIG_WITH_MUP,
-    *CONFIG_REMOVED,
+CONFIG_WITH_MUP = ids_with(lambda entry: entry.package == "mup")
+EIGHT_BIT = ids_with(
+    lambda entry: entry.library == "bitsandbytes" and entry.memory is not None and entry.memory.has_8_bit
 )
-"""All ids of the table."""
+TESTED = ids_with(lambda entry: entry.is_tested)
+"""DeepSpeed accepts them with ZeRO by default."""
+_OF_CPU = ids_with(lambda entry: entry.device is Device.CPU)
+_OF_GPU = ids_with(lambda entry: entry.device is Device.GPU and entry.library in ("deepspeed", "apex"))
+_UNTRIED = ids_with(lambda entry: entry.device is Device.GPU and entry.library == "bitsandbytes")
+_NEEDS_CLOSURE = ids_with(lambda entry: entry.needs_closure)
+_REBUILT = ids_with(lambda entry: entry.is_rebuilt)
+_OFFLOADING = ids_with(lambda entry: entry.memory is not None and entry.memory.offloads_from is not None)
+_MUON = ("config.Muon", "deepspeed.MuonWithAuxAdam")
 
-EIGHT_BIT = tuple(name for name in BITSANDBYTES if name.endswith("8bit"))
-WHOLE_TENSORS = (
-    *("torch.Adafactor", "transformers.Adafactor", "config.Adafactor", "deepspeed.FusedLamb", "config.Lamb"),
-    *_family("LAMB", "LARS"),
-)
-"""Their update uses norms or factors of whole tensors."""
-ADEMAMIX = _family("AdEMAMix", "PagedAdEMAMix")
-TORCH_ADAGRAD = ("torch.Adagrad", "config.Adagrad")
-SWAPPED_RIGHT = ("torch.AdamW", "torch.Adam", *_family("AdamW", bits=("", "32bit")))
-"""DeepSpeed's CPU Adam computes the same."""
-SWAPPED_RIGHT_WITHOUT_DECAY = _family("Adam", "PagedAdam", bits=("", "32bit"))
-"""bitsandbytes applies weight decay in Adam as in AdamW, DeepSpeed's CPU Adam as replacement does not."""
-SWAPPED_UNBOUNDED = _family("LARS", "SGD")
-"""Their groups have eps=0, by which DeepSpeed's CPU Adam divides."""
-SWAPPED_FOR_ADAGRAD = ("torch.Adagrad", *_family("Adagrad", bits=("", "32bit")))
-SWAPPED_FOR_LION = _family("Lion", bits=("", "32bit"))
-TESTED = (
-    *("torch.AdamW", "torch.Adam", "torch.Adagrad"),
-    *(name for name in OF_DEEPSPEED if name != "deepspeed.FusedLamb"),
-    *("config.Adam", "config.AdamW", "config.Adagrad", "config.Lion", "config.Muon"),
-)
-"""DeepSpeed accepts them with ZeRO by default (deepspeed/runtime/zero/utils.py)."""
+
+def _updates(*kinds: Update) -> tuple[str, ...]:
+    return ids_with(lambda entry: entry.update in kinds)
+
+
+def _swaps(*kinds: Swap) -> tuple[str, ...]:
+    return ids_with(lambda entry: entry.swap in kinds)
 
 
 def in_group(optimizer: str, group: tuple[str, ...]) -> bool:
@@ -110,6 +78,7 @@ class Cause(StrEnum):
     REFUSED_CLIENT = "with offload DeepSpeed only accepts its own CPU Adam and Lion"
     UNTESTED = "DeepSpeed has not tested it with ZeRO, and requires zero_allow_untested_optimizer"
     WHOLE_TENSORS = "its update uses factors or norms of whole tensors, and ZeRO passes it flat shards"
+    TWO_WEIGHTS = "its train() and eval() exchange two sets of weights, of which ZeRO keeps one"
     NEEDS_MATRICES = "it only supports matrices, and ZeRO passes it flat shards"
     REBUILT = "ZeRO creates a new Adagrad from its defaults, without its groups' settings and its scheduler"
     GATHERED = "DeepSpeed gathers each matrix for its step"
@@ -123,6 +92,7 @@ class Cause(StrEnum):
     ON_GPU = "it steps on the CPU, and without offload its parameters are on the GPU"
     ON_CPU = "it steps on the GPU, and offload keeps its parameters on the CPU"
     GPU_KERNEL = "its kernel is for GPUs"
+    OWN_COPIES = "it steps its own copies of the weights in host memory"
     NEEDS_CLOSURE = "its step() needs a closure, which DeepSpeed's engine does not pass on"
     NEEDS_MUP = "the package mup makes it"
     NOT_MEASURED = "not measured"
@@ -190,13 +160,15 @@ def verdict(
             and in_group(optimizer, row.optimizers)
             and optimizer not in row.but_not
         ):
-            return row
+            entry = entry_of(optimizer)
+            if entry is None or not entry.not_run or row.not_run:
+                return row
+            return replace(row, error=None, not_run=entry.not_run)
     raise AssertionError(f"no row for {optimizer}")
 
 
-_ADAFACTOR = ("torch.Adafactor", "transformers.Adafactor")
-_SCRIPTS_OWN = ("torch.*", "transformers.*", "bitsandbytes.*", "deepspeed.*", "other:*")
-_KNOWN = tuple(name for name in OPTIMIZERS if name not in CONFIG_REMOVED)
+_SCRIPTS_OWN = (*(f"{library}.*" for library in scripts_libraries()), "other:*")
+_KNOWN = ids_with(lambda entry: not entry.is_removed)
 
 _GPU = "a GPU"
 _ALLOWED, _DIFFERENT, _WRONG, _REFUSED, _UNKNOWN = OptimizerAnswer
@@ -216,6 +188,7 @@ ROWS = (
         Cause.NOT_AN_OPTIMIZER,
         says="Client Optimizer is of unexpected type",
     ),
+    OptimizerRow(_OFFLOADING, _UNKNOWN, Cause.OWN_COPIES, not_run=_GPU),
     OptimizerRow(CONFIG_WITH_MUP, _UNKNOWN, Cause.NEEDS_MUP, not_run="the package mup"),
     OptimizerRow(
         ("config.SparseAdam",), _UNKNOWN, Cause.NOT_MEASURED, not_run="a model with sparse gradients"
@@ -236,27 +209,13 @@ ROWS = (
         allows_untested=False,
         says="You are using an untested ZeRO Optimizer",
     ),
-    OptimizerRow(
-        ("config.LBFGS",),
-        _REFUSED,
-        Cause.NEEDS_CLOSURE,
-        says="step() missing 1 required positional argument: 'closure'",
-    ),
     OptimizerRow(("config.Adam",), _DIFFERENT, Cause.DECOUPLED, error=(0.87, 0.87)),
     OptimizerRow(("config.Adagrad",), _ALLOWED, Cause.ELEMENTWISE, offloads_optimizer=True),
-    OptimizerRow(
-        ("config.Muon",),
-        _REFUSED,
-        Cause.REDUCE_SCATTER,
-        stages=(ZeroStage.PARAMETERS,),
-        says="Muon and reduce scatter cannot be used together",
-    ),
-    OptimizerRow(("config.Muon",), _ALLOWED, Cause.GATHERED),
     OptimizerRow(("config.AdamW", "config.Lion"), _ALLOWED, Cause.ELEMENTWISE),
     # DeepSpeed's kernels without a CPU counterpart: they can't even be created there.
     *(
         OptimizerRow(
-            _GPU_ONLY,
+            _OF_GPU,
             answer,
             cause,
             routes=routes,
@@ -270,9 +229,10 @@ ROWS = (
         )
     ),
     OptimizerRow(
-        ("deepspeed.FusedLamb",),
+        _OF_GPU,
         _REFUSED,
         Cause.UNTESTED,
+        but_not=TESTED,
         stages=_SHARDED,
         routes=_NATIVE,
         allows_untested=False,
@@ -318,61 +278,97 @@ ROWS = (
             says=says,
         )
         for optimizers, answer, cause, error, says in (
-            (SWAPPED_RIGHT, _ALLOWED, Cause.SAME_ON_CPU, None, ""),
-            (_ADAFACTOR, _REFUSED, Cause.SWAP_KEEPS_GROUPS, None, "adam_update(): incompatible function"),
-            (ADEMAMIX, _REFUSED, Cause.SWAP_KEEPS_GROUPS, None, "too many values to unpack"),
+            (_swaps(Swap.SAME), _ALLOWED, Cause.SAME_ON_CPU, None, ""),
             (
-                SWAPPED_FOR_ADAGRAD,
+                _swaps(Swap.FAILS_ON_EPS),
+                _REFUSED,
+                Cause.SWAP_KEEPS_GROUPS,
+                None,
+                "adam_update(): incompatible function",
+            ),
+            (
+                _swaps(Swap.FAILS_ON_BETAS),
+                _REFUSED,
+                Cause.SWAP_KEEPS_GROUPS,
+                None,
+                "too many values to unpack",
+            ),
+            (
+                _swaps(Swap.FAILS_AS_ADAGRAD),
                 _REFUSED,
                 Cause.SWAP_ARGUMENT,
                 None,
                 "DeepSpeedCPUAdagrad.__init__() got an unexpected keyword argument 'adamw_mode'",
             ),
             (
-                SWAPPED_FOR_LION,
+                _swaps(Swap.FAILS_AS_LION),
                 _REFUSED,
                 Cause.SWAP_ARGUMENT,
                 None,
                 "DeepSpeedCPULion.__init__() got an unexpected keyword argument 'adamw_mode'",
             ),
-            (SWAPPED_RIGHT_WITHOUT_DECAY, _ALLOWED, Cause.SAME_WITHOUT_DECAY, None, ""),
-            (SWAPPED_UNBOUNDED, _WRONG, Cause.SWAPPED, (1e6, 1e6), ""),
+            (_swaps(Swap.SAME_WITHOUT_DECAY), _ALLOWED, Cause.SAME_WITHOUT_DECAY, None, ""),
+            (_swaps(Swap.UNBOUNDED), _WRONG, Cause.SWAPPED, (1e6, 1e6), ""),
             (_SCRIPTS_OWN, _WRONG, Cause.SWAPPED, (0.28, 460.0), ""),
         )
     ),
     # DeepSpeed's kernels, each for one kind of memory.
     OptimizerRow(
-        _ON_CPU, _REFUSED, Cause.ON_GPU, offloads_optimizer=False, says="must be 'cpu'", not_run=_GPU
+        _OF_CPU, _REFUSED, Cause.ON_GPU, offloads_optimizer=False, says="must be 'cpu'", not_run=_GPU
     ),
-    OptimizerRow(_ON_CPU, _ALLOWED, Cause.ELEMENTWISE),
-    OptimizerRow(("deepspeed.Fused*",), _REFUSED, Cause.ON_CPU, offloads_optimizer=True, not_run=_GPU),
-    OptimizerRow(("deepspeed.FusedLamb",), _DIFFERENT, Cause.WHOLE_TENSORS, stages=_SHARDED, not_run=_GPU),
-    OptimizerRow(_GPU_ONLY, _ALLOWED, Cause.GPU_KERNEL, not_run=_GPU),
+    OptimizerRow(_OF_CPU, _ALLOWED, Cause.ELEMENTWISE),
+    OptimizerRow(
+        (*_OF_GPU, "deepspeed.FusedAdam"), _REFUSED, Cause.ON_CPU, offloads_optimizer=True, not_run=_GPU
+    ),
+    OptimizerRow(
+        tuple(name for name in _OF_GPU if name in _updates(Update.WHOLE_TENSOR)),
+        _DIFFERENT,
+        Cause.WHOLE_TENSORS,
+        stages=_SHARDED,
+        not_run=_GPU,
+    ),
+    OptimizerRow(_OF_GPU, _ALLOWED, Cause.GPU_KERNEL, not_run=_GPU),
     OptimizerRow(("deepspeed.FusedAdam",), _ALLOWED, Cause.ELEMENTWISE),
     # The optimizer itself, on shards.
     OptimizerRow(
-        ("bitsandbytes.AdEMAMix32bit", "bitsandbytes.PagedAdEMAMix32bit"),
-        _UNKNOWN,
-        Cause.GPU_KERNEL,
-        not_run=_GPU,
+        _MUON,
+        _REFUSED,
+        Cause.REDUCE_SCATTER,
+        stages=(ZeroStage.PARAMETERS,),
+        says="Muon and reduce scatter cannot be used together",
     ),
+    OptimizerRow(_MUON, _ALLOWED, Cause.GATHERED),
+    OptimizerRow(_UNTRIED, _UNKNOWN, Cause.GPU_KERNEL, not_run=_GPU),
     OptimizerRow(
-        ("torch.LBFGS",),
+        _NEEDS_CLOSURE,
         _REFUSED,
         Cause.NEEDS_CLOSURE,
         says="step() missing 1 required positional argument: 'closure'",
     ),
     OptimizerRow(
-        ("torch.Muon",),
+        _updates(Update.MATRIX),
         _REFUSED,
         Cause.NEEDS_MATRICES,
         stages=_SHARDED,
         says="Param gradient must be a 2D matrix",
     ),
     OptimizerRow(("torch.Muon",), _DIFFERENT, Cause.BF16_STEPS, error=(0.027, 0.027)),
-    OptimizerRow(TORCH_ADAGRAD, _DIFFERENT, Cause.REBUILT, stages=_SHARDED, error=(0.49, 0.5)),
-    OptimizerRow(WHOLE_TENSORS, _DIFFERENT, Cause.WHOLE_TENSORS, stages=_SHARDED, error=(0.072, 0.63)),
-    OptimizerRow(EIGHT_BIT, _DIFFERENT, Cause.BLOCKS, stages=_SHARDED, error=(0.0028, 0.028)),
+    OptimizerRow(_REBUILT, _DIFFERENT, Cause.REBUILT, stages=_SHARDED, error=(0.49, 0.5)),
+    OptimizerRow(
+        _updates(Update.WHOLE_TENSOR),
+        _DIFFERENT,
+        Cause.WHOLE_TENSORS,
+        stages=_SHARDED,
+        error=(0.072, 0.63),
+    ),
+    OptimizerRow(_updates(Update.BLOCK), _DIFFERENT, Cause.BLOCKS, stages=_SHARDED, error=(0.0028, 0.028)),
+    OptimizerRow(
+        _updates(Update.TWO_WEIGHTS),
+        _DIFFERENT,
+        Cause.TWO_WEIGHTS,
+        stages=_SHARDED,
+        not_run="the package schedulefree",
+    ),
     OptimizerRow(_KNOWN, _ALLOWED, Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
     OptimizerRow(_KNOWN, _ALLOWED, Cause.ELEMENTWISE),
     # Unknown optimizers.

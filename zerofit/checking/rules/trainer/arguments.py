@@ -20,6 +20,7 @@ from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
+from zerofit.core.optimizers.lookup import trainer_names_of_types
 from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Engine
 from zerofit.scripts.facts import Action
@@ -52,11 +53,7 @@ _EITHER_FIELD: Mapping[tuple[str, ...], tuple[str, str]] = {
 }
 _HALVES = ("bf16", "fp16")
 _BETAS = ("adam_beta1", "adam_beta2")
-_OPTIMIZERS_ALIKE = {
-    "adamw": ("adamw_torch", "adamw_torch_fused"),
-    "adam": ("adamw_torch", "adamw_torch_fused"),
-}
-"""DeepSpeed's Adam is AdamW too, since adam_w_mode is true by default."""
+_OPTIMIZERS_ALIKE = trainer_names_of_types()
 _SCHEDULERS_ALIKE = {
     "warmuplr": ("constant_with_warmup", "constant"),
     "warmupdecaylr": ("linear",),

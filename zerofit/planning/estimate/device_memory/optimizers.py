@@ -1,18 +1,15 @@
-"""Optimizers on the GPU: the states that each keeps per parameter, and the temporaries of its step.
-
-None stands for torch.optim.AdamW, which runs foreach on CUDA: the script's own, unless another is known. Read
-at torch 2.13.0, transformers 5.23.0 and bitsandbytes 0.50; tests run the real classes beside these tables.
-"""
+"""Optimizers on the GPU: the allocations of a step, by the table of optimizers or by a trace."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.strategy import OptimizerName
+from zerofit.core.optimizers.lookup import REPLACEMENTS
+from zerofit.core.optimizers.memory import FOREACH_ADAMW, LEAST_PAGED, OptimizerMemory, Temporaries
+from zerofit.core.optimizers.step_trace import OwnSteps, StepTrace
 
 if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
@@ -21,169 +18,12 @@ if TYPE_CHECKING:
 STATES = "optimizer states"
 TEMPORARIES = "optimizer temporaries"
 
-_BLOCK = 256
-"""Elements that share one scale in an 8-bit state (bitsandbytes/optim/optimizer.py, init_state)."""
-_LEAST_8_BIT = 4096
-"""Smaller tensors keep fp32 states (bitsandbytes/optim/optimizer.py, min_8bit_size)."""
-_QUANTILE_MAP_BYTES = 256 * 4
-"""One of the two tables that all 8-bit states share (bitsandbytes/optim/optimizer.py, fill_qmap)."""
-_LEAST_PAGED = 100_000
-"""A paged optimizer pages the states of no smaller tensor (bitsandbytes/optim/optimizer.py,
-get_state_buffer)."""
+_FP32 = 4
+_SQUARE_FROM = 4096
+"""ASSUMPTION: a tensor of unknown shape is a square matrix from so many elements on, and a vector below."""
 
-
-class ScriptOptimizer(StrEnum):
-    """A script's own optimizers that a plan has no name for."""
-
-    ONE_STATE = "one state"
-    """As wide as the parameter: RMSprop, Adagrad, SGD with momentum and weight decay."""
-    MOMENTUM = "momentum"
-    """SGD with momentum, without weight decay: stepped in place."""
-    DECAYED_SGD = "SGD with weight decay"
-    """Without momentum; foreach, torch's default on CUDA."""
-    ONE_STATE_8BIT = "one state in 8 bit"
-    """bitsandbytes' optimizers with one state."""
-
-
-Stepper = OptimizerName | ScriptOptimizer | None
-"""A key of COSTS: zerofit's optimizer or the script's own; None for torch's foreach AdamW."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerCosts:
-    """The states that one optimizer keeps per parameter, and the bytes that its step moves."""
-
-    formula: str
-    """Of the states of P elements, b bytes each."""
-    source: str
-    least_bytes: int
-    """Lower bound of the state bytes per element: two moments in fp32 or in 8 bit. 0 for Adafactor, which
-    keeps sums over rows and columns, SGD without momentum, and states in pages that may leave the GPU."""
-    step_bytes: int
-    """Bytes read and written per stepped element, with fp32 weights and gradients. Those of torch and
-    transformers are counted over the operators of a real step (tests/planning/estimate/test_optimizers.py),
-    except fused AdamW, which reads weight, gradient and two moments and writes three; 8-bit moments take one
-    byte each way each; Lion has one moment. ASSUMPTION: pages stay on the GPU from step to step; those that
-    the driver has moved take longer, by how much was not measured."""
-    step_bytes_16bit: int
-    """The same with weights and gradients in 16 bit, which Adafactor steps in fp32 copies."""
-    dispatches: float
-    """CPU time of stepping one parameter, in operator dispatches; chosen like _MODULE_DISPATCHES of
-    step_time.py."""
-    num_states: int = 0
-    """Of an optimizer of bitsandbytes; 0 for all others."""
-    has_8_bit: bool = False
-    is_paged: bool = False
-
-
-_PAGES = (
-    "; of tensors from 100000 elements on they lie in unified memory, in pages that the driver moves to the "
-    "host when the GPU is full: those of one tensor at a time are counted"
-)
-_PAGED = "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time"
-_ONE_STATE = "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state"
-
-COSTS: dict[Stepper, OptimizerCosts] = {
-    None: OptimizerCosts(
-        formula="2 b P",
-        source="torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter",
-        least_bytes=8,
-        step_bytes=84,
-        step_bytes_16bit=42,
-        dispatches=0.5,
-    ),
-    OptimizerName.ADAMW: OptimizerCosts(
-        formula="2 b P + 4 B a parameter",
-        source="torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq; fused keeps the step on the GPU",
-        least_bytes=8,
-        step_bytes=28,
-        step_bytes_16bit=14,
-        dispatches=0.5,
-    ),
-    OptimizerName.ADAMW_8BIT: OptimizerCosts(
-        formula="2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
-        source="bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
-        least_bytes=2,
-        step_bytes=16,
-        step_bytes_16bit=10,
-        dispatches=4,
-        num_states=2,
-        has_8_bit=True,
-    ),
-    OptimizerName.LION: OptimizerCosts(
-        formula="4 P",
-        source=_ONE_STATE,
-        least_bytes=4,
-        step_bytes=20,
-        step_bytes_16bit=14,
-        dispatches=4,
-        num_states=1,
-    ),
-    OptimizerName.ADAFACTOR: OptimizerCosts(
-        formula="4 (rows + columns) a matrix, 4 P of a vector",
-        source="transformers/optimization.py, Adafactor.step",
-        least_bytes=0,
-        step_bytes=84,
-        step_bytes_16bit=104,
-        dispatches=10,
-    ),
-    OptimizerName.SGD: OptimizerCosts(
-        formula="0",
-        source="torch/optim/sgd.py: without momentum, as Trainer runs it",
-        least_bytes=0,
-        step_bytes=24,
-        step_bytes_16bit=12,
-        dispatches=0.5,
-    ),
-    ScriptOptimizer.ONE_STATE: OptimizerCosts(
-        formula="b P",
-        source="torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much",
-        least_bytes=4,
-        step_bytes=44,
-        step_bytes_16bit=22,
-        dispatches=0.5,
-    ),
-    ScriptOptimizer.MOMENTUM: OptimizerCosts(
-        formula="b P",
-        source="torch/optim/sgd.py: momentum_buffer like each parameter",
-        least_bytes=4,
-        step_bytes=32,
-        step_bytes_16bit=16,
-        dispatches=0.5,
-    ),
-    ScriptOptimizer.DECAYED_SGD: OptimizerCosts(
-        formula="0",
-        source="torch/optim/sgd.py: no momentum",
-        least_bytes=0,
-        step_bytes=24,
-        step_bytes_16bit=12,
-        dispatches=0.5,
-    ),
-    ScriptOptimizer.ONE_STATE_8BIT: OptimizerCosts(
-        formula="P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
-        source=_ONE_STATE,
-        least_bytes=1,
-        step_bytes=14,
-        step_bytes_16bit=8,
-        dispatches=4,
-        num_states=1,
-        has_8_bit=True,
-    ),
-}
-
-
-def _paged(costs: OptimizerCosts, formula: str) -> OptimizerCosts:
-    """Return the costs of an optimizer with paged states, which the driver may move to the host."""
-    return replace(costs, formula=f"{formula}{_PAGES}", source=_PAGED, least_bytes=0, is_paged=True)
-
-
-_IN_32_BIT = replace(COSTS[OptimizerName.ADAMW_8BIT], step_bytes=28, step_bytes_16bit=22, has_8_bit=False)
-COSTS |= {
-    OptimizerName.PAGED_ADAMW: _paged(_IN_32_BIT, "8 P"),
-    OptimizerName.PAGED_ADAMW_8BIT: _paged(COSTS[OptimizerName.ADAMW_8BIT], "as 8-bit AdamW"),
-    OptimizerName.LION_8BIT: COSTS[ScriptOptimizer.ONE_STATE_8BIT],
-    OptimizerName.PAGED_LION_8BIT: _paged(COSTS[ScriptOptimizer.ONE_STATE_8BIT], "as 8-bit Lion"),
-}
+Stepper = OptimizerMemory | OwnSteps | None
+"""How a script's own optimizer is counted; None for torch's foreach AdamW, which stands for any unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +31,7 @@ class Stepped:
     """One tensor that an optimizer steps."""
 
     num_elements: int
-    bytes_per_element: int = 4
+    bytes_per_element: int = _FP32
     shape: tuple[int, ...] = ()
     """If unknown, a square matrix is assumed, or a vector below 4096 elements."""
     is_embedding: bool = False
@@ -206,49 +46,63 @@ class Stepped:
 
 def optimizer_of(strategy: Strategy, own: Stepper) -> Optimizer:
     """Return the optimizer that a strategy names, or the script's own if it names none."""
-    return Optimizer(name=strategy.optimizer or own)
+    if strategy.optimizer is not None:
+        return Optimizer(costs=REPLACEMENTS[strategy.optimizer].memory)
+    if isinstance(own, OwnSteps):
+        return Optimizer(costs=_traced_memory(own), steps=own)
+    return Optimizer(costs=own or FOREACH_ADAMW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """The allocations of one optimizer."""
 
-    name: Stepper
-
-    @property
-    def costs(self) -> OptimizerCosts:
-        """The optimizer's row of COSTS."""
-        return COSTS[self.name]
+    costs: OptimizerMemory
+    steps: OwnSteps | None = None
+    """The script's own, if its steps were traced."""
 
     def states_of(self, tensor: Stepped) -> tuple[int, ...]:
         """Return the sizes of one tensor's states on the GPU, in the order of their allocation."""
-        if self.name is None:
-            return tensor.num_bytes, tensor.num_bytes
-        if self.name is OptimizerName.ADAMW:
-            return 4, tensor.num_bytes, tensor.num_bytes
-        if self.name is OptimizerName.ADAFACTOR:
-            return *_second_moments(tensor), 4
-        if self.name in (ScriptOptimizer.ONE_STATE, ScriptOptimizer.MOMENTUM):
-            return (tensor.num_bytes,)
-        if not self.costs.num_states:
+        costs = self.costs
+        if costs.offloads_from is not None and tensor.num_elements >= costs.offloads_from:
             return ()
-        states = () if self.pages_of(tensor) else self._moments(tensor)
-        scales = 4 * -(-tensor.num_elements // _BLOCK)
-        return *states, *((scales,) * self.costs.num_states if self._is_8_bit(tensor) else ())
+        scalar = (costs.scalar_bytes,) if costs.scalar_bytes else ()
+        if costs.is_factored:
+            return *_second_moments(tensor), *scalar
+        if self._is_quantized(tensor):
+            return self._quantized(tensor)
+        whole = [_FP32 * tensor.num_elements * number for number in costs.in_fp32]
+        states = [] if self.pages_of(tensor) else whole
+        return *scalar, *((tensor.num_bytes,) * costs.like_parameter), *states
 
     def pages_of(self, tensor: Stepped) -> int:
         """Return the bytes of a tensor's paged states, which the driver moves between GPU and host."""
-        is_paged = self.costs.is_paged and tensor.num_elements >= _LEAST_PAGED
-        return sum(self._moments(tensor)) if is_paged else 0
+        if not self.costs.is_paged or tensor.num_elements < LEAST_PAGED:
+            return 0
+        width = 1 if self._is_quantized(tensor) else _FP32
+        return width * tensor.num_elements * sum(self.costs.in_fp32)
 
-    def _moments(self, tensor: Stepped) -> tuple[int, ...]:
-        """Return the sizes of bitsandbytes' states of one tensor, without the scales of 8-bit states."""
-        width = 1 if self._is_8_bit(tensor) else 4
-        return (width * tensor.num_elements,) * self.costs.num_states
+    def host_bytes_of(self, tensor: Stepped) -> int:
+        """Return the bytes on the host: pages of states, or torchao's copy, gradient and two states."""
+        least = self.costs.offloads_from
+        if least is None:
+            return self.pages_of(tensor)
+        return 4 * tensor.num_bytes if tensor.num_elements >= least else 0
 
-    def _is_8_bit(self, tensor: Stepped) -> bool:
-        is_large = tensor.num_elements >= _LEAST_8_BIT
-        return self.costs.has_8_bit and is_large and not tensor.is_embedding
+    def _is_quantized(self, tensor: Stepped) -> bool:
+        blocks = self.costs.blocks
+        return blocks is not None and blocks.quantizes(tensor.num_elements, is_embedding=tensor.is_embedding)
+
+    def _quantized(self, tensor: Stepped) -> tuple[int, ...]:
+        """Return the sizes of quantized states: codes, scales, and code tables of their own."""
+        blocks = self.costs.blocks
+        assert blocks is not None
+        multiples = self.costs.in_fp32 or (1,) * self.costs.like_parameter
+        num_blocks = -(-tensor.num_elements // blocks.num_elements)
+        codes = [tensor.num_elements * blocks.bits * number // 8 for number in multiples]
+        scales = [_FP32 * num_blocks * number for number in multiples]
+        tables = [blocks.own_table_bytes] * len(multiples) if blocks.own_table_bytes else []
+        return *([] if self.pages_of(tensor) else codes), *scales, *tables
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Allocate and free what one optimizer step over these tensors needs.
@@ -256,28 +110,31 @@ class Optimizer:
         Args:
             is_first: True if the step creates the states.
         """
-        if self.name is OptimizerName.ADAFACTOR:
+        if self.steps is not None:
+            _play(tape, self.steps, tensors, is_first=is_first)
+        elif self.costs.temporaries is Temporaries.ADAFACTOR:
             self._step_adafactor(tape, tensors, is_first=is_first)
-            return
+        else:
+            self._step(tape, tensors, is_first=is_first)
+
+    def _step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
+        costs = self.costs
         if is_first:
             for tensor in tensors:
                 for num_bytes in self.states_of(tensor):
                     tape.allocate(num_bytes, STATES)
-            if any(self._is_8_bit(tensor) for tensor in tensors):
-                for _ in range(self.costs.num_states):
-                    tape.allocate(_QUANTILE_MAP_BYTES, STATES)
+            table_bytes = costs.blocks.table_bytes if costs.blocks is not None else 0
+            if table_bytes and any(map(self._is_quantized, tensors)):
+                for _ in costs.in_fp32:
+                    tape.allocate(table_bytes, STATES)
         pages = max((self.pages_of(tensor) for tensor in tensors), default=0)
         if pages:
             tape.free(tape.allocate(pages, TEMPORARIES))
-        if self.name is OptimizerName.SGD:
-            # torch/optim/sgd.py, _single_tensor_sgd: one gradient with the weight's decay at a time.
+        if costs.temporaries is Temporaries.ONE_BY_ONE:
             for tensor in tensors:
                 tape.free(tape.allocate(tensor.num_bytes, TEMPORARIES))
-        # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once; sgd.py, _multi_tensor_sgd:
-        # the gradients with the weights' decay, and rmsprop.py and adagrad.py roots as well.
-        if self.name in (None, ScriptOptimizer.ONE_STATE, ScriptOptimizer.DECAYED_SGD):
-            roots = [tape.allocate(tensor.num_bytes, TEMPORARIES) for tensor in tensors]
-            for block in roots:
+        if costs.temporaries is Temporaries.ALL_AT_ONCE:
+            for block in [tape.allocate(tensor.num_bytes, TEMPORARIES) for tensor in tensors]:
                 tape.free(block)
 
     def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
@@ -291,8 +148,8 @@ class Optimizer:
                 held[name] = tape.allocate(size, TEMPORARIES)
 
         for tensor in tensors:
-            size = 4 * tensor.num_elements
-            copy = 0 if tensor.bytes_per_element == 4 else size  # 16-bit tensors are stepped in fp32
+            size = _FP32 * tensor.num_elements
+            copy = 0 if tensor.bytes_per_element == _FP32 else size  # 16-bit tensors are stepped in fp32
             reassign("gradient", copy)
             if is_first:
                 for num_bytes in self.states_of(tensor):
@@ -315,9 +172,62 @@ class Optimizer:
 def _second_moments(tensor: Stepped) -> tuple[int, ...]:
     """Return the sizes of Adafactor's second moments: factored for a matrix, whole for a vector."""
     shape = tensor.shape
-    if not shape and tensor.num_elements >= _LEAST_8_BIT:
+    if not shape and tensor.num_elements >= _SQUARE_FROM:
         side = math.isqrt(tensor.num_elements)
         shape = (side, side)
     if len(shape) < 2:
-        return (4 * tensor.num_elements,)
-    return 4 * math.prod(shape[:-1]), 4 * math.prod(shape[:-2]) * shape[-1]
+        return (_FP32 * tensor.num_elements,)
+    return _FP32 * math.prod(shape[:-1]), _FP32 * math.prod(shape[:-2]) * shape[-1]
+
+
+def _traced_memory(steps: OwnSteps) -> OptimizerMemory:
+    """Return the figures of a traced optimizer, per element."""
+    own, flat = steps.own, steps.flat or steps.own
+    is_16bit = own.num_bytes < _FP32 * own.num_elements
+    moved, flat_moved = (one.moved_bytes / max(1, one.num_elements) for one in (own, flat))
+    return OptimizerMemory(
+        formula="its states, as the script's own step() makes them",
+        source="traced: two steps of the script's optimizer on tensors without values",
+        least_bytes=min(one.state_bytes // max(1, one.num_elements) for one in (own, flat)),
+        step_bytes=round(flat_moved),
+        step_bytes_16bit=round(moved if is_16bit else moved / 2),
+        dispatches=max(_LEAST_DISPATCHES, own.num_operators / max(1, len(own.elements))),
+    )
+
+
+_LEAST_DISPATCHES = FOREACH_ADAMW.dispatches
+"""One operator over many tensors costs its own time for each of them."""
+
+
+def _play(tape: Tape, steps: OwnSteps, tensors: Sequence[Stepped], *, is_first: bool) -> None:
+    """Play a traced step: as it was on the model's own tensors, and scaled on others.
+
+    ZeRO steps flat fp32 tensors; a plan that freezes weights or adds adapters steps others than the script.
+    """
+    own, flat = steps.own, steps.flat
+    if tuple(sorted(one.num_bytes for one in tensors)) == own.parameter_bytes:
+        _play_scaled(tape, own, 1.0, is_first=is_first)
+        return
+    are_flat = all(len(one.shape) == 1 and one.bytes_per_element == _FP32 for one in tensors)
+    if flat is not None and are_flat:
+        for one in tensors:
+            _play_scaled(tape, flat, one.num_elements / flat.num_elements, is_first=is_first)
+        return
+    share = sum(one.num_bytes for one in tensors) / max(1, own.num_bytes)
+    if is_first:
+        tape.allocate(round(own.state_bytes * share), STATES)
+    tape.free(tape.allocate(round(own.temporary_bytes * share), TEMPORARIES))
+
+
+def _play_scaled(tape: Tape, trace: StepTrace, share: float, *, is_first: bool) -> None:
+    kept, blocks = frozenset(trace.states), {}
+    for entry in trace.first if is_first else trace.second:
+        block = abs(entry) - 1
+        if entry > 0:
+            term = STATES if block in kept else TEMPORARIES
+            blocks[block] = tape.allocate(math.ceil(trace.sizes[block] * share), term)
+        elif block in blocks:
+            tape.free(blocks.pop(block))
+    for block, made in blocks.items():
+        if block not in kept:
+            tape.free(made)  # it takes the place of a state, which the step has freed

@@ -52,6 +52,8 @@ def install(torch: ModuleType, seen: Observations) -> None:
                 return args[0]
             if function in moves:
                 return _moved(torch, function, args, kwargs)
+            if kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": _stand_in(torch, kwargs["device"])}
             return function(*args, **kwargs)

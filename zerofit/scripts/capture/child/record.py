@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from zerofit.core.capture import Capture
 from zerofit.core.command import Route
+from zerofit.core.optimizers.lookup import trainer_names_of_types
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.torch import accumulated_hooks
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
@@ -179,7 +180,9 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     shown = forward_on_meta(model, found.batch)
     manual = manual_accumulation(seen, sources.values(), found.frame) if trainer is None else None
     prepared = {
-        id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
+        id(own): own
+        for each in seen.accelerators
+        for own in (getattr(one, "optimizer", one) for one in prepared_optimizers(each))
     }
     scheduled = {
         id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in prepared_schedulers(each)
@@ -287,7 +290,7 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _made_by_engine(config: dict[str, Any]) -> tuple[str, ...]:
     kind = str(_section(config, "optimizer").get("type", "adamw"))
-    own_optimizer = () if kind.lower() in ("adam", "adamw") else ("optimizer",)
+    own_optimizer = () if kind.lower() in trainer_names_of_types() else ("optimizer",)
     return (*own_optimizer, *(("scheduler",) if _section(config, "scheduler") else ()))
 
 

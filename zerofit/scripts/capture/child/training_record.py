@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.capture import CapturedGroup, CapturedLoader, CapturedOptimizer, CapturedScheduler
+from zerofit.core.optimizers.lookup import memory_of, optimizer_class
+from zerofit.core.optimizers.step_trace import OwnSteps
 from zerofit.models.element_wise import try_element_wise
+from zerofit.models.trace.optimizer_step import trace_steps
 from zerofit.scripts.capture.child.model_record import class_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _STEPS = ("total_steps", "T_max", "total_iters")
 """Attributes of torch's schedulers with their number of steps (torch/optim/lr_scheduler.py)."""
@@ -27,24 +30,59 @@ _FIXED_COLLATORS = {
 
 
 def captured_optimizers(
-    optimizers: Iterable[Any], prepared: Collection[int]
+    optimizers: Iterable[Any], prepared: Mapping[int, Any]
 ) -> tuple[CapturedOptimizer, ...]:
-    """Return the facts about optimizers, given the ids of those passed to prepare()."""
-    return tuple(
-        CapturedOptimizer(
-            class_path=class_path(type(one)),
-            groups=tuple(_group(group) for group in one.param_groups),
-            is_prepared=id(one) in prepared,
-            is_element_wise=try_element_wise(one).is_kept if id(one) in prepared else None,
-        )
-        for one in optimizers
+    """Return the facts about optimizers, given those passed to prepare()."""
+    seen = list(optimizers)
+    known = {id(one) for one in seen}
+    # torchao's CPUOffloadOptimizer does not call Optimizer.__init__, and has an AdamW for each parameter.
+    wrapping = [one for one in prepared.values() if id(one) not in known]
+    inner = {id(one) for outer in wrapping for one in _inner_optimizers(outer)}
+    whole = [*(one for one in seen if id(one) not in inner), *wrapping]
+    return tuple(_captured(one, is_prepared=id(one) in prepared) for one in whole)
+
+
+def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
+    from torch.optim import Optimizer
+
+    for value in vars(optimizer).values():
+        for one in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(one, Optimizer):
+                yield one
+
+
+def _captured(optimizer: Any, *, is_prepared: bool) -> CapturedOptimizer:
+    path = optimizer_class(optimizer)
+    groups = tuple(_group(group, optimizer) for group in optimizer.param_groups)
+    return CapturedOptimizer(
+        class_path=path,
+        groups=groups,
+        is_prepared=is_prepared,
+        is_element_wise=try_element_wise(optimizer).is_kept if is_prepared else None,
+        steps=_steps(optimizer, path, groups) if is_prepared else None,
     )
 
 
-def _group(group: dict[str, Any]) -> CapturedGroup:
+def _steps(optimizer: Any, path: str, groups: tuple[CapturedGroup, ...]) -> OwnSteps | None:
+    """Return the steps of an optimizer that the table does not know exactly; None if they can't be traced."""
+    _, is_exact = memory_of(path, groups[0].settings if groups else {})
+    if is_exact or path.partition(".")[0] in _OF_KERNELS:
+        return None
+    try:
+        return trace_steps(optimizer)
+    except Exception:  # any: it is the script's code
+        return None
+
+
+_OF_KERNELS = ("bitsandbytes", "deepspeed")
+"""Packages whose kernels have no form for tensors without values."""
+
+
+def _group(group: dict[str, Any], optimizer: Any) -> CapturedGroup:
     settings = {key: json_value(value) for key, value in group.items() if key not in ("params", "initial_lr")}
     # During warm-up a scheduler has already set lr to 0.
     settings["lr"] = json_value(group.get("initial_lr", group.get("lr")))
+    settings["is_paged"] = getattr(optimizer, "is_paged", None) or None  # bitsandbytes' AdamW(is_paged=True)
     return CapturedGroup(
         num_tensors=len(group["params"]),
         num_parameters=sum(parameter.numel() for parameter in group["params"]),

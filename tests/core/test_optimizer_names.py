@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.checking.inputs.optimizer import (
-    TRAINER_OPTIMIZERS,
-    optimizer_of_class,
-    optimizer_of_deepspeed,
-)
 from zerofit.checking.rules.optimizer.table import OPTIMIZERS
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.optimizers.lookup import TRAINER_OPTIMIZERS, optimizer_of_class, optimizer_of_deepspeed
 
 
 def test_every_name_of_trainer_has_an_id() -> None:
@@ -30,7 +26,7 @@ def test_ids_are_in_the_table_or_marked_as_others() -> None:
         ("adamw_torch", "torch.AdamW"),
         ("adamw_bnb_8bit", "bitsandbytes.AdamW8bit"),
         ("paged_adamw_32bit", "bitsandbytes.AdamW"),
-        ("galore_adamw", "other:galore_torch.GaLoreAdamW"),
+        ("galore_adamw", "galore_torch.GaLoreAdamW"),
         ("adamw", None),
     ],
 )
@@ -63,6 +59,9 @@ def test_deepspeed_ignores_the_case_of_its_own_types_alone(optimizer_type: str, 
         ("bitsandbytes.optim.PagedAdamW8bit", "bitsandbytes.PagedAdamW8bit"),
         ("deepspeed.ops.adam.DeepSpeedCPUAdam", "deepspeed.DeepSpeedCPUAdam"),
         ("accelerate.utils.DummyOptim", "accelerate.DummyOptim"),
+        ("galore_torch.adamw.AdamW", "galore_torch.GaLoreAdamW"),
+        ("torchao.optim.adam.AdamW8bit", "torchao.AdamW8bit"),
+        ("schedulefree.adamw_schedulefree.AdamWScheduleFree", "schedulefree.AdamWScheduleFree"),
         ("transformers.AdamW", "other:transformers.AdamW"),
         ("lion_pytorch.Lion", "other:lion_pytorch.Lion"),
         ("my_optimizers.AdamW", "other:my_optimizers.AdamW"),
