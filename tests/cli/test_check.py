@@ -233,14 +233,6 @@ def test_sarif_and_json_hold_the_same_findings(run_zerofit: RunZerofit, folder: 
     ]
 
 
-def test_explain_prints_the_page_and_rules_the_list(run_zerofit: RunZerofit, folder: Path) -> None:
-    page = _check(run_zerofit, folder, "--explain param-offload-needs-zero3")
-    golden = Path(__file__).parents[1] / "golden/findings/param-offload-needs-zero3.md"
-    assert (page.stdout, page.returncode) == (golden.read_text(), 0)
-    lines = _check(run_zerofit, folder, "--rules").stdout.splitlines()
-    assert "error    param-offload-needs-zero3" in [line[:34] for line in lines]
-
-
 def test_colour_only_on_a_terminal(run_zerofit: RunZerofit, folder: Path) -> None:
     pty = pytest.importorskip("pty")
     reader, writer = pty.openpty()

@@ -10,6 +10,8 @@ from harness.table import fingerprint
 from zerofit.checking.rule import Effect
 
 if TYPE_CHECKING:
+    from rule_examples.example import Examples
+
     from harness.runner import Runner
     from zerofit.checking.rule import Rule
 
@@ -23,24 +25,28 @@ class MismatchError(AssertionError):
     """A rule's evidence is not what is seen."""
 
 
-def prove(rule: Rule, runner: Runner) -> dict[str, Any]:
-    """Return the row of a rule.
+def prove(rule: Rule, examples: Examples, runner: Runner) -> dict[str, Any]:
+    """Return the row of a rule and its examples.
 
     Raises:
         MismatchError: the examples do otherwise than the rule says.
     """
     evidence = rule.evidence
-    row: dict[str, Any] = {"rule": rule.id, "of": fingerprint(rule), "outcome": evidence.outcome.value}
+    row: dict[str, Any] = {
+        "rule": rule.id,
+        "of": fingerprint(rule, examples),
+        "outcome": evidence.outcome.value,
+    }
     if evidence.not_reproduced:
         return {**row, "verdict": "documented, not reproduced", "seen": evidence.not_reproduced}
     asks = [name for name, _ in evidence.observed]
-    good = runner.run(run_of(rule.good), asks=asks)
+    good = runner.run(run_of(examples.good), asks=asks)
     hangs = evidence.outcome is Effect.HANGS
     limits = {"limit_s": max(_HANG_LIMIT_S, _HANG_TIMES_GOOD * good.seconds)} if hangs else {}
     runs = Runs(
-        bad=runner.run(run_of(rule.bad), asks=asks, **limits),
+        bad=runner.run(run_of(examples.bad), asks=asks, **limits),
         good=good,
-        reference=runner.run(reference_of(rule.good, start=good.start)),
+        reference=runner.run(reference_of(examples.good, start=good.start)),
     )
     judgement = judge(evidence, runs)
     if judgement.mismatches:
@@ -54,6 +60,6 @@ def prove(rule: Rule, runner: Runner) -> dict[str, Any]:
         row["good_error"] = float(f"{judgement.good_error:.1e}")
     return {
         **row,
-        "route": route_of(rule.bad).value,
+        "route": route_of(examples.bad).value,
         "seconds": round(runs.bad.seconds + runs.good.seconds, 1),
     }

@@ -1,29 +1,65 @@
-"""Files and scripts of the rules' examples: small, complete, deterministic."""
+"""Example: the files, flags and script of a run; the small, complete, deterministic ones that rules share."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Example
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
+
+if TYPE_CHECKING:
+    from zerofit.core.facts import Checkpoint, Machine
+    from zerofit.core.strategy import Strategy
 
 DEEPSPEED_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
 SCRIPT_FILE = "train.py"
 """Names of an example's files."""
-ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
-DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed"
-DEEPSPEED_DOCS = "https://www.deepspeed.ai/docs/config-json/"
-"""Base URL of the rules' sources."""
 TWO_RANKS = Topology(world_size=2)
 ON_CPU = Topology(world_size=2, on_cpu=True)
 NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 """An offload section of DeepSpeed's file."""
 WHOLE_WEIGHTS = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
 """Settings of ZeRO-3 that partition even small weights, and gather them for saving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """The layers of a run; None if absent."""
+
+    deepspeed: Mapping[str, Any] | str | None = None
+    """ds_config.json, as mapping or text."""
+    accelerate: Mapping[str, Any] | str | None = None
+    """accelerate.yaml."""
+    route: Route | None = None
+    """The library that reads the DeepSpeed configuration, if no script shows it."""
+    command: str | None = None
+    """The command line up to the script: "accelerate launch --zero_stage 3"."""
+    script: str | None = None
+    """The source of train.py."""
+    arguments: str = ""
+    """The script's own arguments, in shell syntax."""
+    strategy: Strategy | None = None
+    """zerofit's own flags, instead of files."""
+    topology: Topology | None = None
+    machine: Machine | None = None
+    checkpoint: Checkpoint | None = None
+    """The checkpoint to resume from."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions other than the tested ones: {"deepspeed": "0.18.0"}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """A rule's two examples, which tests check and `make evidence` runs."""
+
+    bad: Example
+    """Violates this rule and no other."""
+    good: Example
+    """The same example, fixed; it violates no rule."""
 
 
 def example_files(example: Example) -> dict[str, str]:

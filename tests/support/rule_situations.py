@@ -7,13 +7,13 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, Example, example_files
+
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.named_files import named_files
 from zerofit.checking.inputs.situations import read_scripts, situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.inputs.training_arguments import trainer_of
-from zerofit.checking.rule import Example
-from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.schemas.catalog import load_schemas
