@@ -11,14 +11,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "checking" / "rules"))
 
 from rule_examples import EXAMPLES
-from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
+from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files, strategy_flags
 
 from tools.rules_index import rules_index
 from zerofit.checking.rule_pages import rule_page
 from zerofit.checking.rules import ALL_RULES
 from zerofit.core.command import Route
-from zerofit.core.request import FLAGS
-from zerofit.core.strategy import Lora, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +56,7 @@ def page_with_examples(rule: Rule, examples: Examples, *, level: int = 2) -> str
 def command_of(example: Example) -> str:
     """Return the command that runs an example, if it says more than its files; else nothing."""
     if example.strategy is not None:
-        return f"zerofit launch {_strategy_flags(example.strategy)} train.py"
+        return f"zerofit launch {strategy_flags(example.strategy)} train.py"
     if example.command is None and not example.arguments:
         return ""
     launcher = example.command or "accelerate launch"
@@ -78,17 +76,6 @@ def _example_lines(example: Example) -> Iterator[str]:
 
 def _block(name: str, language: str, text: str) -> tuple[str, ...]:
     return (f"`{name}`", "", f"```{language}", *text.strip("\n").splitlines(), "```")
-
-
-def _strategy_flags(strategy: Strategy) -> str:
-    words = []
-    for field, flag in FLAGS.items():
-        value = getattr(strategy, field)
-        if field != "engine" and value == getattr(Strategy(), field):
-            continue
-        is_switch = value is True or value == Lora()
-        words.append(flag if is_switch else f"{flag} {getattr(value, 'value', value)}")
-    return " ".join(words)
 
 
 def _circumstances(example: Example) -> list[str]:

@@ -7,8 +7,10 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from captured_scripts import capture
 from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, Example, example_files
 
+from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.named_files import named_files
 from zerofit.checking.inputs.situations import read_scripts, situations
@@ -55,11 +57,25 @@ def situations_of_example(example: Example) -> tuple[Situation, ...]:
         scripts, _ = read_scripts(targets)
         script = scripts[0] if scripts else None
         trainer = trainer_of(script, script.route if script else None, targets)
-        return (replace(situation, script=script, trainer=trainer),)
-    found = situations(_targets(example, versions))
+        return (_captured(replace(situation, script=script, trainer=trainer), example),)
+    found = tuple(_captured(situation, example) for situation in situations(_targets(example, versions)))
     if example.topology is None:
         return found
     return tuple(replace(situation, topology=example.topology) for situation in found)
+
+
+def _captured(situation: Situation, example: Example) -> Situation:
+    """Return the situation with the capture of an example, if it has one."""
+    if example.capture is None:
+        return situation
+    fields = {"gradient_accumulation_steps": 1, **example.capture}
+    of_loader = {name: fields.pop(name) for name in [*fields] if name.startswith("loader_")}
+    captured = capture(**fields)
+    assert captured.loader is not None
+    loader = replace(
+        captured.loader, **{name.removeprefix("loader_"): value for name, value in of_loader.items()}
+    )
+    return with_capture(situation, replace(captured, loader=loader))
 
 
 def situation_of_example(example: Example) -> Situation:

@@ -120,6 +120,8 @@ class Effect(StrEnum):
     """The run ends, but the engine ignores the setting."""
     COSTS = "costs"
     """The run ends with the right weights, but is slower or larger."""
+    REFUSED = "refused"
+    """zerofit refuses it once it has captured the script, and nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.configs.document import BrokenFile, Document
     from zerofit.configs.schema import FoundKey, Schemas
+    from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Launcher
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.plan import Topology
@@ -126,6 +127,8 @@ class RunSettings:
     """Id of the optimizer in the optimizer table; a value of None: there is none, nothing trains."""
     force_cpu_optimizer: Said[bool] | None = None
     """DeepSpeed's zero_force_ds_cpu_optimizer."""
+    fields: Mapping[str, Said[Any]] = field(default_factory=dict)
+    """Each field of zerofit's Strategy that the user set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,8 @@ class Situation:
     """TrainingArguments, from the script's arguments and source; None without a Trainer."""
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
+    capture: Capture | None = None
+    """What the script builds, observed where its training would begin; None if it was not run."""
     schemas: Schemas | None = None
     missing: tuple[Said[str], ...] = ()
     """Named files that do not exist: the path, and the line or flag that names it."""

@@ -115,6 +115,8 @@ def check(
         for change, backup in zip(fixes, write_fixes(fixes), strict=True):
             click.echo(f"zerofit: fixed {change.name}; original: {backup}", err=True)
     report = check_targets()
+    if report.targets.capture is not None and not captures:
+        click.echo("zerofit: with facts of an earlier capture of this script, unchanged since", err=True)
     click.echo(_output(report, as_json=as_json, as_sarif=as_sarif))
     return report.exit_code
 
@@ -143,20 +145,15 @@ def _refuse_wrong_use(
 
 def _capture(targets: Targets, *, limit_s: float) -> Capture:
     """Return the capture of the only script among the targets."""
-    names = [name for name, _ in targets.scripts]
-    scripts: list[tuple[str, ...]] = [(name,) for name in names]
-    if targets.command is not None and targets.command.script is not None:
-        script = targets.command.script
-        scripts = [(script,) if script in names else ("-m", script)]
-    if len(scripts) != 1:
+    if len(targets.script_targets) != 1:
         raise UserError(
             "capture-needs-a-script",
             "--capture needs exactly one script",
-            found=f"--capture with {len(scripts)} scripts",
+            found=f"--capture with {len(targets.script_targets)} scripts",
             why="it runs the script among the targets up to where its training would begin",
             fix="name one script, followed by its arguments, or leave out --capture",
         )
-    target = (*scripts[0], *targets.arguments)
+    (target,) = targets.script_targets
     without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
         click.echo(for_terminal("\n".join(capture_lines(run.capture, is_cached=run.is_cached))), err=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.checking.constraints import constraints_of
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
 from zerofit.core.text_table import table_lines, wrapped
-from zerofit.planning.constraints import constraints_of
 from zerofit.planning.plan_labels import OPTIMIZER_WORDS
 from zerofit.scripts.capture_summary import batch_words, class_name
 

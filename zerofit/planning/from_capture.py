@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.checking.check_run import stop_at_limits
+from zerofit.checking.constraints import constraints_of, micro_batch_of
 from zerofit.checking.inputs.optimizer import optimizer_of_class
+from zerofit.checking.inputs.strategy import said_fields
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.capture import DECODER_TOKENS
-from zerofit.core.command import Route
+from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
+from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, OptimizerName, Precision
 from zerofit.core.units import format_bytes
-from zerofit.planning.constraints import constraints_of, micro_batch_of
 from zerofit.planning.estimate.device_memory.optimizers import ScriptOptimizer, Stepper
 from zerofit.planning.inputs import ModelFlags
+from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow, Problem, Script
 from zerofit.planning.stages import with_stage_blocks
 
@@ -81,7 +86,6 @@ def problem_from_capture(
     if capture.asks_for_cpu and not topology.on_cpu:
         raise _runs_on_cpu(capture, rehearses=request.on_cpu)
     script = script_on_ranks(capture, topology, request)
-    constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
     left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
     notes += tuple(f"--allow {one} is left out: {why}" for one, why in left_out.items())
@@ -169,7 +173,12 @@ def _is_in_4_bit(capture: Capture) -> bool:
 
 
 def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> Script:
-    """Return a captured script with the facts that depend on its ranks."""
+    """Return a captured script with the facts that depend on its ranks.
+
+    Raises:
+        UserError, ExceptionGroup: a rule of the script's limits forbids the user's settings or the ranks.
+    """
+    _check_limits(capture, topology, request)
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
     stepper, note = own_stepper(capture.optimizer)
@@ -184,6 +193,20 @@ def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> S
         weight_bytes=0
         if model.is_quantized
         else min(_BYTES.get(name, 1) for name in dtypes or {model.weight_dtype}),
+    )
+
+
+def _check_limits(capture: Capture, topology: Topology, request: Request) -> None:
+    fields = said_fields(fields_said(request), places=request.said_by)
+    names = FLAGS | {name: f"{name} in {place}" for name, place in request.said_by.items()}
+    if request.says_qlora:  # one flag sets two fields
+        names |= dict.fromkeys(("lora", "quantization"), "--qlora")
+        fields |= {
+            name: replace(fields[name], text="--qlora") for name in ("lora", "quantization") if name in fields
+        }
+    settings = RunSettings(names=names, fields=fields)
+    stop_at_limits(
+        Situation(settings=settings, launcher=Launcher.ZEROFIT, capture=capture, topology=topology)
     )
 
 

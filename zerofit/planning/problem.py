@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from zerofit.checking.constraints import Constraints
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
 from zerofit.core.units import format_bytes
-from zerofit.planning.constraints import Constraints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

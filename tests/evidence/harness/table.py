@@ -33,7 +33,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Topology):
         return topology_fields(value)  # as in a plan file: a size of 1 is no change of an example
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        # A script that is not captured is no change of the examples of before there were captures.
+        return {name: plain for name, plain in fields.items() if (name, plain) != ("capture", None)}
     if isinstance(value, Enum):
         return _plain(value.value)
     if hasattr(value, "items"):

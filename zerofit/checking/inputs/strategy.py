@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.inputs.situations import read_scripts
@@ -12,11 +12,11 @@ from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
-from zerofit.core.strategy import OptimizerName
+from zerofit.core.strategy import Lora, OptimizerName, show
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from zerofit.checking.targets import Targets
     from zerofit.core.facts import Machine, Versions
@@ -83,6 +83,9 @@ def situation_of_strategy(
             precision=Said(value=strategy.precision, text=text("precision")),
             optimizer=optimizer,
             force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
+            fields=said_fields(
+                {name: getattr(strategy, name) for name in FLAGS if typed is None or name in typed}
+            ),
         ),
         strategy=strategy,
         typed=typed,
@@ -92,6 +95,29 @@ def situation_of_strategy(
         versions=versions,
         script=None if script is None else _as_launched(script),
     )
+
+
+def said_fields(
+    values: Mapping[str, Any], *, places: Mapping[str, str] | None = None
+) -> dict[str, Said[Any]]:
+    """Return fields of a strategy that the user set, each with its text: "--zero-stage 2".
+
+    Args:
+        values: the value of each field; None if it is not set.
+        places: file and line of fields that a file set.
+    """
+
+    def text(name: str, value: Any) -> str:
+        if places and name in places:
+            return f"{places[name]}: {name} {show(value)}"
+        flag = FLAGS[name]
+        if value is False:
+            return flag.replace("--", "--no-", 1)
+        return flag if value is True or isinstance(value, Lora) else f"{flag} {show(value)}"
+
+    return {
+        name: Said(value=value, text=text(name, value)) for name, value in values.items() if value is not None
+    }
 
 
 def _as_launched(script: ScriptFacts) -> ScriptFacts:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology
+from zerofit.core.request import FLAGS
+from zerofit.core.strategy import Lora, Strategy
 
 if TYPE_CHECKING:
     from zerofit.core.facts import Checkpoint, Machine
-    from zerofit.core.strategy import Strategy
 
 DEEPSPEED_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
@@ -48,6 +49,9 @@ class Example:
     machine: Machine | None = None
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
+    capture: Mapping[str, Any] | None = None
+    """Fields in which the script's capture differs from that of an ordinary loop; those of its model and of
+    its DataLoader begin with "model_" and "loader_". None if the script is not captured."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions other than the tested ones: {"deepspeed": "0.18.0"}."""
 
@@ -60,6 +64,18 @@ class Examples:
     """Violates this rule and no other."""
     good: Example
     """The same example, fixed; it violates no rule."""
+
+
+def strategy_flags(strategy: Strategy) -> str:
+    """Return the flags of `zerofit launch` for a strategy."""
+    words = []
+    for name, flag in FLAGS.items():
+        value = getattr(strategy, name)
+        if name != "engine" and value == getattr(Strategy(), name):
+            continue
+        is_switch = value is True or value == Lora()
+        words.append(flag if is_switch else f"{flag} {getattr(value, 'value', value)}")
+    return " ".join(words)
 
 
 def example_files(example: Example) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import ACCELERATE, DIFFERS, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
+from zerofit.checking.rules.script.limits import beyond_limit
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
 
+_CHECKPOINTS_CAPTURED = beyond_limit("prefix-tuning-without-checkpointing", ("gradient_checkpointing",))
 _CHECKPOINTING_FIELDS = ("gradient_checkpointing", "activation_checkpointing")
 """Of TrainingArguments; the latter since transformers 5.23."""
 _DEFAULT_CLIPPING = 1.0
@@ -180,7 +182,9 @@ def _is_reentrant(call: ScriptCall) -> bool:
     evidence=fails("The size of tensor a"),
 )
 def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
-    """Find both in one script; Trainer's option counts like the model's."""
+    """Find both in one script; Trainer's option and zerofit's flag count like the model's."""
+    if situation.capture is not None:
+        yield from _CHECKPOINTS_CAPTURED(situation)
     script = situation.script
     for prefix in script.find(Action.TUNE_PREFIX) if script else ():
         for said in map(situation.arguments.find, _CHECKPOINTING_FIELDS):

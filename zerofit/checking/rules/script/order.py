@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.accelerate import launch_of_deepspeed, named_deepspeed_file
 from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
+from zerofit.checking.rules.script.limits import SHARDED, beyond_limit
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Values of device_map that spread the layers over all GPUs of the machine."""
 _LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
+_SEVERAL_CAPTURED = beyond_limit("one-model-per-accelerator", SHARDED, is_of_zerofit=False)
 _BATCH = "train_micro_batch_size_per_gpu"
 _OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
 
@@ -167,8 +169,13 @@ def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
     see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
     evidence=fails("multiple models when using DeepSpeed"),
 )
-@at_stages(*EVERY_STAGE)
 def _several_models(situation: Situation) -> Iterator[Hit]:
+    find = _several_in_source if situation.capture is None else _SEVERAL_CAPTURED
+    yield from find(situation)
+
+
+@at_stages(*EVERY_STAGE)
+def _several_in_source(situation: Situation) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")

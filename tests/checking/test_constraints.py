@@ -9,6 +9,8 @@ import pytest
 from captured_scripts import capture, captured_problem, optimizer, trainer
 from planning_problems import model
 
+from zerofit.checking.constraints import constraints_of
+from zerofit.checking.rules import LIMITS
 from zerofit.core.capture import Capture
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
@@ -24,7 +26,6 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.candidates import candidates
-from zerofit.planning.constraints import constraints_of
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import placement_of
 
@@ -304,59 +305,133 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("captured", "request_", "found"),
+    ("captured", "request_", "rule", "found"),
     [
-        (capture(), Request(micro_batch_size=16), "--micro-batch-size 16"),
-        (capture(model_is_transformers=False), Request(attention="eager"), "--attention eager"),
-        (capture(model_adapters=("LORA",)), Request(lora=Lora(rank=4)), "--lora rank 4, alpha 32"),
-        (capture(num_models=2), Request(freeze=("embeddings", "*.h.0.*")), "--freeze embeddings, *.h.0.*"),
+        (
+            capture(),
+            Request(micro_batch_size=16),
+            "batches-split-in-equal-parts",
+            "--micro-batch-size 16",
+        ),
+        (
+            capture(model_is_transformers=False),
+            Request(attention="eager"),
+            "attention-needs-transformers",
+            "--attention eager",
+        ),
+        (capture(model_adapters=("LORA",)), Request(lora=Lora(rank=4)), "script-has-adapters", "--lora"),
+        (
+            capture(model_adapters=("LORA",)),
+            Request(quantization=Quantization.NF4, lora=Lora(), says_qlora=True),
+            "script-has-adapters",
+            "--qlora",
+        ),
+        (
+            capture(num_models=2),
+            Request(freeze=("embeddings", "*.h.0.*")),
+            "changes-need-one-model",
+            "--freeze embeddings, *.h.0.*",
+        ),
         (
             capture(model_loads_weights=False),
             Request(quantization=Quantization.NF4, lora=Lora()),
+            "quantization-needs-from-pretrained",
             "--quantize nf4",
         ),
         (
             capture(model_loads_weights=False),
             Request(quantization=Quantization.NF4, lora=Lora(), says_qlora=True),
+            "quantization-needs-from-pretrained",
             "--qlora",
         ),
-        (capture(lengths=None), Request(group_by_length=True), "--group-by-length on"),
+        (capture(lengths=None), Request(group_by_length=True), "grouping-needs-lengths", "--group-by-length"),
         (
             capture(model_can_checkpoint=False),
             Request(gradient_checkpointing=True),
-            "--gradient-checkpointing on",
+            "checkpointing-needs-support",
+            "--gradient-checkpointing",
         ),
-        (capture(num_models=2), Request(engine=Engine.DEEPSPEED), "--engine deepspeed"),
-        (capture(num_models=2), Request(zero_stage=ZeroStage.GRADIENTS), "--zero-stage 2"),
+        (
+            capture(model_adapters=("PREFIX_TUNING",)),
+            Request(gradient_checkpointing=True),
+            "prefix-tuning-without-checkpointing",
+            "--gradient-checkpointing",
+        ),
         (
             capture(num_models=2),
-            Request(optimizer_offload=OffloadDevice.CPU),
-            "--offload-optimizer cpu",
+            Request(engine=Engine.DEEPSPEED),
+            "one-model-per-accelerator",
+            "--engine deepspeed",
+        ),
+        (
+            capture(num_models=2),
+            Request(zero_stage=ZeroStage.GRADIENTS, optimizer_offload=OffloadDevice.CPU),
+            "one-model-per-accelerator",
+            "--zero-stage 2 and --offload-optimizer cpu",
+        ),
+        (
+            capture(num_models=2),
+            Request(zero_stage=ZeroStage.GRADIENTS, said_by={"zero_stage": "ds_config.json:4"}),
+            "one-model-per-accelerator",
+            "ds_config.json:4: zero_stage 2",
         ),
         (
             capture(optimizers=(optimizer(), _SGD)),
             Request(optimizer=OptimizerName.ADAMW),
+            "replacement-needs-one-optimizer",
             "--optimizer adamw",
         ),
-        (capture(model_is_quantized=True), Request(zero_stage=ZeroStage.PARAMETERS), "--zero-stage 3"),
+        (
+            capture(model_is_quantized=True),
+            Request(zero_stage=ZeroStage.PARAMETERS),
+            "quantized-script-below-zero3",
+            "--zero-stage 3",
+        ),
         (
             capture(optimizers=(optimizer(maximize=True),)),
             Request(optimizer=OptimizerName.ADAMW_8BIT),
+            "optimizer-option-without-replacement",
             "--optimizer adamw-8bit",
         ),
         (
             capture(optimizers=(optimizer(amsgrad=True),)),
             Request(optimizer_offload=OffloadDevice.CPU),
+            "optimizer-option-without-replacement",
             "--offload-optimizer cpu",
         ),
     ],
 )
 def test_a_flag_that_the_script_can_not_take_is_refused(
-    captured: Capture, request_: Request, found: str
+    captured: Capture, request_: Request, rule: str, found: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         captured_problem(captured, request=request_)
-    assert (caught.value.rule, caught.value.found) == ("script-cannot-take", found)
+    assert (caught.value.rule, caught.value.found) == (rule, found)
+
+
+def test_flags_beyond_several_limits_are_all_refused() -> None:
+    request = Request(attention="eager", group_by_length=True)
+    with pytest.raises(ExceptionGroup) as caught:
+        captured_problem(capture(model_is_transformers=False, lengths=None), request=request)
+    assert {error.rule for error in caught.value.exceptions if isinstance(error, UserError)} == {
+        "attention-needs-transformers",
+        "grouping-needs-lengths",
+    }
+
+
+def test_every_limit_names_its_rule_and_no_habit_does() -> None:
+    known = {rule.id for rule in LIMITS}
+    captures = (
+        capture(),
+        capture(micro_batch_size=None, lengths=None),
+        capture(num_models=2, model_is_transformers=False, model_can_checkpoint=False),
+        capture(model_is_quantized=True, model_checkpoints=True, optimizers=(_SGD,)),
+        trainer(model_mixes_samples=("bn",), max_grad_norm=0.0, mixed_precision="bf16"),
+        capture(optimizers=(optimizer(amsgrad=True), _SGD), edits_gradients="train.py:9"),
+    )
+    for captured in captures:
+        for pin in constraints_of(captured, topology=Topology(world_size=2)).pins:
+            assert (pin.rule in known) is not pin.is_habit, pin
 
 
 @pytest.mark.parametrize(
@@ -453,7 +528,7 @@ def test_a_micro_batch_that_would_not_make_the_scripts_global_batch_is_refused()
     with pytest.raises(UserError) as caught:
         candidates(cut)
     assert (caught.value.rule, caught.value.found) == (
-        "script-cannot-take",
+        "batches-split-in-equal-parts",
         "micro-batches of 12, for a global batch of 96",
     )
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.command import Route
-from zerofit.core.errors import UserError
-from zerofit.core.request import FLAGS
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +51,8 @@ class Pin:
     """The script's own value first."""
     why: str
     """One phrase."""
+    rule: str = ""
+    """Id of the rule that states the limit; empty for a habit, which is no limit."""
     is_habit: bool = False
     """True if a flag may override it: it is the script's choice, not a limit."""
     also_by: tuple[str, ...] = ()
@@ -87,17 +87,6 @@ class Constraints:
         """Return the pins with a single value, by field."""
         return {pin.field: pin for pin in self.pins if len(pin.values) == 1}
 
-    def check(self, request: Request) -> None:
-        """Check that the user's flags respect the constraints.
-
-        Raises:
-            UserError: one does not.
-        """
-        for pin in self.beside(request).pins:
-            value = getattr(request, pin.field, None)
-            if value is not None and value not in pin.values:
-                raise _refused(pin, value, says_qlora=request.says_qlora)
-
 
 def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
     """Return the constraints of a script: what can't be applied without changing its results."""
@@ -120,23 +109,11 @@ _PREFIX = "PREFIX_TUNING"
 
 
 def micro_batch_of(capture: Capture, topology: Topology) -> int | None:
-    """Return the samples per rank in one forward pass of the unchanged script; None if unknown.
-
-    Raises:
-        UserError: with split_batches its batch does not divide over the ranks.
-    """
-    size, ranks = capture.micro_batch_size, topology.data_parallel_size
+    """Return the samples per rank in one forward pass of the unchanged script; None if unknown."""
+    size = capture.micro_batch_size
     if size is None or not capture.splits_batches:
         return size
-    if size % ranks:
-        raise UserError(
-            "split-batch-not-divisible",
-            "the script's batch does not divide over the ranks",
-            found=f"split_batches=True with batches of {size} samples, on {ranks} ranks",
-            why="accelerate gives each rank the same part of every batch",
-            fix=f"use as many ranks as divide {size}, or change the script's batch size",
-        )
-    return size // ranks
+    return max(1, size // topology.data_parallel_size)
 
 
 def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
@@ -144,15 +121,19 @@ def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
     accumulates = capture.trainer_accumulates(topology.data_parallel_size)
     whole = _why_whole(capture) or ("" if accumulates else capture.whole_because)
     if size is None or whole:
-        why = whole or "the size of the script's batches is unknown"
-        yield Pin(field="micro_batch_size", values=(size,), why=why)
-        yield Pin(field="gradient_accumulation_steps", values=(None if size is None else steps,), why=why)
+        why, rule = whole, "batches-stay-whole"
+        if not whole:
+            why, rule = "the size of the script's batches is unknown", "batches-of-unknown-size"
+        yield Pin(field="micro_batch_size", values=(size,), why=why, rule=rule)
+        steps_of = None if size is None else steps
+        yield Pin(field="gradient_accumulation_steps", values=(steps_of,), why=why, rule=rule)
     elif not accumulates:
         divisors = [number for number in range(size, 0, -1) if size % number == 0]
         why = f"the script's batches of {size} samples are split in equal parts inside the forward pass"
-        yield Pin(field="micro_batch_size", values=tuple(divisors), why=why)
+        rule = "batches-split-in-equal-parts"
+        yield Pin(field="micro_batch_size", values=tuple(divisors), why=why, rule=rule)
         passes = tuple(steps * size // part for part in divisors)
-        yield Pin(field="gradient_accumulation_steps", values=passes, why=why)
+        yield Pin(field="gradient_accumulation_steps", values=passes, why=why, rule=rule)
 
 
 def _why_whole(capture: Capture) -> str:
@@ -173,33 +154,14 @@ def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
         yield Pin(field=field, values=(True,), why="the script enables it", is_habit=True)
     elif _PREFIX in model.adapters:
         why = "prefix tuning keeps its prefix in the cache, which gradient checkpointing drops"
-        yield Pin(field=field, values=(False,), why=why)
+        yield Pin(field=field, values=(False,), why=why, rule="prefix-tuning-without-checkpointing")
     elif not model.can_checkpoint:
-        name = model.class_path.rpartition(".")[2]
-        yield Pin(field=field, values=(False,), why=f"{name} does not support gradient checkpointing")
+        why = f"{model.class_path.rpartition('.')[2]} does not support gradient checkpointing"
+        yield Pin(field=field, values=(False,), why=why, rule="checkpointing-needs-support")
 
 
 def _of_engine(capture: Capture) -> Iterator[Pin]:
-    prepared = [one for one in capture.optimizers if one.is_prepared]
-    own = capture.optimizer
-    why = ""
-    if capture.uses_local_sgd:
-        why = "accelerate's LocalSGD runs without DeepSpeed alone"
-    elif capture.num_models > 1:
-        why = f"accelerate takes one model under DeepSpeed, and the script prepares {capture.num_models}"
-    elif len(prepared) > 1:
-        why = f"DeepSpeed's engine steps one optimizer, and the script prepares {len(prepared)}"
-    elif capture.optimizers and not prepared:
-        why = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
-    elif len(capture.optimizers) > len(prepared):
-        why = "DeepSpeed's engine steps one optimizer, and the script has another that it does not prepare"
-    elif num_foreign := _num_foreign(capture):
-        why = (
-            "DeepSpeed's engine steps what the model trains, and the optimizer has "
-            f"{num_foreign:,} elements beside it"
-        )
-    elif own is not None and own.is_element_wise is False:
-        why = f"ZeRO joins and cuts tensors, and {own.class_path.rpartition('.')[2]} looks at whole ones"
+    rule, why = _why_native(capture)
     habit = ""
     if capture.edits_gradients and not capture.made_by_engine:
         habit = f"the script edits gradients ({capture.edits_gradients}), which ZeRO moves in backward()"
@@ -207,11 +169,39 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
         fields = ("engine", "zero_stage", "optimizer_offload", "param_offload")
         for field in fields:
             value = getattr(Strategy(), field)
-            yield Pin(field=field, values=(value,), why=why or habit, is_habit=not why, also_by=fields)
+            yield Pin(
+                field=field, values=(value,), why=why or habit, rule=rule, is_habit=not why, also_by=fields
+            )
     elif capture.made_by_engine:
         sections = listed(capture.made_by_engine)
         why = f"the script's DeepSpeed configuration makes its {sections}, which no other engine reads"
-        yield Pin(field="engine", values=(Engine.DEEPSPEED,), why=why)
+        yield Pin(field="engine", values=(Engine.DEEPSPEED,), why=why, rule="deepspeed-makes-parts-of-script")
+
+
+def _why_native(capture: Capture) -> tuple[str, str]:
+    """Return the rule by which DeepSpeed can't train a script, and why; both empty if it can."""
+    prepared = [optimizer for optimizer in capture.optimizers if optimizer.is_prepared]
+    own = capture.optimizer
+    if capture.uses_local_sgd:
+        return "local-sgd-needs-pytorch", "accelerate's LocalSGD runs without DeepSpeed alone"
+    if capture.num_models > 1:
+        why = f"accelerate takes one model under DeepSpeed, and the script prepares {capture.num_models}"
+        return "one-model-per-accelerator", why
+    steps = "DeepSpeed's engine steps one optimizer, and the script"
+    if len(prepared) > 1:
+        return "one-optimizer-per-engine", f"{steps} prepares {len(prepared)}"
+    if capture.optimizers and not prepared:
+        why = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
+        return "engine-needs-prepared-optimizer", why
+    if len(capture.optimizers) > len(prepared):
+        return "one-optimizer-per-engine", f"{steps} has another that it does not prepare"
+    if num_foreign := _num_foreign(capture):
+        why = "DeepSpeed's engine steps what the model trains, and the optimizer has "
+        return "engine-steps-the-model-alone", f"{why}{num_foreign:,} elements beside it"
+    if own is not None and own.is_element_wise is False:
+        why = f"ZeRO joins and cuts tensors, and {own.class_path.rpartition('.')[2]} looks at whole ones"
+        return "zero-needs-element-wise-optimizer", why
+    return "", ""
 
 
 def _num_foreign(capture: Capture) -> int:
@@ -231,14 +221,15 @@ def _of_optimizer(capture: Capture) -> Iterator[Pin]:
     own, field = capture.optimizer, "optimizer"
     dropped = _dropped(own)
     if dropped:
+        rule = "optimizer-option-without-replacement"
         why = f"the script has {dropped}=True, which no replacement optimizer supports"
-        yield Pin(field=field, values=(None,), why=why)
+        yield Pin(field=field, values=(None,), why=why, rule=rule)
         why = f"the script has {dropped}=True, which DeepSpeed's CPU Adam ignores"
-        yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
+        yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why, rule=rule)
         return
     if own is None:
         why = "the script has several optimizers" if capture.optimizers else "no optimizer was seen"
-        yield Pin(field=field, values=(None,), why=why)
+        yield Pin(field=field, values=(None,), why=why, rule="replacement-needs-one-optimizer")
     elif optimizer_of_class(own.class_path) != "torch.AdamW":
         why = f"the script trains with {own.class_path.rpartition('.')[2]}"
         yield Pin(field=field, values=(None,), why=why, is_habit=True)
@@ -254,7 +245,7 @@ def _of_precision(capture: Capture) -> Iterator[Pin]:
     field = "precision"
     if capture.model.is_quantized:
         why = "the base is quantized: its layers compute in the format that they were made for"
-        yield Pin(field=field, values=(capture.precision,), why=why)
+        yield Pin(field=field, values=(capture.precision,), why=why, rule="quantized-base-sets-precision")
     elif capture.mixed_precision == "fp8":
         yield Pin(field=field, values=(None,), why="the script trains in fp8", is_habit=True)
     elif capture.precision is not None:
@@ -269,85 +260,84 @@ def _of_clipping(capture: Capture) -> Iterator[Pin]:
         yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
 
 
-def _refused(pin: Pin, value: Any, *, says_qlora: bool) -> UserError:
-    flag = FLAGS[pin.field]
-    said = f"{flag} {show(value)}"
-    if pin.field == "quantization" and says_qlora:  # --qlora sets two fields
-        flag = said = "--qlora"
-    open_ = [show(one) for one in pin.values if one is not None]
-    fix = f"leave out {flag}" + (f", or give it {' or '.join(open_)}" if len(open_) > 1 else "")
-    return UserError(
-        "script-cannot-take",
-        "a flag can't be applied to this script",
-        found=said,
-        why=pin.why,
-        fix=fix,
-    )
-
-
 def _of_model(capture: Capture) -> Iterator[Pin]:
     """Yield the pins of changes to the model."""
     model = capture.model
     name = model.class_path.rpartition(".")[2]
-    whole = ""
-    if capture.num_models > 1:
-        whole = f"the script prepares {capture.num_models} models, and a flag names none of them"
-    elif model.adapters:
-        whole = f"the script has adapters of its own ({listed(model.adapters)})"
-    elif model.is_quantized:
-        whole = "the script quantizes its weights itself, and has no adapters beside them"
-    elif not model.is_transformers:
+    rule, whole = _why_model_stays(capture)
+    yield from (_unchanged(field, whole, rule) for field in _OF_ONE_MODEL if whole)
+    if not whole and not model.is_transformers:
         why = f"only transformers' models can be quantized on loading, and {name} is not one"
-        yield _unchanged("quantization", why)
-    elif not model.loads_weights:
+        yield _unchanged("quantization", why, "quantization-needs-from-pretrained")
+    elif not whole and not model.loads_weights:
         why = "from_pretrained() quantizes weights as it loads them; the script creates this model without it"
-        yield _unchanged("quantization", why)
-    yield from (_unchanged(field, whole) for field in _OF_ONE_MODEL if whole)
+        yield _unchanged("quantization", why, "quantization-needs-from-pretrained")
     if not model.is_transformers:
-        yield _unchanged("attention", "the script's model has its own attention")
-        yield _unchanged("liger", f"Liger's kernels replace transformers' modules, and {name} has none")
+        why = "the script's model has its own attention"
+        yield _unchanged("attention", why, "attention-needs-transformers")
+        why = f"Liger's kernels replace transformers' modules, and {name} has none"
+        yield _unchanged("liger", why, "liger-needs-transformers")
     if not (model.is_transformers and model.can_checkpoint):
         why = f"{name} does not support gradient checkpointing in each block"
-        yield _unchanged("checkpoint_every", why)
-    if why := _why_not_partitioned(capture):
+        yield _unchanged("checkpoint_every", why, "checkpointing-needs-support")
+    rule, why = _why_not_partitioned(capture)
+    if why:
         stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
-        yield Pin(field="zero_stage", values=stages, why=why)
-        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=f"it needs stage 3, and {why}")
+        yield Pin(field="zero_stage", values=stages, why=why, rule=rule)
+        why = f"it needs stage 3, and {why}"
+        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why, rule=rule)
 
 
-def _why_not_partitioned(capture: Capture) -> str:
-    """Return why stage 3 is impossible; empty if it is possible."""
+def _why_model_stays(capture: Capture) -> tuple[str, str]:
+    """Return the rule by which parts of the model can't be frozen, adapted or quantized, and why."""
+    model = capture.model
+    if capture.num_models > 1:
+        why = f"the script prepares {capture.num_models} models, and a flag names none of them"
+        return "changes-need-one-model", why
+    if model.adapters:
+        return "script-has-adapters", f"the script has adapters of its own ({listed(model.adapters)})"
+    if model.is_quantized:
+        why = "the script quantizes its weights itself, and has no adapters beside them"
+        return "script-has-adapters", why
+    return "", ""
+
+
+def _why_not_partitioned(capture: Capture) -> tuple[str, str]:
+    """Return the rule by which stage 3 is impossible, and why; both empty if it is possible."""
     model = capture.model
     if model.is_quantized:
-        return "a quantized base at stage 3 was not measured on GPUs"
+        return "quantized-script-below-zero3", "a quantized base at stage 3 was not measured on GPUs"
     if capture.averages:
-        return f"{capture.averages} averages the model's weights, which stage 3 partitions"
+        why = f"{capture.averages} averages the model's weights, which stage 3 partitions"
+        return "averaged-weights-below-zero3", why
     if capture.edits_weights:
-        return f"the script works with weights by hand ({capture.edits_weights}), which stage 3 partitions"
+        why = f"the script works with weights by hand ({capture.edits_weights}), which stage 3 partitions"
+        return "weights-by-hand-below-zero3", why
     if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
-        return (
-            f"at stage 3 transformers partitions {names} on creation, and the script does not prepare"
-            " all of its models"
-        )
-    return ""
+        why = f"at stage 3 transformers partitions {names} on creation, and the script does not prepare"
+        return "unprepared-models-below-zero3", f"{why} all of its models"
+    return "", ""
 
 
 def _of_data(capture: Capture) -> Iterator[Pin]:
     """Yield the pins of changes to the batches."""
-    field, loader = "group_by_length", capture.loader
-    if capture.lengths is None:
-        yield _unchanged(field, "the script's samples have no token lengths")
-    elif loader is not None and loader.num_samples is None:
-        yield _unchanged(field, "the script reads its samples as a stream, whose order can't be changed")
+    loader = capture.loader
+    order = ""
+    if loader is not None and loader.num_samples is None:
+        order = "the script reads its samples as a stream, whose order can't be changed"
     elif loader is not None and loader.batch_size is None:
-        yield _unchanged(field, f"the script makes its batches itself ({loader.sampler})")
+        order = f"the script makes its batches itself ({loader.sampler})"
     elif loader is not None and "Sequential" in loader.sampler:
-        why = f"the script does not shuffle: it sets the order of its samples ({loader.sampler})"
-        yield _unchanged(field, why)
+        order = f"the script does not shuffle: it sets the order of its samples ({loader.sampler})"
+    field, lengths = "group_by_length", "grouping-needs-lengths"
+    if capture.lengths is None:
+        yield _unchanged(field, "the script's samples have no token lengths", lengths)
+    elif order:
+        yield _unchanged(field, order, "grouping-needs-shuffled-samples")
     elif not _tells_lengths(capture):
         why = "the script's dataset has no lengths: no column input_ids or length, no field lengths"
-        yield _unchanged(field, why)
+        yield _unchanged(field, why, lengths)
 
 
 def _tells_lengths(capture: Capture) -> bool:
@@ -356,12 +346,12 @@ def _tells_lengths(capture: Capture) -> bool:
     return (
         known is None
         or known.is_whole
-        or known.num_samples > sum(len(one.lengths) for one in capture.batches)
+        or known.num_samples > sum(len(batch.lengths) for batch in capture.batches)
     )
 
 
-def _unchanged(field: str, why: str) -> Pin:
-    return Pin(field=field, values=(UNCHANGED[field],), why=why)
+def _unchanged(field: str, why: str, rule: str) -> Pin:
+    return Pin(field=field, values=(UNCHANGED[field],), why=why, rule=rule)
 
 
 def listed(names: Sequence[str]) -> str:
