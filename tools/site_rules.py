@@ -11,7 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "checking" / "rules"))
 
 from rule_examples import EXAMPLES
-from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files, strategy_flags
+from rule_examples.example import (
+    ACCELERATE_FILE,
+    DEEPSPEED_FILE,
+    SCRIPT_FILE,
+    example_files,
+    rank_flags,
+    strategy_flags,
+)
 
 from tools.rules_index import rules_index
 from zerofit.checking.rule_pages import rule_page
@@ -55,6 +62,8 @@ def page_with_examples(rule: Rule, examples: Examples, *, level: int = 2) -> str
 
 def command_of(example: Example) -> str:
     """Return the command that runs an example, if it says more than its files; else nothing."""
+    if example.ranks is not None:
+        return f"zerofit launch {rank_flags(example.ranks)} train.py"
     if example.strategy is not None:
         return f"zerofit launch {strategy_flags(example.strategy)} train.py"
     if example.command is None and not example.arguments:

@@ -16,6 +16,7 @@ from zerofit.checking.inputs.named_files import named_files
 from zerofit.checking.inputs.situations import read_scripts, situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.inputs.training_arguments import trainer_of
+from zerofit.checking.situation import Situation
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.schemas.catalog import load_schemas
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from zerofit.checking.rule import Rule
-    from zerofit.checking.situation import Situation
     from zerofit.core.facts import Versions
 
 
@@ -48,6 +48,8 @@ def wrong_in(rules: Iterable[Rule], complaints: Callable[[Rule], Iterable[str]])
 def situations_of_example(example: Example) -> tuple[Situation, ...]:
     """Return the situations of an example under what is installed, or the releases that it names."""
     versions = replace(_VERSIONS, **example.versions)
+    if example.ranks is not None:
+        return (Situation(ranks=example.ranks),)
     if example.strategy is not None:
         assert example.topology is not None, "a strategy runs on some ranks"
         situation = situation_of_strategy(

@@ -15,15 +15,16 @@ from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
 from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules import ALL_RULES, LIMITS
+from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.command import Route
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from zerofit.checking.rule import Rule
     from zerofit.checking.situation import Situation
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
@@ -112,18 +113,18 @@ def verdict_of(targets: Targets) -> Verdict:
     )
 
 
-def stop_at_limits(situation: Situation) -> None:
-    """Check the user's settings against what a captured script can take, before a plan is made.
+def refuse(situation: Situation, *, rules: Iterable[Rule]) -> None:
+    """Check what is known of a run by some rules, before a plan is made.
 
     Raises:
-        UserError: one rule forbids them.
+        UserError: one rule forbids it.
         ExceptionGroup: of one UserError for each of several rules.
     """
-    errors = [finding.as_error() for finding in check_rules(situation, rules=LIMITS).of(Severity.ERROR)]
+    errors = [finding.as_error() for finding in check_rules(situation, rules=rules).of(Severity.ERROR)]
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise ExceptionGroup("what this script can't take", errors)
+        raise ExceptionGroup("settings that don't work", errors)
 
 
 def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str], object]) -> None:

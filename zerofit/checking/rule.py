@@ -121,7 +121,7 @@ class Effect(StrEnum):
     COSTS = "costs"
     """The run ends with the right weights, but is slower or larger."""
     REFUSED = "refused"
-    """zerofit refuses it once it has captured the script, and nothing is trained."""
+    """zerofit refuses it before anything is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,7 @@ class Reproduction:
 HANGS = Reproduction(outcome=Effect.HANGS)
 DIFFERS = Reproduction(outcome=Effect.DIFFERS)
 COSTS = Reproduction(outcome=Effect.COSTS)
+REFUSED = Reproduction(outcome=Effect.REFUSED)
 
 
 def fails(says: str = "", *, not_reproduced: str = "") -> Reproduction:

@@ -21,7 +21,7 @@ _SEEN = {
     Effect.DIFFERS: "the run succeeds with wrong weights",
     Effect.IGNORED: "the run succeeds, but the setting has no effect",
     Effect.COSTS: "the run succeeds with the right weights, but is slower or larger than necessary",
-    Effect.REFUSED: "zerofit refuses it once it has captured the script, and nothing is trained",
+    Effect.REFUSED: "zerofit refuses it before anything is trained",
 }
 _NAMES = {
     name: key if FLAGS.get(name, key) == key else f"{key} ({FLAGS[name]})"

@@ -132,6 +132,24 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankCounts:
+    """Numbers of ranks that the user asks for, before it is known whether they make a Topology."""
+
+    world_size: int
+    text: str
+    """The flag or setting that gives them, as the user wrote it."""
+    num_nodes: int = 1
+    gpus_per_node: int | None = None
+    """None if the ranks need no GPUs, or those of the machine are unknown."""
+    can_rehearse: bool = True
+    """False for the GPUs of another machine, given by --gpus."""
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Ranks per group by the kind of parallelism: "tensor", "sequence", "pipeline"."""
+    stages_per_rank: int = 1
+    """Stages of a pipeline that each rank holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """The facts that rules check. None means absent."""
 
@@ -161,6 +179,8 @@ class Situation:
     """Named files that do not exist: the path, and the line or flag that names it."""
     broken: tuple[BrokenFile, ...] = ()
     """Files that could not be parsed as their kind."""
+    ranks: RankCounts | None = None
+    """Ranks that zerofit's flags ask for; None once they make a topology."""
     topology: Topology | None = None
     machine: Machine | None = None
     versions: Versions | None = None

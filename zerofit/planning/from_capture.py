@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.check_run import stop_at_limits
+from zerofit.checking.check_run import refuse
 from zerofit.checking.constraints import constraints_of, micro_batch_of
 from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.checking.inputs.strategy import said_fields
+from zerofit.checking.rules import LIMITS
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Launcher, Route
@@ -83,8 +84,6 @@ def problem_from_capture(
             request = replace(request, gradient_accumulation_steps=None)  # the script's own
         elif place:
             raise _accumulation_is_the_scripts(steps, capture, place)
-    if capture.asks_for_cpu and not topology.on_cpu:
-        raise _runs_on_cpu(capture, rehearses=request.on_cpu)
     script = script_on_ranks(capture, topology, request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
     left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
@@ -116,23 +115,6 @@ def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> Us
         found=f"{place}: gradient_accumulation_steps {steps}, and its loop steps after {passes}",
         why="the script sets the number of batches per step, and with it the global batch",
         fix=f"write {own} there, or leave it out",
-    )
-
-
-def _runs_on_cpu(capture: Capture, *, rehearses: bool) -> UserError:
-    """Return the error for a script of the CPU in a plan for GPUs.
-
-    Args:
-        rehearses: --cpu is given, with --gpus: the plan for these is tried on the CPU.
-    """
-    out = "leave that out of the script or its arguments"
-    is_trainer = capture.route is Route.TRAINER
-    return UserError(
-        "script-asks-for-cpu",
-        "the script says that it runs on the CPU",
-        found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
-        why="it would not use the GPUs that are planned for",
-        fix=f"{out}: --cpu runs it on the CPU all the same" if rehearses else f"{out}, or launch with --cpu",
     )
 
 
@@ -205,9 +187,14 @@ def _check_limits(capture: Capture, topology: Topology, request: Request) -> Non
             name: replace(fields[name], text="--qlora") for name in ("lora", "quantization") if name in fields
         }
     settings = RunSettings(names=names, fields=fields)
-    stop_at_limits(
-        Situation(settings=settings, launcher=Launcher.ZEROFIT, capture=capture, topology=topology)
+    situation = Situation(
+        settings=settings,
+        typed=("on_cpu",) if request.on_cpu else (),
+        launcher=Launcher.ZEROFIT,
+        capture=capture,
+        topology=topology,
     )
+    refuse(situation, rules=LIMITS)
 
 
 def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Problem:

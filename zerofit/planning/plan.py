@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.check_run import refuse
+from zerofit.checking.rules import OF_RANKS
+from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
@@ -19,7 +22,6 @@ from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.problem import MemoryLimits
-from zerofit.planning.ranks import check_ranks
 from zerofit.planning.subject import CapturedRun, check_named, named_model
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
@@ -316,13 +318,14 @@ def ranks_to_plan(
         **sizes,
     )
     if is_named and ranks.num_processes is not None:
-        check_ranks(
-            ranks.num_processes,
+        counts = RankCounts(
+            world_size=ranks.num_processes,
+            text=ranks.ranks_said,
             num_nodes=num_nodes or 1,
-            num_gpus=len(machine.gpus),
-            said=ranks.ranks_said,
+            gpus_per_node=len(machine.gpus),
             can_rehearse=False,
         )
+        refuse(Situation(ranks=counts), rules=OF_RANKS)
     topology = topology_of(machine, ranks)
     if request.global_batch_size is not None:
         # Accumulation from a file, or without a micro-batch, may be the script's own.

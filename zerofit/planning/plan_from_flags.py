@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.check_run import refuse
+from zerofit.checking.rules import OF_RANKS
+from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions, Workload
@@ -12,7 +15,6 @@ from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
-from zerofit.planning.ranks import check_groups, check_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -155,9 +157,10 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     world_size = request.num_processes or (
         base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
     )
-    said = request.ranks_said if request.num_processes else f"{world_size} ranks in the plan"
+    said = request.ranks_said if request.num_processes else f"{world_size} rank{'s' * (world_size > 1)}"
+    if request.plan and not request.num_processes:
+        said += " in the plan"
     have_gpus = not on_cpu and not request.elsewhere
-    check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
     tensor = request.tensor_parallel_size or base.tensor_parallel_size
     sequence = request.sequence_parallel_size or base.sequence_parallel_size
     pipeline = request.pipeline_parallel_size or base.pipeline_parallel_size
@@ -165,16 +168,15 @@ def topology_of(machine: Machine, request: Request) -> Topology:
     is_of_plan = pipeline == base.pipeline_parallel_size
     if per_rank is None:
         per_rank = base.pipeline_stages_per_rank if is_of_plan else 1
-    elif per_rank > 1 and pipeline == 1:
-        raise UserError(
-            "stages-per-rank-without-pipeline",
-            "only ranks of a pipeline hold several stages",
-            found=f"--pipeline-stages-per-rank {per_rank} without --pipeline-parallel-size",
-            why="without it each rank holds the whole model, or a shard of each layer",
-            fix="add --pipeline-parallel-size 2, or leave out --pipeline-stages-per-rank",
-        )
-    said = said if request.num_processes or request.plan else f"{world_size} rank{'s' * (world_size > 1)}"
-    check_groups(world_size, {"tensor": tensor, "sequence": sequence, "pipeline": pipeline}, said=said)
+    counts = RankCounts(
+        world_size=world_size,
+        text=said,
+        num_nodes=num_nodes,
+        gpus_per_node=num_gpus if have_gpus else None,
+        group_sizes={"tensor": tensor, "sequence": sequence, "pipeline": pipeline},
+        stages_per_rank=per_rank,
+    )
+    refuse(Situation(ranks=counts), rules=OF_RANKS)
     return Topology(
         num_nodes=num_nodes,
         world_size=world_size,

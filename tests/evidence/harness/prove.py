@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rule_examples.example import SCRIPT_FILE, example_files, strategy_flags
+from rule_examples.example import SCRIPT_FILE, example_files, rank_flags, strategy_flags
 from runs import run_command
 
 from harness.judge import Runs, judge
@@ -49,12 +49,15 @@ def _prove_refused(rule: Rule, examples: Examples) -> dict[str, Any]:
 
 def _launch_dry(example: Example) -> Run:
     """Run `zerofit launch --dry-run`, which captures the script and plans, with an example's flags."""
-    assert example.strategy is not None
-    flags = strategy_flags(example.strategy).split()
+    if example.ranks is not None:
+        flags = ("--dry-run", *rank_flags(example.ranks).split())
+    else:
+        assert example.strategy is not None
+        flags = (*_ON_TWO_GPUS, *strategy_flags(example.strategy).split())
     with tempfile.TemporaryDirectory() as folder:
         for name, text in example_files(example).items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        command = (sys.executable, "-m", "zerofit", "launch", *_ON_TWO_GPUS, *flags, SCRIPT_FILE)
+        command = (sys.executable, "-m", "zerofit", "launch", *flags, SCRIPT_FILE)
         return run_command(command, Path(folder), XDG_CACHE_HOME=folder)
 
 

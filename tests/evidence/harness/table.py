@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from zerofit.checking.rule import Rule
 
+_LATER = ("capture", "ranks")
+"""Fields of an Example that earlier measurements were made without."""
 TABLE = Path(__file__).parents[1] / "measured" / "rules.json"
 
 
@@ -34,8 +36,8 @@ def _plain(value: Any) -> Any:
         return topology_fields(value)  # as in a plan file: a size of 1 is no change of an example
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        # A script that is not captured is no change of the examples of before there were captures.
-        return {name: plain for name, plain in fields.items() if (name, plain) != ("capture", None)}
+        # Fields that came later change no example that does not use them.
+        return {name: plain for name, plain in fields.items() if name not in _LATER or plain is not None}
     if isinstance(value, Enum):
         return _plain(value.value)
     if hasattr(value, "items"):

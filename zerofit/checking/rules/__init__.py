@@ -14,7 +14,7 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
-from zerofit.checking.rules.launch import files, flags, machines
+from zerofit.checking.rules.launch import files, flags, machines, ranks
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import generation as script_generation
@@ -34,6 +34,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *switches.RULES,
     *flags.RULES,
     *machines.RULES,
+    *ranks.RULES,
     *offload.RULES,
     *tensor_parallel.RULES,
     *sequence_parallel.RULES,
@@ -59,6 +60,15 @@ LIMITS: tuple[Rule, ...] = (
     *(rule for rule in ALL_RULES if rule.id in _OF_CAPTURES),
 )
 """Those that a capture of the script decides."""
+_OF_RANKS = (
+    "num-processes-is-for-all-machines",
+    "tensor-parallel-groups-not-whole",
+    "sequence-parallel-groups-not-whole",
+    "pipeline-parallel-groups-not-whole",
+    "stages-per-rank-without-pipeline",
+)
+OF_RANKS: tuple[Rule, ...] = (*ranks.RULES, *(rule for rule in ALL_RULES if rule.id in _OF_RANKS))
+"""Those on the number of ranks."""
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     *deepspeed_section.RULES,
@@ -70,4 +80,4 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
 )
 """Those that only concern runs with DeepSpeed."""
 
-__all__ = ["ALL_RULES", "DEEPSPEED_RULES", "LIMITS", "Rule"]
+__all__ = ["ALL_RULES", "DEEPSPEED_RULES", "LIMITS", "OF_RANKS", "Rule"]

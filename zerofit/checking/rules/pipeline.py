@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import HANGS, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rule import HANGS, REFUSED, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rules.launch.ranks import uneven_groups
 from zerofit.checking.rules.script.hits import OF_ENGINE, hit, hit_under_condition, unguarded_calls
 from zerofit.checking.situation import known, stage_of, text_of
 from zerofit.core.setting import Confidence
@@ -45,6 +46,35 @@ def _under_deepspeed(situation: Situation, flag: str) -> Iterator[Hit]:
     if engine.value is Engine.DEEPSPEED:
         stage = stage_of(situation)
         yield Hit(found=f"{flag} with {stage.text}", place=stage.place)
+
+
+_WHOLE_GROUPS = Rule(
+    id="pipeline-parallel-groups-not-whole",
+    severity=Severity.ERROR,
+    summary="the ranks make no whole pipeline-parallel groups",
+    why="each group holds one copy of the model, and every rank is in one",
+    fix="set --num-processes to a multiple of --pipeline-parallel-size",
+    see="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
+    evidence=REFUSED,
+    find=uneven_groups("pipeline"),
+)
+
+
+@Rule(
+    id="stages-per-rank-without-pipeline",
+    severity=Severity.ERROR,
+    summary="only ranks of a pipeline hold several stages",
+    why="without it each rank holds the whole model, or a shard of each layer",
+    fix="add --pipeline-parallel-size 2, or leave out --pipeline-stages-per-rank",
+    see="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
+    evidence=REFUSED,
+)
+def _stages_without_pipeline(situation: Situation) -> Iterator[Hit]:
+    ranks = situation.ranks
+    if ranks is not None and ranks.stages_per_rank > 1 and ranks.group_sizes.get("pipeline", 1) == 1:
+        yield Hit(
+            found=f"--pipeline-stages-per-rank {ranks.stages_per_rank} without --pipeline-parallel-size"
+        )
 
 
 @Rule(

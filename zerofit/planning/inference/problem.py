@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.checking.check_run import refuse
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules import ALL_RULES, OF_RANKS
+from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Workload
@@ -18,7 +20,6 @@ from zerofit.core.validation import check_at_least
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.estimate.host_memory import CHECKPOINT
 from zerofit.planning.problem import DEFAULT_RESERVE
-from zerofit.planning.ranks import check_ranks
 from zerofit.planning.search import Candidate
 
 if TYPE_CHECKING:
@@ -256,12 +257,13 @@ def check_request(problem: InferenceProblem) -> None:
         if errors := check(situation, rules=ALL_RULES).of(Severity.ERROR):
             raise ExceptionGroup("flags that contradict each other", [one.as_error() for one in errors])
     if request.num_processes is not None:
-        check_ranks(
-            request.num_processes,
+        counts = RankCounts(
+            world_size=request.num_processes,
+            text=f"--num-processes {request.num_processes}",
             num_nodes=request.num_nodes or 1,
-            num_gpus=None if request.on_cpu or not machine.gpus else len(machine.gpus),
-            said=f"--num-processes {request.num_processes}",
+            gpus_per_node=None if request.on_cpu or not machine.gpus else len(machine.gpus),
         )
+        refuse(Situation(ranks=counts), rules=OF_RANKS)
 
 
 _OFFLOADED = {OffloadDevice.CPU: ", weights in host memory", OffloadDevice.NVME: ", weights on NVMe"}

@@ -13,6 +13,7 @@ from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Lora, Strategy
 
 if TYPE_CHECKING:
+    from zerofit.checking.situation import RankCounts
     from zerofit.core.facts import Checkpoint, Machine
 
 DEEPSPEED_FILE = "ds_config.json"
@@ -49,6 +50,8 @@ class Example:
     machine: Machine | None = None
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
+    ranks: RankCounts | None = None
+    """Ranks that flags of `zerofit launch --cpu` ask for."""
     capture: Mapping[str, Any] | None = None
     """Fields in which the script's capture differs from that of an ordinary loop; those of its model and of
     its DataLoader begin with "model_" and "loader_". None if the script is not captured."""
@@ -76,6 +79,15 @@ def strategy_flags(strategy: Strategy) -> str:
         is_switch = value is True or value == Lora()
         words.append(flag if is_switch else f"{flag} {getattr(value, 'value', value)}")
     return " ".join(words)
+
+
+def rank_flags(ranks: RankCounts) -> str:
+    """Return the flags of `zerofit launch` for numbers of ranks."""
+    flags = {"--num-processes": ranks.world_size}
+    flags |= {"--num-machines": ranks.num_nodes} if ranks.num_nodes > 1 else {}
+    flags |= {f"--{kind}-parallel-size": size for kind, size in ranks.group_sizes.items() if size > 1}
+    flags |= {"--pipeline-stages-per-rank": ranks.stages_per_rank} if ranks.stages_per_rank > 1 else {}
+    return " ".join(("--cpu", *(f"{flag} {number}" for flag, number in flags.items())))
 
 
 def example_files(example: Example) -> dict[str, str]:

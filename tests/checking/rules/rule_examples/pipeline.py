@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rule_examples.example import EVALUATES, LANGUAGE, TWO_RANKS, Example, Examples, changed, ending
+from zerofit.checking.situation import RankCounts
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
 
@@ -22,10 +25,23 @@ def _whole(script: str = LANGUAGE, strategy: Strategy = _NATIVE) -> Example:
     return Example(strategy=strategy, topology=TWO_RANKS, script=script)
 
 
+def _asked(*, world_size: int, **counts: Any) -> Example:
+    ranks = RankCounts(world_size=world_size, text=f"--num-processes {world_size}", **counts)
+    return Example(ranks=ranks, script=LANGUAGE)
+
+
 EXAMPLES = {
     "pipeline-needs-pytorch": Examples(
         bad=_in_stages(strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)),
         good=_whole(),
+    ),
+    "pipeline-parallel-groups-not-whole": Examples(
+        bad=_asked(world_size=4, group_sizes={"pipeline": 3}),
+        good=_asked(world_size=4, group_sizes={"pipeline": 2}),
+    ),
+    "stages-per-rank-without-pipeline": Examples(
+        bad=_asked(world_size=2, stages_per_rank=2),
+        good=_asked(world_size=2),
     ),
     "pipeline-with-adapters": Examples(
         bad=_in_stages(strategy=Strategy(lora=Lora())),

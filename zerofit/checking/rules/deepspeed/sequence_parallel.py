@@ -22,6 +22,7 @@ from zerofit.checking.rules.deepspeed.tensor_parallel import (
     groups_without_deepspeed,
     parts_of_groups,
 )
+from zerofit.checking.rules.launch.ranks import uneven_groups
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
@@ -83,13 +84,14 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="sequence-parallel-groups-not-whole",
     severity=Severity.ERROR,
-    summary="parallelism_config_sp_size does not divide the number of ranks",
+    summary="the ranks make no whole sequence-parallel groups",
     why="ranks are divided into groups of this size that share samples",
     fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
     see=_PARALLELISM,
     evidence=fails("less than sequence_parallel_size"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
+    yield from uneven_groups("sequence")(situation)
     yield from parts_of_groups(situation, _group(situation))
 
 

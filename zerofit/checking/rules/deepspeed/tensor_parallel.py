@@ -15,6 +15,7 @@ from zerofit.checking.rule import (
     fails,
     ignored,
 )
+from zerofit.checking.rules.launch.ranks import uneven_groups
 from zerofit.checking.situation import is_read_by_others, known, stage_of, text_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.setting import Said
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-
 
 _PATH = ("tensor_parallel", "autotp_size")
 _GATHERS = ("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
@@ -70,13 +70,14 @@ def _group(situation: Situation) -> Said[int] | None:
 @Rule(
     id="tensor-parallel-groups-not-whole",
     severity=Severity.ERROR,
-    summary="autotp_size does not divide the number of ranks",
+    summary="the ranks make no whole tensor-parallel groups",
     why="ranks are divided into groups of this size that each have one copy of the model",
     fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
     see=_DOCS,
     evidence=fails("RuntimeError"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
+    yield from uneven_groups("tensor")(situation)
     yield from parts_of_groups(situation, _group(situation))
 
 

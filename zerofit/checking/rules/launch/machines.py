@@ -23,6 +23,7 @@ from zerofit.checking.rule import (
     fails,
     ignored,
 )
+from zerofit.checking.rules.launch.ranks import uneven_nodes
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
 from zerofit.core.setting import Said
@@ -41,13 +42,14 @@ _STANDARD = "standard"
 @Rule(
     id="num-processes-is-for-all-machines",
     severity=Severity.ERROR,
-    summary="num_processes is not divisible by the number of machines",
+    summary="the ranks do not divide over the nodes",
     why="num_processes counts the ranks of all machines, and accelerate drops the remainder",
     fix="set num_processes to the ranks per machine times the machines",
     see=f"{ACCELERATE}/utils/launch.py",
     evidence=ignored(not_reproduced="needs two machines"),
 )
 def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
+    yield from uneven_nodes(situation)
     launch = launch_of(situation)
     if launch is None:
         return

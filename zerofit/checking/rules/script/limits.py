@@ -8,6 +8,7 @@ from zerofit.checking.constraints import constraints_of
 from zerofit.checking.rule import (
     ACCELERATE,
     DEEPSPEED,
+    REFUSED,
     Effect,
     Hit,
     Reproduction,
@@ -17,7 +18,7 @@ from zerofit.checking.rule import (
     fails,
 )
 from zerofit.checking.situation import UnknownFact, known
-from zerofit.core.command import Launcher
+from zerofit.core.command import Launcher, Route
 from zerofit.core.plan import Topology
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Strategy, show
@@ -35,7 +36,6 @@ SHARDED = ("engine", "zero_stage", "optimizer_offload", "param_offload")
 _STAGE3 = ("zero_stage", "param_offload")
 _BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
 _OF_MODEL = ("freeze", "lora", "quantization")
-_REFUSED = Reproduction(outcome=Effect.REFUSED)
 _UNLOADED = Reproduction(
     outcome=Effect.REFUSED, not_reproduced="the harness's scripts load no checkpoint of transformers"
 )
@@ -108,7 +108,7 @@ def _limit(
     why: str,
     fix: str,
     see: str,
-    evidence: Reproduction = _REFUSED,
+    evidence: Reproduction = REFUSED,
     is_of_zerofit: bool = True,
 ) -> Rule:
     return Rule(
@@ -156,7 +156,7 @@ _IN_EQUAL_PARTS = _limit(
     why="accelerate gives each rank the same part of every batch",
     fix="use a number of ranks that divides the batch, or change the script's batch size",
     see=f"{ACCELERATE}/data_loader.py",
-    evidence=_REFUSED,
+    evidence=REFUSED,
 )
 def _split_unevenly(situation: Situation) -> Iterator[Hit]:
     capture = situation.capture
@@ -168,6 +168,29 @@ def _split_unevenly(situation: Situation) -> Iterator[Hit]:
         yield Hit(
             found=f"split_batches=True with batches of {size} samples, on {ranks} ranks",
             fix=f"use as many ranks as divide {size}, or change the script's batch size",
+        )
+
+
+@Rule(
+    id="script-asks-for-cpu",
+    severity=Severity.ERROR,
+    summary="the script says that it runs on the CPU",
+    why="it would not use the GPUs that are planned for",
+    fix="leave that out of the script or its arguments, or launch with --cpu",
+    see=f"{ACCELERATE}/state.py",
+    evidence=REFUSED,
+)
+def _asks_for_cpu(situation: Situation) -> Iterator[Hit]:
+    capture, topology = situation.capture, situation.topology
+    if capture is None or not capture.asks_for_cpu or situation.launcher is not Launcher.ZEROFIT:
+        return
+    if not known(topology, "whether the ranks run on GPUs").on_cpu:
+        is_trainer = capture.route is Route.TRAINER
+        rehearses = situation.typed is not None and "on_cpu" in situation.typed
+        out = "leave that out of the script or its arguments"
+        yield Hit(
+            found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
+            fix=f"{out}: --cpu runs it on the CPU all the same" if rehearses else None,
         )
 
 

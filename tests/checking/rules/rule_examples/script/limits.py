@@ -204,6 +204,14 @@ EXAMPLES = {
         bad=_run(_THREE, **_NOT_OF_TRANSFORMERS, splits_batches=True, micro_batch_size=3),
         good=_run(_SPLITS, **_NOT_OF_TRANSFORMERS, splits_batches=True, micro_batch_size=4),
     ),
+    "script-asks-for-cpu": Examples(
+        bad=_run(
+            changed(SMALL, "Accelerator()", "Accelerator(cpu=True)"),
+            **_NOT_OF_TRANSFORMERS,
+            asks_for_cpu=True,
+        ),
+        good=_run(SMALL, **_NOT_OF_TRANSFORMERS),
+    ),
     "checkpointing-needs-support": Examples(
         bad=_run(
             SMALL,
