@@ -10,6 +10,7 @@ from captured_scripts import capture, captured_problem, optimizer, trainer
 from planning_problems import model
 
 from zerofit.checking.constraints import constraints_of
+from zerofit.checking.rule import ACCELERATE
 from zerofit.checking.rules import LIMITS
 from zerofit.core.capture import Capture
 from zerofit.core.errors import UserError
@@ -295,12 +296,13 @@ def test_an_ordinary_script_leaves_the_rest_open(captured: Capture, fields: set[
 
 def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
     with pytest.raises(UserError) as caught:
-        constraints_of(capture(splits_batches=True), topology=Topology(world_size=3))
+        captured_problem(capture(splits_batches=True), num_gpus=3)
     assert str(caught.value) == (
         "error[split-batch-not-divisible]: the script's batch does not divide over the ranks\n"
         "  found: split_batches=True with batches of 8 samples, on 3 ranks\n"
         "  why:   accelerate gives each rank the same part of every batch\n"
-        "  fix:   use as many ranks as divide 8, or change the script's batch size"
+        "  fix:   use as many ranks as divide 8, or change the script's batch size\n"
+        f"  see:   {ACCELERATE}/data_loader.py"
     )
 
 

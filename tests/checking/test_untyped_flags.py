@@ -18,7 +18,7 @@ from typed_flags import messages, untyped_flags
 import zerofit
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules import ALL_RULES, LIMITS
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import (
     Engine,
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 _ROOT = Path(zerofit.__file__).parent
-_OF_STRATEGIES = [rule for rule in ALL_RULES if EXAMPLES[rule.id].bad.strategy is not None]
+_OF_STRATEGIES = [rule for rule in ALL_RULES if EXAMPLES[rule.id].bad.strategy and rule not in LIMITS]
+"""Limits of a captured script only concern what was typed: the planner keeps to them."""
 _IN_RANKS = ("training", "models/changes", "generation")
 """Code of the ranks, which do not see the command line."""
 

@@ -70,11 +70,6 @@ def _document(run: RunZerofit, folder: Path, line: str) -> dict[str, object]:
     return document
 
 
-def test_the_list_of_rules_fits_a_narrow_terminal(run_zerofit: RunZerofit, tmp_path: Path) -> None:
-    lines = run_zerofit("check", "--rules", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-
-
 def test_an_error_is_printed_whole_and_exits_1(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _check(run_zerofit, folder, "--route accelerate bad.json")
     assert finished.stdout.startswith(_FINDING.format(place="bad.json:5") + "\n")
