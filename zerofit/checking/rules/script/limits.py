@@ -138,6 +138,9 @@ _OF_UNKNOWN_SIZE = _limit(
     why="the size of the script's batches is unknown, so no part of them makes the same step",
     fix="leave out {micro_batch_size} and {gradient_accumulation_steps}",
     see=_ACCUMULATION,
+    evidence=Reproduction(
+        outcome=Effect.REFUSED, not_reproduced="the batches of the harness's scripts have a size"
+    ),
 )
 _IN_EQUAL_PARTS = _limit(
     "batches-split-in-equal-parts",

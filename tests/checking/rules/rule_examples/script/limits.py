@@ -59,20 +59,6 @@ def _run(script: str, strategy: Strategy = _ALONE, **capture: Any) -> Example:
 
 _MIXES = changed(SMALL, "torch.nn.Tanh()", "torch.nn.BatchNorm1d(16), torch.nn.Tanh()")
 _WHOLE = {**_NOT_OF_TRANSFORMERS, "micro_batch_size": 2, "model_mixes_samples": ("1",)}
-_OF_LISTS = changed(SMALL, "torch.randn(32, 8), batch_size=2", "Rows(), batch_size=None")
-_OF_LISTS = changed(
-    _OF_LISTS,
-    "accelerator = Accelerator()\n",
-    """\
-
-class Rows(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from torch.randn(16, 2, 8)
-
-
-accelerator = Accelerator(dispatch_batches=False)
-""",
-)
 _SPLITS = changed(SMALL, "import Accelerator\n", "import Accelerator, DataLoaderConfiguration\n")
 _SPLITS = changed(
     _SPLITS,
@@ -191,10 +177,8 @@ EXAMPLES = {
         good=_run(_MIXES, **_WHOLE),
     ),
     "batches-of-unknown-size": Examples(
-        bad=_run(
-            _OF_LISTS, replace(_ALONE, micro_batch_size=1), **_NOT_OF_TRANSFORMERS, micro_batch_size=None
-        ),
-        good=_run(_OF_LISTS, **_NOT_OF_TRANSFORMERS, micro_batch_size=None),
+        bad=_run(SMALL, replace(_ALONE, micro_batch_size=1), **_NOT_OF_TRANSFORMERS, micro_batch_size=None),
+        good=_run(SMALL, **_NOT_OF_TRANSFORMERS, micro_batch_size=None),
     ),
     "batches-split-in-equal-parts": Examples(
         bad=_run(SMALL, replace(_ALONE, micro_batch_size=3), **_NOT_OF_TRANSFORMERS, micro_batch_size=2),
