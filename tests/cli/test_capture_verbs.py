@@ -267,7 +267,8 @@ def test_a_check_knows_what_a_captured_script_can_not_take(
     run: _Run, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "ds_config.json").write_text(
-        '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}'
+        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 8, '
+        '"gradient_accumulation_steps": "auto"}'
     )
     (folder / "train.py").write_text("from accelerate import Accelerator\naccelerator = Accelerator()\n")
     line = ("ds_config.json", "train.py")

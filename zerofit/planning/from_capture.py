@@ -15,7 +15,7 @@ from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
-from zerofit.core.request import FLAGS
+from zerofit.core.request import FLAGS, Request
 from zerofit.core.strategy import DTYPES, OptimizerName, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.device_memory.optimizers import ScriptOptimizer, Stepper
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture, CapturedBatch, CapturedOptimizer, CapturedTensor
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.plan import Topology
-    from zerofit.core.request import Request
 
 _TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta")
 _ONE_STATE = ("SGD", "RMSprop", "Adagrad", "Lion", "Muon", "ASGD", "LARS")
@@ -84,6 +83,7 @@ def problem_from_capture(
             request = replace(request, gradient_accumulation_steps=None)  # the script's own
         elif place:
             raise _accumulation_is_the_scripts(steps, capture, place)
+    _check_limits(capture, topology, request)
     script = script_on_ranks(capture, topology, request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
     left_out = {one: why for one in sorted(flags.allow) if (why := _why_left_out(one, script))}
@@ -155,12 +155,7 @@ def _is_in_4_bit(capture: Capture) -> bool:
 
 
 def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> Script:
-    """Return a captured script with the facts that depend on its ranks.
-
-    Raises:
-        UserError, ExceptionGroup: a rule of the script's limits forbids the user's settings or the ranks.
-    """
-    _check_limits(capture, topology, request)
+    """Return a captured script with the facts that depend on its ranks."""
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
     stepper, note = own_stepper(capture.optimizer)
@@ -179,6 +174,11 @@ def script_on_ranks(capture: Capture, topology: Topology, request: Request) -> S
 
 
 def _check_limits(capture: Capture, topology: Topology, request: Request) -> None:
+    """Check settings and ranks against what a captured script can take.
+
+    Raises:
+        UserError, ExceptionGroup: it can't take them.
+    """
     fields = said_fields(fields_said(request), places=request.said_by)
     names = FLAGS | {name: f"{name} in {place}" for name, place in request.said_by.items()}
     if request.says_qlora:  # one flag sets two fields
@@ -207,6 +207,7 @@ def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Pr
     if problem.script is None:
         return changed
     capture = problem.script.capture
+    _check_limits(capture, topology, Request())  # the user's settings were checked before
     script = script_on_ranks(capture, topology, problem.request)
     size = _global_batch_size(capture, script, problem.request, topology)
     return replace(changed, script=script, workload=replace(problem.workload, global_batch_size=size))
