@@ -10,6 +10,9 @@ from captured_scripts import capture, captured_problem, optimizer, trainer
 from planning_problems import model
 
 from zerofit.checking.constraints import constraints_of
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.capture import with_capture
+from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import ACCELERATE
 from zerofit.checking.rules import LIMITS
 from zerofit.core.capture import Capture
@@ -24,6 +27,7 @@ from zerofit.core.strategy import (
     OptimizerName,
     Precision,
     Quantization,
+    Strategy,
     ZeroStage,
 )
 from zerofit.planning.candidates import candidates
@@ -419,6 +423,18 @@ def test_flags_beyond_several_limits_are_all_refused() -> None:
         "attention-needs-transformers",
         "grouping-needs-lengths",
     }
+
+
+@pytest.mark.parametrize(("steps", "rules"), [(1, set()), (4, set()), (3, {"batches-split-in-equal-parts"})])
+def test_the_scripts_own_number_of_passes_is_no_change(steps: int, rules: set[str]) -> None:
+    captured = capture(gradient_accumulation_steps=1, accumulates_by_hand=4)
+    situation = situation_of_strategy(
+        Strategy(gradient_accumulation_steps=steps),
+        topology=Topology(world_size=2),
+        typed=("gradient_accumulation_steps",),
+    )
+    findings = check(with_capture(situation, captured), rules=LIMITS).findings
+    assert {finding.rule for finding in findings} == rules
 
 
 def test_every_limit_names_its_rule_and_no_habit_does() -> None:
