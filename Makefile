@@ -77,7 +77,7 @@ docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/checking/r
 	@$(BIN)/python -m tools.write_docs
 
 site: export NO_MKDOCS_2_WARNING := 1
-site: $(VENV)/.installed  ## build the pages of docs/ as a site, into dist/site
+site: $(VENV)/.installed  ## build the pages of docs/ as a site, with the page of every rule and its examples, into dist/site
 	@$(BIN)/mkdocs build --quiet
 
 dist-check: ## build wheel and sdist, check them, and run the wheel from an empty environment

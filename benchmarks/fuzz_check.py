@@ -27,13 +27,17 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from mutations import HJSON, JSON, YAML, mutate
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "checking" / "rules"))
+
+from rule_examples import EXAMPLES
+from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
+
 from zerofit import __version__
 from zerofit.checking.check_run import verdict_of
 from zerofit.checking.fix_files import find_fixes
 from zerofit.checking.read_targets import read_targets
 from zerofit.checking.report import Report
 from zerofit.checking.rules import ALL_RULES
-from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
 from zerofit.cli.output.findings_json import findings_json
 from zerofit.cli.output.sarif import sarif
 from zerofit.configs.schemas.catalog import load_schemas
@@ -66,7 +70,7 @@ def _texts() -> list[tuple[str, str]]:
     presets = Path(__file__).parents[1] / "ds_configs"
     files = {(path.suffix, path.read_text("utf-8")) for path in presets.iterdir() if path.suffix != ".md"}
     for rule in ALL_RULES:
-        for example in (rule.bad, rule.good):
+        for example in (EXAMPLES[rule.id].bad, EXAMPLES[rule.id].good):
             texts = example_files(example)
             files |= {
                 (Path(name).suffix, texts[name])

@@ -64,7 +64,7 @@ _PURE = (
     "configs/write/trainer.py",
     "checking/rules",
     "checking/inputs",
-    "checking/pages",
+    "checking/rule_pages.py",
     "data/lengths",
     "machine/doctor.py",
     "planning/estimate",

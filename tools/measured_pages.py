@@ -166,7 +166,8 @@ _EVIDENCE_HEAD = """\
 # Evidence for the rules
 
 Each rule's bad example was run, and what it did is what the rule says; its good example was run and ended
-well, with the weights of a run without sharding where it trains. "Documented" means that it was not
+well, with the weights of a run without sharding where it trains. "Refused": `zerofit launch --dry-run`, which
+captures the script, refuses the bad example and takes the good one. "Documented" means that it was not
 reproduced here, for the reason given: the rule's own link is then its evidence.
 """
 

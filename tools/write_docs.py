@@ -14,7 +14,7 @@ from tools.measured_pages import (
     programs_page,
     versions_page,
 )
-from tools.rules_reference import rules_reference
+from tools.rules_index import rules_index
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.plan import Plan
@@ -33,7 +33,7 @@ def reference_pages(root: Path) -> dict[Path, str]:
     measured = root / _MEASURED
     folder = root / "docs" / "reference"
     return {
-        folder / "rules.md": rules_reference(ALL_RULES),
+        folder / "rules.md": rules_index(ALL_RULES),
         folder / "optimizers.md": optimizer_page(
             json.loads((measured / "optimizers.json").read_text("utf-8"))
         ),

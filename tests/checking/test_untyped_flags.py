@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rule_examples import situations_of_example, wrong_in
+from rule_examples import EXAMPLES
+from rule_situations import situations_of_example, wrong_in
 from typed_flags import messages, untyped_flags
 
 import zerofit
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules import ALL_RULES, LIMITS
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import (
     Engine,
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 _ROOT = Path(zerofit.__file__).parent
-_OF_STRATEGIES = [rule for rule in ALL_RULES if rule.bad.strategy is not None]
+_OF_STRATEGIES = [rule for rule in ALL_RULES if EXAMPLES[rule.id].bad.strategy and rule not in LIMITS]
+"""Limits of a captured script only concern what was typed: the planner keeps to them."""
 _IN_RANKS = ("training", "models/changes", "generation")
 """Code of the ranks, which do not see the command line."""
 
@@ -47,7 +49,7 @@ def _untyped(situation: Situation, rules: tuple[Rule, ...], *, typed: tuple[str,
 
 
 def _untyped_in_finding(rule: Rule) -> list[str]:
-    (situation,) = situations_of_example(rule.bad)
+    (situation,) = situations_of_example(EXAMPLES[rule.id].bad)
     of_script = {name: getattr(situation, name) for name in ("script", "route", "trainer")}
     planned = replace(situation_of(situation), **of_script)
     kind = rule.id.partition("-")[0]

@@ -156,7 +156,7 @@ _PLANNING, _CAPTURE = "planning-flag-without-planning", "capture-limit-without-c
         ),
         (
             "--gradient-accumulation-steps 3",
-            "script-cannot-take",
+            "batches-split-in-equal-parts",
             "--gradient-accumulation-steps 3",
         ),
         (
@@ -232,7 +232,7 @@ def test_settings_that_the_script_does_not_support_are_refused(plan_launch: Any)
     for flags in (("--micro-batch-size", "4"), ("--cpu", "--gpus", "2xA100-40G", "--micro-batch-size", "4")):
         with pytest.raises(UserError) as error:
             plan_launch(*flags, capture=mixing)
-        assert error.value.rule == "script-cannot-take"
+        assert error.value.rule == "batches-stay-whole"
 
 
 def test_nothing_is_launched_that_does_not_fit_and_no_capture_is_suggested(plan_launch: Any) -> None:

@@ -256,6 +256,32 @@ def test_a_check_really_runs_the_script_up_to_its_training(zerofit_fork: RunZero
     done = zerofit_fork("check", "--capture", "ds_config.json", "train.py", cwd=folder)
     assert (done.returncode, "error[accumulation-not-in-deepspeed-file]" in done.stdout) == (1, True)
     assert "train.py trains Linear" in done.stderr
+    again = zerofit_fork("check", "ds_config.json", "train.py", cwd=folder)
+    assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
+    assert again.stderr == "zerofit: with facts of an earlier capture of this script, unchanged since\n"
+    (folder / "train.py").write_text(f"{_LOOP_SCRIPT}# changed\n")
+    assert zerofit_fork("check", "ds_config.json", "train.py", cwd=folder).returncode == 0
+
+
+def test_a_check_knows_what_a_captured_script_can_not_take(
+    run: _Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "ds_config.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 8, '
+        '"gradient_accumulation_steps": "auto"}'
+    )
+    (folder / "train.py").write_text("from accelerate import Accelerator\naccelerator = Accelerator()\n")
+    line = ("ds_config.json", "train.py")
+    assert run(check_module, *line) == 0
+    unknown = "not checked, because unknown: what the script builds, which --capture shows (local-sgd-needs-"
+    assert unknown in capsys.readouterr().out
+    assert run(check_module, "--capture", *line, capture=replace(LOOP, uses_local_sgd=True)) == 1
+    assert (
+        "error[local-sgd-needs-pytorch]: LocalSGD does not train under DeepSpeed\n"
+        "  found: zero_optimization.stage=2   (ds_config.json:1)\n"
+        "  why:   accelerate's LocalSGD runs without DeepSpeed alone\n"
+        "  fix:   train without DeepSpeed, or without LocalSGD\n"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

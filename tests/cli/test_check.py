@@ -70,11 +70,6 @@ def _document(run: RunZerofit, folder: Path, line: str) -> dict[str, object]:
     return document
 
 
-def test_the_list_of_rules_fits_a_narrow_terminal(run_zerofit: RunZerofit, tmp_path: Path) -> None:
-    lines = run_zerofit("check", "--rules", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-
-
 def test_an_error_is_printed_whole_and_exits_1(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _check(run_zerofit, folder, "--route accelerate bad.json")
     assert finished.stdout.startswith(_FINDING.format(place="bad.json:5") + "\n")
@@ -231,14 +226,6 @@ def test_sarif_and_json_hold_the_same_findings(run_zerofit: RunZerofit, folder: 
         finding["rule"]
         for finding in document["findings"]  # type: ignore[attr-defined]
     ]
-
-
-def test_explain_prints_the_page_and_rules_the_list(run_zerofit: RunZerofit, folder: Path) -> None:
-    page = _check(run_zerofit, folder, "--explain param-offload-needs-zero3")
-    golden = Path(__file__).parents[1] / "golden/findings/param-offload-needs-zero3.md"
-    assert (page.stdout, page.returncode) == (golden.read_text(), 0)
-    lines = _check(run_zerofit, folder, "--rules").stdout.splitlines()
-    assert "error    param-offload-needs-zero3" in [line[:34] for line in lines]
 
 
 def test_colour_only_on_a_terminal(run_zerofit: RunZerofit, folder: Path) -> None:

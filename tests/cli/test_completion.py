@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
         ("zerofit plan --model ./ch", "compopt -o default"),
         ("zerofit launch --config-file ''", "compopt -o default"),
         ("zerofit submit --on sl", "slurm"),
-        ("zerofit check --explain param-offload-needs", "param-offload-needs-zero3"),
+        ("zerofit rule param-offload-needs", "param-offload-needs-zero3"),
         ("zerofit runs status ''", "2026-02-02_00-00-00-train 2026-01-01_00-00-00-train"),
     ],
 )

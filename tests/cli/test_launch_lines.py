@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from runs import RunZerofit
 
+from zerofit.checking.rule import ACCELERATE
+
 SCRIPT = """\
 import sys
 import torch
@@ -129,6 +131,7 @@ def test_plan_of_more_ranks_than_gpus_is_refused(run_zerofit: RunZerofit, folder
         "  found: 4 ranks on 1 x 2 GPUs\n"
         "  why:   each rank needs a GPU of its own\n"
         "  fix:   name more GPUs in --gpus, or set --num-processes to at most 2\n"
+        f"  see:   {ACCELERATE}/state.py\n"
     )
 
 

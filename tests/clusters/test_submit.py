@@ -151,7 +151,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
         (
             ("--gpus", "2xH100", "--tensor-parallel-size", "3", "loop.py"),
             (),
-            "error[tensor-groups-not-whole]: the ranks make no whole tensor-parallel groups",
+            "error[tensor-parallel-groups-not-whole]: the ranks make no whole tensor-parallel groups",
         ),
         (
             ("--gpus", "1xH100", "--run-dir", "a-file", "loop.py"),

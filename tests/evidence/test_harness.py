@@ -16,8 +16,9 @@ from harness.judge import FP32, distance
 from harness.layout import reference_of, run_of
 from harness.prove import MismatchError, prove
 from harness.table import fingerprint, stale_rows
+from rule_examples.example import Example, Examples
 
-from zerofit.checking.rule import Effect, Example, Reproduction, Rule, Severity
+from zerofit.checking.rule import Effect, Reproduction, Rule, Severity
 from zerofit.core.command import Route
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ if Accelerator().is_main_process:
 """
 
 
-def _rule(bad: Example, good: Example, outcome: Effect, **evidence: object) -> Rule:
+def _rule(outcome: Effect, **evidence: object) -> Rule:
     return Rule(
         id="planted-rule",
         severity=Severity.ERROR,
@@ -81,47 +82,54 @@ def _rule(bad: Example, good: Example, outcome: Effect, **evidence: object) -> R
         fix="planted",
         see="https://example.org",
         find=lambda situation: (),
-        bad=bad,
-        good=good,
         evidence=Reproduction(outcome=outcome, **evidence),  # type: ignore[arg-type]
     )
 
 
 _PLANTED = {
     "fails, but ends well": (
-        _rule(_ZERO2, _ZERO1, Effect.FAILS, says="boom"),
+        Examples(bad=_ZERO2, good=_ZERO1),
+        _rule(Effect.FAILS, says="boom"),
         ["the bad example ends well, and should have been one that fails"],
     ),
     "fails with other words": (
-        _rule(_AMP, _ZERO1, Effect.FAILS, says="boom"),
+        Examples(bad=_AMP, good=_ZERO1),
+        _rule(Effect.FAILS, says="boom"),
         ["'boom' is not in the error: exit 1: deepspeed.runtime.config.DeepSpeedConfigError: NVIDIA Apex"],
     ),
     "hangs, but ends well": (
-        _rule(_ZERO2, _ZERO1, Effect.HANGS),
+        Examples(bad=_ZERO2, good=_ZERO1),
+        _rule(Effect.HANGS),
         ["the bad example ends well, and should have been one that hangs"],
     ),
     "differs, but is the same": (
-        _rule(_ZERO2, _ZERO1, Effect.DIFFERS),
+        Examples(bad=_ZERO2, good=_ZERO1),
+        _rule(Effect.DIFFERS),
         ["the bad example's weights are off by "],
     ),
     "ignored, but done": (
-        _rule(_ZERO2, _ZERO1, Effect.IGNORED, observed=(("zero_stage", 0),)),
+        Examples(bad=_ZERO2, good=_ZERO1),
+        _rule(Effect.IGNORED, observed=(("zero_stage", 0),)),
         ["zero_stage is 2, not 0"],
     ),
     "ignored, but in the good example too": (
-        _rule(_ZERO2, _ZERO1, Effect.IGNORED, observed=(("world_size", 2),)),
+        Examples(bad=_ZERO2, good=_ZERO1),
+        _rule(Effect.IGNORED, observed=(("world_size", 2),)),
         ["the good example shows the same: world_size=2"],
     ),
     "costs, but differs": (
-        _rule(_ACCUMULATING, _ZERO1, Effect.COSTS),
+        Examples(bad=_ACCUMULATING, good=_ZERO1),
+        _rule(Effect.COSTS),
         ["the bad example's weights are off by "],
     ),
     "the good example is wrong": (
-        _rule(_AMP, _SWAPPED, Effect.FAILS, says="Apex"),
+        Examples(bad=_AMP, good=_SWAPPED),
+        _rule(Effect.FAILS, says="Apex"),
         ["the good example's weights are off by "],
     ),
     "the good example fails": (
-        _rule(_AMP, _AMP, Effect.FAILS, says="Apex"),
+        Examples(bad=_AMP, good=_AMP),
+        _rule(Effect.FAILS, says="Apex"),
         [
             "the good example does not end well: exit 1: deepspeed.runtime.config.DeepSpeedConfigError: "
             "NVIDIA Apex"
@@ -133,9 +141,9 @@ _PLANTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _PLANTED)
 def test_a_planted_wrong_row_is_found(name: str, runner: Runner) -> None:
-    rule, expected = _PLANTED[name]
+    examples, rule, expected = _PLANTED[name]
     with pytest.raises(MismatchError) as caught:
-        prove(rule, runner)
+        prove(rule, examples, runner)
     said = [line.strip() for line in str(caught.value).splitlines()[1:-2]]
     assert len(said) == len(expected)
     for line, beginning in zip(said, expected, strict=True):
@@ -210,10 +218,12 @@ def test_a_fork_does_what_the_stock_launcher_does(example: Example, runner: Runn
 
 
 def test_a_changed_example_makes_the_table_stale() -> None:
-    rule = _rule(_ZERO2, _ZERO1, Effect.FAILS, says="boom")
-    other = _rule(_ZERO1, _ZERO2, Effect.FAILS, says="boom")
-    table = {"rules": [{"rule": "planted-rule", "of": fingerprint(rule)}]}
-    assert stale_rows([rule], table) == []
-    assert stale_rows([other], table) == ["planted-rule: its examples or evidence have changed"]
-    assert stale_rows([], table) == ["planted-rule: no such rule"]
-    assert stale_rows([rule], {"rules": []}) == ["planted-rule: not measured"]
+    rule = _rule(Effect.FAILS, says="boom")
+    measured, changed = Examples(bad=_ZERO2, good=_ZERO1), Examples(bad=_ZERO1, good=_ZERO2)
+    table = {"rules": [{"rule": "planted-rule", "of": fingerprint(rule, measured)}]}
+    assert stale_rows([rule], {"planted-rule": measured}, table) == []
+    assert stale_rows([rule], {"planted-rule": changed}, table) == [
+        "planted-rule: its examples or evidence have changed"
+    ]
+    assert stale_rows([], {}, table) == ["planted-rule: no such rule"]
+    assert stale_rows([rule], {"planted-rule": measured}, {"rules": []}) == ["planted-rule: not measured"]

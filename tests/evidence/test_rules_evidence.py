@@ -9,6 +9,7 @@ import pytest
 import torch
 from harness.prove import prove
 from harness.table import read_table, stale_rows, write_table
+from rule_examples import EXAMPLES
 
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.machine.probe_toolchain import find_cxx, has_libaio
@@ -45,14 +46,14 @@ def test_rule_has_its_evidence(rule: Rule, runner: Runner, rows: dict[str, Any])
         pytest.skip("DeepSpeed trains in fp16 on this CPU: it has AVX512-FP16")
     if "nvme" in rule.id and not has_libaio(cxx=find_cxx(environ=os.environ)[1], environ=os.environ):
         pytest.skip("offload to NVMe needs libaio-dev")
-    rows[rule.id] = prove(rule, runner)
+    rows[rule.id] = prove(rule, EXAMPLES[rule.id], runner)
 
 
 @pytest.mark.parametrize("name", TELLING)
 def test_telling_rule_has_its_evidence(name: str, runner: Runner) -> None:
-    assert prove(_BY_ID[name], runner)["verdict"] == "reproduced"
+    assert prove(_BY_ID[name], EXAMPLES[name], runner)["verdict"] == "reproduced"
 
 
 def test_the_table_is_of_the_present_rules() -> None:
-    stale = stale_rows(ALL_RULES, read_table())
+    stale = stale_rows(ALL_RULES, EXAMPLES, read_table())
     assert stale == [], "run: make evidence"

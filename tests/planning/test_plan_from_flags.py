@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from planning_problems import spec_of
 
+from zerofit.checking.rule import ACCELERATE
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine, Versions, Workload
 from zerofit.core.plan import Origin, Plan, Reason, Topology
@@ -191,10 +192,11 @@ def test_every_choice_has_its_reason(
         pytest.param(
             _EIGHT_NEW,
             spec_of(num_processes=9, num_nodes=2),
-            "error[ranks-not-divisible]: the ranks do not divide over the nodes\n"
+            "error[num-processes-is-for-all-machines]: the ranks do not divide over the nodes\n"
             "  found: --num-processes 9 with --num-machines 2\n"
             "  why:   --num-processes counts the ranks of all nodes together, and each node gets as many\n"
-            "  fix:   set --num-processes to a multiple of 2",
+            "  fix:   set --num-processes to a multiple of 2\n"
+            f"  see:   {ACCELERATE}/utils/launch.py",
             id="9 ranks on 2 nodes",
         ),
         pytest.param(
@@ -203,7 +205,8 @@ def test_every_choice_has_its_reason(
             "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
             "  found: --num-processes 32 on 2 x 8 GPUs\n"
             "  why:   each rank needs a GPU of its own\n"
-            "  fix:   set --num-processes to at most 16, or rehearse with --cpu",
+            "  fix:   set --num-processes to at most 16, or rehearse with --cpu\n"
+            f"  see:   {ACCELERATE}/state.py",
             id="32 ranks on 16 GPUs",
         ),
         pytest.param(
@@ -344,7 +347,8 @@ def test_a_plan_of_more_ranks_than_there_are_gpus_is_named_as_the_cause() -> Non
         "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
         "  found: 8 ranks in the plan on 1 x 1 GPU\n"
         "  why:   each rank needs a GPU of its own\n"
-        "  fix:   set --num-processes to at most 1, or rehearse with --cpu"
+        "  fix:   set --num-processes to at most 1, or rehearse with --cpu\n"
+        f"  see:   {ACCELERATE}/state.py"
     )
 
 

@@ -39,18 +39,10 @@ _NOT_STARTED = {
     "zerofit launch [flags] train.py": "it is the form of the command, and no command",
 }
 """How commands begin that nothing here starts, and why."""
-_RULES = "docs/reference/rules.md"
-"""Rendered from the rules' examples, the bad ones too, which make evidence runs: only its commands of zerofit
-are parsed here."""
 _BLOCKS = [block for document in documents() for block in blocks(document)]
-_PROGRAMS = [block for block in _BLOCKS if block.language == "python" and block.document != _RULES]
+_PROGRAMS = [block for block in _BLOCKS if block.language == "python"]
 _NOTEBOOKS = "docs/notebooks.md"
-_COMMANDS = [
-    command
-    for command in documented()
-    if not command.text.startswith(tuple(_NOT_STARTED))
-    and not (command.where.startswith(_RULES) and command.words[0] != "zerofit")
-]
+_COMMANDS = [command for command in documented() if not command.text.startswith(tuple(_NOT_STARTED))]
 _ZEROFIT = [command for command in _COMMANDS if command.words[0] == "zerofit"]
 _ACCELERATE = [command for command in _COMMANDS if command.words[:2] == ("accelerate", "launch")]
 _RECIPES = [command for command in _COMMANDS if command.words[0].startswith("launch/")]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rule_examples import situation_of_example
+from rule_examples.example import Example
+from rule_situations import situation_of_example
 
 from zerofit.checking.engine import Verdict, check
-from zerofit.checking.rule import Example
 from zerofit.checking.rules.deepspeed import keys, readers, switches, tensor_parallel, values
 from zerofit.checking.rules.launch import files
 from zerofit.core.command import Route

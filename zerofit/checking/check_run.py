@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.checking.engine import Verdict, sort_findings
@@ -16,13 +17,14 @@ from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.cache_folder import cache_folder
 from zerofit.core.command import Route
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping
 
+    from zerofit.checking.rule import Rule
     from zerofit.checking.situation import Situation
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
@@ -56,7 +58,8 @@ def check(
         on_cpu: the run is on the CPU.
         machine: the node that will run it, to check against its GPUs.
         versions: the library versions of the run; None means the installed ones.
-        capture: the script's capture, which overrides facts from its source.
+        capture: the script's capture, which overrides facts from its source; None means that of an earlier
+            plan or launch, if nothing has changed since.
         stdin: returns the content of the target "-"; None reads standard input.
         overlay: texts to read instead of files, by the files' real paths.
 
@@ -80,9 +83,19 @@ def check(
         on_cpu=on_cpu,
         machine=machine,
         versions=versions,
-        capture=capture,
     )
+    read = replace(read, capture=capture or _cached(read))
     return Report(targets=read, verdict=verdict_of(read), strict=strict)
+
+
+def _cached(targets: Targets) -> Capture | None:
+    if len(targets.script_targets) != 1:
+        return None
+    from zerofit.scripts.capture.cache import ScriptRun, load  # imported only if needed
+
+    run = ScriptRun(target=targets.script_targets[0], environment=os.environ, cwd=Path.cwd())
+    found = load(cache_folder(os.environ, Path.home()), run)
+    return found[0] if found is not None else None
 
 
 def verdict_of(targets: Targets) -> Verdict:
@@ -98,6 +111,20 @@ def verdict_of(targets: Targets) -> Verdict:
         findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
         unknown=() if is_unread else tuple(unknown),
     )
+
+
+def refuse(situation: Situation, *, rules: Iterable[Rule]) -> None:
+    """Check what is known of a run by some rules, before a plan is made.
+
+    Raises:
+        UserError: one rule forbids it.
+        ExceptionGroup: of one UserError for each of several rules.
+    """
+    errors = [finding.as_error() for finding in check_rules(situation, rules=rules).of(Severity.ERROR)]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup("settings that don't work", errors)
 
 
 def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str], object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.core.command import Route
-    from zerofit.core.facts import Checkpoint, Machine
-    from zerofit.core.plan import Topology
     from zerofit.core.setting import Place, Said
-    from zerofit.core.strategy import Strategy
 
 
+ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+DEEPSPEED = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed"
+DEEPSPEED_DOCS = "https://www.deepspeed.ai/docs/config-json/"
+"""Base URLs of the rules' sources."""
 Predicate: TypeAlias = "Callable[[Situation], Iterable[Hit]]"
 
 
@@ -88,12 +88,8 @@ class Rule:
     """The fix. Settings in braces, {zero_stage}, are spelt as the user does."""
     see: str
     """Its documentation, or the line of the library's source."""
-    bad: Example
-    """An example that violates this rule and no other."""
-    good: Example
-    """The same example, fixed; it violates no rule."""
     evidence: Reproduction
-    """The result of running the bad example."""
+    """What happened when its bad example ran; tests/checking/rules/rule_examples has a bad and a good one."""
     holds_for: tuple[str, ...] = ()
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
     is_fixed_by_launch: bool = False
@@ -124,6 +120,8 @@ class Effect(StrEnum):
     """The run ends, but the engine ignores the setting."""
     COSTS = "costs"
     """The run ends with the right weights, but is slower or larger."""
+    REFUSED = "refused"
+    """zerofit refuses it before anything is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +140,7 @@ class Reproduction:
 HANGS = Reproduction(outcome=Effect.HANGS)
 DIFFERS = Reproduction(outcome=Effect.DIFFERS)
 COSTS = Reproduction(outcome=Effect.COSTS)
+REFUSED = Reproduction(outcome=Effect.REFUSED)
 
 
 def fails(says: str = "", *, not_reproduced: str = "") -> Reproduction:
@@ -152,29 +151,3 @@ def fails(says: str = "", *, not_reproduced: str = "") -> Reproduction:
 def ignored(*observed: tuple[str, Any], not_reproduced: str = "") -> Reproduction:
     """Return the evidence that the engine ignores a setting; arguments as in Reproduction."""
     return Reproduction(outcome=Effect.IGNORED, observed=observed, not_reproduced=not_reproduced)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """The layers of a run; None if absent."""
-
-    deepspeed: Mapping[str, Any] | str | None = None
-    """ds_config.json, as mapping or text."""
-    accelerate: Mapping[str, Any] | str | None = None
-    """accelerate.yaml."""
-    route: Route | None = None
-    """The library that reads the DeepSpeed configuration, if no script shows it."""
-    command: str | None = None
-    """The command line up to the script: "accelerate launch --zero_stage 3"."""
-    script: str | None = None
-    """The source of train.py."""
-    arguments: str = ""
-    """The script's own arguments, in shell syntax."""
-    strategy: Strategy | None = None
-    """zerofit's own flags, instead of files."""
-    topology: Topology | None = None
-    machine: Machine | None = None
-    checkpoint: Checkpoint | None = None
-    """The checkpoint to resume from."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions other than the tested ones: {"deepspeed": "0.18.0"}."""

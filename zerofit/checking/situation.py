@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.configs.document import BrokenFile, Document
     from zerofit.configs.schema import FoundKey, Schemas
+    from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Launcher
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.plan import Topology
@@ -126,6 +127,26 @@ class RunSettings:
     """Id of the optimizer in the optimizer table; a value of None: there is none, nothing trains."""
     force_cpu_optimizer: Said[bool] | None = None
     """DeepSpeed's zero_force_ds_cpu_optimizer."""
+    fields: Mapping[str, Said[Any]] = field(default_factory=dict)
+    """Each field of zerofit's Strategy that the user set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCounts:
+    """Numbers of ranks that the user asks for, before it is known whether they make a Topology."""
+
+    world_size: int
+    text: str
+    """The flag or setting that gives them, as the user wrote it."""
+    num_nodes: int = 1
+    gpus_per_node: int | None = None
+    """None if the ranks need no GPUs, or those of the machine are unknown."""
+    can_rehearse: bool = True
+    """False for the GPUs of another machine, given by --gpus."""
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Ranks per group by the kind of parallelism: "tensor", "sequence", "pipeline"."""
+    stages_per_rank: int = 1
+    """Stages of a pipeline that each rank holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +172,15 @@ class Situation:
     """TrainingArguments, from the script's arguments and source; None without a Trainer."""
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
+    capture: Capture | None = None
+    """What the script builds, observed where its training would begin; None if it was not run."""
     schemas: Schemas | None = None
     missing: tuple[Said[str], ...] = ()
     """Named files that do not exist: the path, and the line or flag that names it."""
     broken: tuple[BrokenFile, ...] = ()
     """Files that could not be parsed as their kind."""
+    ranks: RankCounts | None = None
+    """Ranks that zerofit's flags ask for; None once they make a topology."""
     topology: Topology | None = None
     machine: Machine | None = None
     versions: Versions | None = None

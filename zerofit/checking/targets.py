@@ -79,7 +79,17 @@ class Targets:
     versions: Versions | None = None
     """Installed versions."""
     capture: Capture | None = None
-    """The capture of the script, if requested."""
+    """The capture of the script, if requested or cached."""
+
+    @property
+    def script_targets(self) -> tuple[tuple[str, ...], ...]:
+        """What a capture of each script would run: the script or `-m module`, and its arguments."""
+        names = [name for name, _ in self.scripts]
+        found: list[tuple[str, ...]] = [(name,) for name in names]
+        if self.command is not None and self.command.script is not None:
+            script = self.command.script
+            found = [(script,) if script in names else ("-m", script)]
+        return tuple((*script, *self.arguments) for script in found)
 
     @property
     def scripts(self) -> tuple[tuple[str, str], ...]:

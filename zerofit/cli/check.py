@@ -11,12 +11,12 @@ import click
 
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
-from zerofit.cli.completion import complete_file, complete_words
+from zerofit.cli.completion import complete_file
 from zerofit.cli.options import capture_limit_option, json_option
-from zerofit.cli.output.console import Console, for_terminal, terminal_width
+from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
 from zerofit.core.command import Route
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import UserError
 from zerofit.planning.sources.settings import check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.capture_summary import capture_lines
@@ -48,13 +48,6 @@ if TYPE_CHECKING:
     help="Run the script up to its training, to learn what its source does not show.",
 )
 @capture_limit_option
-@click.option(
-    "--explain",
-    metavar="RULE",
-    shell_complete=complete_words(rule.id for rule in ALL_RULES),
-    help="Print the page of a rule.",
-)
-@click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
 @click.argument(
     "targets", nargs=-1, type=click.UNPROCESSED, metavar="TARGETS...", shell_complete=complete_file
 )
@@ -74,8 +67,6 @@ def check(
     here: bool,
     captures: bool,
     capture_limit_s: float,
-    explain: str | None,
-    list_rules: bool,
 ) -> int:
     """Report what would fail, or silently go wrong, before it runs.
 
@@ -88,15 +79,8 @@ def check(
       zerofit check accelerate launch --config_file accelerate.yaml train.py
 
     Files that these name are read too. Exit code 1 if there is an error, or with --strict a warning.
+    `zerofit rule ID` explains a finding's rule.
     """
-    if explain is not None or list_rules:
-        if targets:
-            raise click.UsageError("--explain and --rules can't be combined with files", context)
-        from zerofit.checking.pages.rule_pages import rules_table
-
-        table = rules_table(ALL_RULES, width=terminal_width())
-        click.echo(_page(explain) if explain is not None else table)
-        return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     if not captures:
         check_capture_limit(capture_limit_s, because="no --capture")
@@ -131,6 +115,8 @@ def check(
         for change, backup in zip(fixes, write_fixes(fixes), strict=True):
             click.echo(f"zerofit: fixed {change.name}; original: {backup}", err=True)
     report = check_targets()
+    if report.targets.capture is not None and not captures:
+        click.echo("zerofit: with facts of an earlier capture of this script, unchanged since", err=True)
     click.echo(_output(report, as_json=as_json, as_sarif=as_sarif))
     return report.exit_code
 
@@ -159,20 +145,15 @@ def _refuse_wrong_use(
 
 def _capture(targets: Targets, *, limit_s: float) -> Capture:
     """Return the capture of the only script among the targets."""
-    names = [name for name, _ in targets.scripts]
-    scripts: list[tuple[str, ...]] = [(name,) for name in names]
-    if targets.command is not None and targets.command.script is not None:
-        script = targets.command.script
-        scripts = [(script,) if script in names else ("-m", script)]
-    if len(scripts) != 1:
+    if len(targets.script_targets) != 1:
         raise UserError(
             "capture-needs-a-script",
             "--capture needs exactly one script",
-            found=f"--capture with {len(scripts)} scripts",
+            found=f"--capture with {len(targets.script_targets)} scripts",
             why="it runs the script among the targets up to where its training would begin",
             fix="name one script, followed by its arguments, or leave out --capture",
         )
-    target = (*scripts[0], *targets.arguments)
+    (target,) = targets.script_targets
     without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
         click.echo(for_terminal("\n".join(capture_lines(run.capture, is_cached=run.is_cached))), err=True)
@@ -191,19 +172,3 @@ def _output(report: Report, *, as_json: bool, as_sarif: bool) -> str:
 
         return sarif(verdict, files=files, rules=ALL_RULES, version=VERSION)
     return for_terminal(str(report))
-
-
-def _page(name: str) -> str:
-    from zerofit.checking.pages.rule_pages import rule_page
-
-    rules = {rule.id: rule for rule in ALL_RULES}
-    if name in rules:
-        return rule_page(rules[name]).rstrip("\n")
-    near = nearest(name, rules)
-    raise UserError(
-        "unknown-rule",
-        f"there is no rule {name!r}",
-        found=f"--explain {name}",
-        why="`zerofit check --rules` does not list it",
-        fix=f"did you mean --explain {near}?" if near else "see zerofit check --rules",
-    )

@@ -30,6 +30,7 @@ _VERBS = {
     "generate": "Write completions for a file of prompts.",
     "launch": "Train a script under the fastest strategy that fits.",
     "plan": "Predict what a run needs, and choose the fastest strategy that fits.",
+    "rule": "Explain a rule of check, or list them all.",
     "runs": "List, follow and cancel local and submitted runs.",
     "submit": "Plan a run here, and submit it to Slurm, Kubernetes or SkyPilot.",
     "tune": "Run the plan's best few strategies for some steps, and pick the fastest.",

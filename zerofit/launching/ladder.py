@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.check_run import refuse
+from zerofit.checking.rules import OF_RANKS
+from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.strategy import Precision
@@ -43,7 +46,6 @@ from zerofit.models.task import Task
 from zerofit.planning.machine_from_flags import machine_of
 from zerofit.planning.make_problem import problem_of
 from zerofit.planning.options import Loop, MachineFlags, ModelFlags
-from zerofit.planning.ranks import check_ranks
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
 
@@ -256,8 +258,13 @@ class _Launches:
         if self.machine is not None:
             num_gpus = len(self.machine.gpus)
             num_processes = num_processes or num_gpus
-            said = f"--num-processes {num_processes}"
-            check_ranks(num_processes, num_nodes=1, num_gpus=num_gpus, said=said, can_rehearse=False)
+            counts = RankCounts(
+                world_size=num_processes,
+                text=f"--num-processes {num_processes}",
+                gpus_per_node=num_gpus,
+                can_rehearse=False,
+            )
+            refuse(Situation(ranks=counts), rules=OF_RANKS)
         self._nodes: dict[str, Any] = {"num_processes": num_processes, "gpu_ids": gpu_ids}
         self._on_cpu, self._gpus = on_cpu, gpus
         self._made: dict[LadderRun, PlannedLaunch] = {}

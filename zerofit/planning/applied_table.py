@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.checking.constraints import constraints_of
 from zerofit.core.optimizers.entry import Swap
 from zerofit.core.optimizers.lookup import REPLACEMENTS, entry_of, optimizer_of_class
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
 from zerofit.core.text_table import table_lines, wrapped
-from zerofit.planning.constraints import constraints_of
 from zerofit.scripts.capture_summary import batch_words, class_name
 
 if TYPE_CHECKING:

@@ -186,7 +186,7 @@ def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> Us
     pin = next(one for one in problem.constraints.pins if one.field == "micro_batch_size")
     sizes = " or ".join(str(size) for size, _ in made)
     return UserError(
-        "script-cannot-take",
+        pin.rule,
         "no micro-batch makes the global batch of this script",
         found=f"micro-batches of {sizes}, for a global batch of {problem.workload.global_batch_size}",
         why=pin.why,

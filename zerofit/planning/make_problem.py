@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.checking.check_run import refuse
+from zerofit.checking.constraints import constraints_of, micro_batch_of
+from zerofit.checking.inputs.strategy import said_fields
+from zerofit.checking.rules import LIMITS
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.batch import split_global_batch
 from zerofit.core.capture import DECODER_TOKENS
-from zerofit.core.command import Route
+from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
 from zerofit.core.optimizers.lookup import memory_of, optimizer_of_class
+from zerofit.core.overrides import FLAGS, Overrides
 from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import format_bytes
-from zerofit.planning.constraints import constraints_of, micro_batch_of
-from zerofit.planning.estimate.device_memory.optimizers import Stepper
 from zerofit.planning.options import Allow
 from zerofit.planning.problem import Problem, Script
 from zerofit.planning.stages import with_stage_blocks
@@ -24,11 +28,11 @@ if TYPE_CHECKING:
 
     from zerofit.core.capture import Capture, CapturedBatch, CapturedOptimizer, CapturedTensor
     from zerofit.core.facts import Machine, Versions
-    from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.subject import Subject
+
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element; packed and 8-bit weights take at most 1."""
@@ -70,10 +74,8 @@ def _on_ranks(problem: Problem, capture: Capture) -> Problem:
     """Return the problem with the script on its ranks; what can't be applied to it is left out or refused."""
     spec, topology = problem.spec, problem.topology
     said = _without_own_accumulation(spec.overrides, capture)
-    if capture.asks_for_cpu and not topology.on_cpu:
-        raise _runs_on_cpu(capture, rehearses=spec.on_cpu)
+    _check_limits(capture, topology, said, on_cpu=spec.on_cpu)
     script = script_on_ranks(capture, topology, said)
-    constraints_of(capture, topology=topology).check(said)
     size = _global_batch_size(capture, script, said, topology)
     left_out = {name: why for name in sorted(spec.options.allow) if (why := _why_left_out(name, script))}
     notes = [f"--allow {name} is left out: {why}" for name, why in left_out.items()]
@@ -114,23 +116,6 @@ def _accumulation_is_the_scripts(steps: int, capture: Capture, place: str) -> Us
         found=f"{place}: gradient_accumulation_steps {steps}, and its loop steps after {passes}",
         why="the script sets the number of batches per step, and with it the global batch",
         fix=f"write {own} there, or leave it out",
-    )
-
-
-def _runs_on_cpu(capture: Capture, *, rehearses: bool) -> UserError:
-    """Return the error for a script of the CPU in a plan for GPUs.
-
-    Args:
-        rehearses: --cpu is given, with --gpus: the plan for these is tried on the CPU.
-    """
-    out = "leave that out of the script or its arguments"
-    is_trainer = capture.route is Route.TRAINER
-    return UserError(
-        "script-asks-for-cpu",
-        "the script says that it runs on the CPU",
-        found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
-        why="it would not use the GPUs that are planned for",
-        fix=f"{out}: --cpu runs it on the CPU all the same" if rehearses else f"{out}, or launch with --cpu",
     )
 
 
@@ -189,6 +174,24 @@ def script_on_ranks(capture: Capture, topology: Topology, said: Overrides) -> Sc
     )
 
 
+def _check_limits(capture: Capture, topology: Topology, said: Overrides, *, on_cpu: bool = False) -> None:
+    """Check settings and ranks against what a captured script can take.
+
+    Raises:
+        UserError, ExceptionGroup: it can't take them.
+    """
+    in_files = {name: f"{name} in {said.where(name)}" for name in said.strategy if said.is_in_file(name)}
+    by_one = {name: "--qlora" for name in said.strategy if said.where(name) == "--qlora"}
+    situation = Situation(
+        settings=RunSettings(names={**FLAGS, **in_files, **by_one}, fields=said_fields(said)),
+        typed=("on_cpu",) if on_cpu else (),
+        launcher=Launcher.ZEROFIT,
+        capture=capture,
+        topology=topology,
+    )
+    refuse(situation, rules=LIMITS)
+
+
 def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Problem:
     """Return the problem on other ranks; a script's global batch scales with them, unless the user set it.
 
@@ -199,6 +202,7 @@ def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Pr
     if problem.script is None:
         return changed
     capture = problem.script.capture
+    _check_limits(capture, topology, Overrides())  # what the user set was checked before
     script = script_on_ranks(capture, topology, problem.said)
     size = _global_batch_size(capture, script, problem.said, topology)
     return replace(changed, script=script, workload=replace(problem.workload, global_batch_size=size))

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.check_run import refuse
+from zerofit.checking.rules import OF_RANKS
+from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
@@ -18,7 +21,6 @@ from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
-from zerofit.planning.ranks import check_ranks
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.sources.settings import check_capture_limit, check_model_flags
 from zerofit.planning.subject import captured_subject, check_named, describe
@@ -263,13 +265,14 @@ def ranks_to_plan(spec: RunSpec, *, is_named: bool = True) -> Topology:
     assert spec.machine is not None
     machine, said = spec.machine.machine, spec.overrides
     if is_named and said.has("world_size"):
-        check_ranks(
-            said.get("world_size"),
+        counts = RankCounts(
+            world_size=said.get("world_size"),
+            text=spec.ranks_said,
             num_nodes=said.get("num_nodes") or 1,
-            num_gpus=len(machine.gpus),
-            said=spec.ranks_said,
+            gpus_per_node=len(machine.gpus),
             can_rehearse=False,
         )
+        refuse(Situation(ranks=counts), rules=OF_RANKS)
     # The plan is for GPUs, also where it is then rehearsed on the CPU.
     bare = replace(spec, plan=None, preset=None, on_cpu=False)
     topology = topology_of(machine, bare, has_these_gpus=not is_named)

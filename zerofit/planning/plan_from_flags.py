@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.check_run import refuse
+from zerofit.checking.rules import OF_RANKS
+from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions, Workload
@@ -12,7 +15,6 @@ from zerofit.core.overrides import FLAGS, Overrides, overrides
 from zerofit.core.plan import CPU_REASON, GROUP_FLAGS, Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
-from zerofit.planning.ranks import check_groups, check_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -154,25 +156,23 @@ def topology_of(machine: Machine, spec: RunSpec, *, has_these_gpus: bool = True)
     world_size = said.get("world_size") or (
         base.world_size if spec.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
     )
-    words = spec.ranks_said if said.has("world_size") else f"{world_size} ranks in the plan"
-    checked = num_gpus if not on_cpu and has_these_gpus else None
-    check_ranks(world_size, num_nodes=num_nodes, num_gpus=checked, said=words)
+    words = spec.ranks_said if said.has("world_size") else f"{world_size} rank{'s' * (world_size > 1)}"
+    if spec.plan and not said.has("world_size"):
+        words += " in the plan"
     sizes = {name: said.get(name) or getattr(base, name) for name in _GROUPS.values()}
-    pipeline, per_rank = sizes["pipeline_parallel_size"], said.get("pipeline_stages_per_rank")
-    is_of_plan = pipeline == base.pipeline_parallel_size
+    per_rank = said.get("pipeline_stages_per_rank")
+    is_of_plan = sizes["pipeline_parallel_size"] == base.pipeline_parallel_size
     if per_rank is None:
         per_rank = base.pipeline_stages_per_rank if is_of_plan else 1
-    elif per_rank > 1 and pipeline == 1:
-        raise UserError(
-            "stages-per-rank-without-pipeline",
-            "only ranks of a pipeline hold several stages",
-            found=f"--pipeline-stages-per-rank {per_rank} without --pipeline-parallel-size",
-            why="without it each rank holds the whole model, or a shard of each layer",
-            fix="add --pipeline-parallel-size 2, or leave out --pipeline-stages-per-rank",
-        )
-    if not (said.has("world_size") or spec.plan):
-        words = f"{world_size} rank{'s' * (world_size > 1)}"
-    check_groups(world_size, {kind: sizes[name] for kind, name in _GROUPS.items()}, said=words)
+    counts = RankCounts(
+        world_size=world_size,
+        text=words,
+        num_nodes=num_nodes,
+        gpus_per_node=num_gpus if not on_cpu and has_these_gpus else None,
+        group_sizes={kind: sizes[name] for kind, name in _GROUPS.items()},
+        stages_per_rank=per_rank,
+    )
+    refuse(Situation(ranks=counts), rules=OF_RANKS)
     return Topology(
         num_nodes=num_nodes,
         world_size=world_size,

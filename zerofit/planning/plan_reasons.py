@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.checking.constraints import UNCHANGED
 from zerofit.core.capture import for_plan
 from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Rejected
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
 from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
-from zerofit.planning.constraints import UNCHANGED
 from zerofit.planning.plan_from_flags import reasons_by_flag, why_precision
 from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, RuledOut, placement_of, tier
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.constraints import Constraints
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
 from zerofit.core.units import format_bytes
-from zerofit.planning.constraints import Constraints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

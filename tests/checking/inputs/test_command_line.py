@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN, LauncherFlags, read_command
+from zerofit.checking.inputs.command_line import (
+    DEEPSPEED,
+    TORCHRUN,
+    LauncherFlags,
+    read_command,
+    settings_of_zerofit,
+)
 from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.command import Flag, LaunchCommand
 
@@ -155,3 +161,35 @@ def test_tables_are_those_of_the_installed_launchers(
 )
 def test_a_name_is_a_flag_or_the_beginning_of_one(table: LauncherFlags, name: str, found: str | None) -> None:
     assert table.find(name) == found
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", {}),
+        (
+            "--zero_stage 3 --offload-param cpu",
+            {"zero_stage": (3, "--zero_stage 3"), "param_offload": ("cpu", "--offload-param cpu")},
+        ),
+        ("--zero-stage many --engine fast", {}),
+        (
+            "--optimizer adamw_8bit --micro-batch-size=4",
+            {
+                "optimizer": ("adamw-8bit", "--optimizer adamw_8bit"),
+                "micro_batch_size": (4, "--micro-batch-size=4"),
+            },
+        ),
+        (
+            "--no-gradient-checkpointing",
+            {"gradient_checkpointing": (False, "--no-gradient-checkpointing")},
+        ),
+    ],
+)
+def test_settings_of_a_launch_by_zerofit_are_those_of_its_flags(
+    flags: str, expected: dict[str, tuple[object, str]]
+) -> None:
+    command = _read(f"zerofit launch {flags} train.py")
+    assert command is not None
+    settings = settings_of_zerofit(command)
+    assert {name: (said.value, said.text) for name, said in settings.fields.items()} == expected
+    assert settings.zero_stage == settings.fields.get("zero_stage")

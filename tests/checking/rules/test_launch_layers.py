@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rule_examples import situation_of_example, situations_of_example
+from rule_examples.example import Example
+from rule_situations import situation_of_example, situations_of_example
 
 from zerofit.checking.engine import check
-from zerofit.checking.rule import Example
 from zerofit.checking.rules import ALL_RULES
 from zerofit.core.command import Route
 

@@ -7,14 +7,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pkgutil import walk_packages
+from types import ModuleType
+from typing import Any
 
 import pytest
-from rule_examples import situations_of_example, wrong_in
+import rule_examples
+from rule_examples import EXAMPLES
+from rule_examples.example import Example
+from rule_situations import situations_of_example, wrong_in
 
 from zerofit.checking import rules as compat
 from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.rule import Effect, Example, Severity
+from zerofit.checking.rule import Effect, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
@@ -31,18 +36,16 @@ def _broken(example: Example) -> list[str]:
 
 
 def _wrong_in_bad_example(rule: Rule) -> Iterator[str]:
-    if (broken := set(_broken(rule.bad))) != {rule.id}:
+    if (broken := set(_broken(EXAMPLES[rule.id].bad))) != {rule.id}:
         yield f"its bad example breaks {sorted(broken)}"
 
 
 def _wrong_in_good_example(rule: Rule) -> Iterator[str]:
-    if broken := _broken(rule.good):
+    if broken := _broken(EXAMPLES[rule.id].good):
         yield f"its good example breaks {broken}"
 
 
 def _wrong_in_declaration(rule: Rule) -> Iterator[str]:
-    if rule.bad == rule.good:
-        yield "both examples are the same"
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id):
         yield "its id is not in kebab case"
     for text in (rule.summary, rule.why, rule.fix):
@@ -76,30 +79,44 @@ def test_rule_is_declared_whole() -> None:
     assert wrong_in(ALL_RULES, _wrong_in_declaration) == []
 
 
+def test_each_rule_has_a_bad_and_a_good_example_that_differ() -> None:
+    assert sorted(EXAMPLES) == sorted(rule.id for rule in ALL_RULES)
+    assert [name for name, examples in EXAMPLES.items() if examples.bad == examples.good] == []
+
+
+def test_examples_are_in_the_file_named_as_that_of_their_rule() -> None:
+    rules = {name: [rule.id for rule in declared] for name, declared in _declared_in(compat, "RULES").items()}
+    examples = {name: list(declared) for name, declared in _declared_in(rule_examples, "EXAMPLES").items()}
+    assert examples == rules
+
+
+def _declared_in(package: ModuleType, name: str) -> dict[str, Any]:
+    """Return what each module of a package declares under a name, by the module's path in the package."""
+    prefix = f"{package.__name__}."
+    modules = [importlib.import_module(found.name) for found in walk_packages(package.__path__, prefix)]
+    return {
+        module.__name__.removeprefix(prefix): getattr(module, name)
+        for module in modules
+        if hasattr(module, name)
+    }
+
+
 def test_each_broken_rule_is_named() -> None:
-    without_end, same_examples, without_evidence, whole = ALL_RULES[:4]
+    without_end, without_evidence, whole = ALL_RULES[:3]
     planted = (
         replace(without_end, fix="leave it out."),
-        replace(same_examples, good=same_examples.bad),
         replace(without_evidence, evidence=None),  # type: ignore[arg-type]
         whole,
     )
     wrong = wrong_in(planted, _wrong_in_declaration)
-    assert wrong[:2] == [
-        f"{without_end.id}: not one sentence without its full stop: 'leave it out.'",
-        f"{same_examples.id}: both examples are the same",
-    ]
-    (error,) = wrong[2:]
+    assert wrong[0] == f"{without_end.id}: not one sentence without its full stop: 'leave it out.'"
+    (error,) = wrong[1:]
     assert error.startswith(f"{without_evidence.id}: Traceback")
     assert "AttributeError: 'NoneType' object has no attribute 'says'" in error
 
 
 def test_every_file_of_rules_is_in_the_list() -> None:
-    modules = [
-        importlib.import_module(name)
-        for _, name, _ in walk_packages(compat.__path__, "zerofit.checking.rules.")
-    ]
-    declared = [rule for module in modules for rule in getattr(module, "RULES", ())]
+    declared = [rule for rules in _declared_in(compat, "RULES").values() for rule in rules]
     assert {rule.id for rule in declared} == {rule.id for rule in ALL_RULES}
     assert len(declared) == len(ALL_RULES)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from rule_examples import situation_of_example
+from rule_examples.example import Example, changed
+from rule_situations import situation_of_example
 
 from zerofit.checking.engine import check
-from zerofit.checking.rule import Example
-from zerofit.checking.rules.examples import changed
 from zerofit.checking.rules.script import arguments as script_arguments
 
 _SCRIPT = """\

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rule_examples import situation_of_script
+from rule_examples.example import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
+from rule_situations import situation_of_script
 
 from zerofit.checking.engine import check
 from zerofit.checking.rules import ALL_RULES
-from zerofit.checking.rules.examples import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
 from zerofit.core.plan import Topology
 
 

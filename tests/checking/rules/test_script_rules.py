@@ -7,20 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rule_examples import situation_of_example, situation_of_script, wrong_in
-
-from zerofit.checking.engine import check
-from zerofit.checking.rule import Example, Rule
-from zerofit.checking.rules.examples import (
+from rule_examples import EXAMPLES
+from rule_examples.example import (
     EVALUATES,
     LANGUAGE,
     LOADED,
     SMALL,
     ZERO2_LAUNCH,
+    Example,
     changed,
     ending,
     zero,
 )
+from rule_situations import situation_of_example, situation_of_script, wrong_in
+
+from zerofit.checking.engine import check
+from zerofit.checking.rule import Rule
 from zerofit.checking.rules.script import generation as script_generation
 from zerofit.checking.rules.script import inference as script_inference
 from zerofit.checking.rules.script import loop as script_loop
@@ -44,8 +46,9 @@ def _found(script: str, deepspeed: Any) -> list[tuple[str, str]]:
 
 
 def _wrong_at_stage_0(rule: Rule) -> Iterator[str]:
-    assert rule.bad.script is not None
-    found = {found_rule for found_rule, _ in _found(rule.bad.script, zero(0))}
+    script = EXAMPLES[rule.id].bad.script
+    assert script is not None
+    found = {found_rule for found_rule, _ in _found(script, zero(0))}
     # A Trainer that evaluates first is refused below ZeRO-3 for another reason than at ZeRO-3.
     if others := found - {rule.id, "trainer-inference-needs-zero3"}:
         yield f"its bad script breaks {sorted(others)} at stage 0"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import hjson
 import yaml
+from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 
 from harness.reference import ASKED, DEFAULT_CLIPPING, NUM_RANKS
-from zerofit.checking.rules.examples import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.configs.write.command import Rendezvous, accelerate_launch_arguments, launch_environment
 from zerofit.core.command import Route
 from zerofit.core.facts import Machine
@@ -26,7 +26,7 @@ from zerofit.machine.versions import probe_versions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from zerofit.checking.rule import Example
+    from rule_examples.example import Example
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ACCELERATE_YAML = {

@@ -16,14 +16,18 @@ from zerofit.machine.versions import probe_versions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from rule_examples.example import Examples
+
     from zerofit.checking.rule import Rule
 
+_LATER = ("capture", "ranks")
+"""Fields of an Example that earlier measurements were made without."""
 TABLE = Path(__file__).parents[1] / "measured" / "rules.json"
 
 
-def fingerprint(rule: Rule) -> str:
+def fingerprint(rule: Rule, examples: Examples) -> str:
     """Return a hash of all that a row is measured of: the rule's examples and its evidence."""
-    parts = [_plain(part) for part in (rule.bad, rule.good, rule.evidence)]
+    parts = [_plain(part) for part in (examples.bad, examples.good, rule.evidence)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -31,7 +35,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Topology):
         return topology_fields(value)  # as in a plan file: a size of 1 is no change of an example
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        # Fields that came later change no example that does not use them.
+        return {name: plain for name, plain in fields.items() if name not in _LATER or plain is not None}
     if isinstance(value, Enum):
         return _plain(value.value)
     if hasattr(value, "items"):
@@ -57,11 +63,17 @@ def write_table(rows: Mapping[str, Mapping[str, Any]], rules: Iterable[Rule]) ->
     TABLE.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def stale_rows(rules: Iterable[Rule], table: Mapping[str, Any]) -> list[str]:
+def stale_rows(
+    rules: Iterable[Rule], examples: Mapping[str, Examples], table: Mapping[str, Any]
+) -> list[str]:
     """Return what the table lacks or holds of examples that have changed since."""
     rows = {row["rule"]: row for row in table["rules"]}
     known = {rule.id: rule for rule in rules}
     complaints = [f"{name}: not measured" for name in sorted(known.keys() - rows.keys())]
     complaints += [f"{name}: no such rule" for name in sorted(rows.keys() - known.keys())]
-    changed = (name for name in known.keys() & rows.keys() if rows[name]["of"] != fingerprint(known[name]))
+    changed = (
+        name
+        for name in known.keys() & rows.keys()
+        if rows[name]["of"] != fingerprint(known[name], examples[name])
+    )
     return complaints + [f"{name}: its examples or evidence have changed" for name in sorted(changed)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from inference_facts import GPU_80, machine, plan
 
+from zerofit.checking.rule import ACCELERATE
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 from zerofit.generation.generation_job import Gather
@@ -32,10 +33,11 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"num_processes": 3, "num_nodes": 2},
-        "error[ranks-not-divisible]: the ranks do not divide over the nodes\n"
+        "error[num-processes-is-for-all-machines]: the ranks do not divide over the nodes\n"
         "  found: --num-processes 3 with --num-machines 2\n"
         "  why:   --num-processes counts the ranks of all nodes together, and each node gets as many\n"
-        "  fix:   set --num-processes to a multiple of 2",
+        "  fix:   set --num-processes to a multiple of 2\n"
+        f"  see:   {ACCELERATE}/utils/launch.py",
     ),
 ]
 

@@ -50,6 +50,7 @@ def with_capture(situation: Situation, capture: Capture, *, is_launched: bool = 
         route=capture.route,
         trainer=trainer,
         settings=settings,
+        capture=capture,
         script=None if script is None else _script(script, capture),
     )
 

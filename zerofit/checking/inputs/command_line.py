@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.situation import RunSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Flag, LaunchCommand, Launcher
+from zerofit.core.request import FLAGS
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from zerofit.configs.schema import Section
 
@@ -111,6 +116,17 @@ ZEROFIT = _flags(  # zerofit/cli/launch.py
 )
 
 
+_FIELDS: Mapping[str, Callable[[str], Any]] = {
+    "engine": Engine,
+    "zero_stage": lambda word: ZeroStage(int(word)),
+    "optimizer_offload": OffloadDevice,
+    "param_offload": OffloadDevice,
+    "precision": Precision,
+    "micro_batch_size": int,
+    "gradient_accumulation_steps": int,
+    "optimizer": OptimizerName,
+}
+"""Fields of a strategy that flags of `zerofit launch` set, and how their words are read."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
 _WRAPPERS = ("nohup", "time", "exec")
@@ -255,3 +271,26 @@ def _is_value(word: str, is_valued: bool) -> bool:
     if word.startswith("-"):
         return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
     return is_valued or not word.endswith(".py")
+
+
+def settings_of_zerofit(command: LaunchCommand) -> RunSettings:
+    """Return the settings of a `zerofit launch` line; what no flag sets is unknown: the planner decides."""
+    fields: dict[str, Said[Any]] = {}
+    for name, parse in _FIELDS.items():
+        flag = command.find(FLAGS[name].removeprefix("--").replace("-", "_"))
+        if flag is not None and flag.value is not None:
+            with contextlib.suppress(ValueError):  # zerofit itself refuses it
+                value = parse(flag.value.lower().replace("_", "-"))
+                fields[name] = Said(value=value, text=flag.text)
+    if (checkpointing := command.find("gradient_checkpointing", "no_gradient_checkpointing")) is not None:
+        value = checkpointing.name == "gradient_checkpointing"
+        fields["gradient_checkpointing"] = Said(value=value, text=checkpointing.text)
+    return RunSettings(
+        names=dict(FLAGS),
+        fields=fields,
+        engine=fields.get("engine"),
+        zero_stage=fields.get("zero_stage"),
+        optimizer_offload=fields.get("optimizer_offload"),
+        param_offload=fields.get("param_offload"),
+        precision=fields.get("precision"),
+    )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
+from zerofit.checking.inputs.command_line import settings_of_zerofit
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import BrokenFile, FileKind, say
@@ -158,6 +159,8 @@ def _situation(
             trainer = replace(trainer, said=said)
     launch = settings_of_accelerate(accelerate, command)
     settings = launch or RunSettings()
+    if command is not None and command.launcher is Launcher.ZEROFIT:
+        settings = settings_of_zerofit(command)
     if deepspeed is not None:
         precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
         settings = replace(settings_of_deepspeed(deepspeed), precision=precision)

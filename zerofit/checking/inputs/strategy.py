@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.inputs.situations import read_scripts
@@ -11,8 +11,9 @@ from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
 from zerofit.core.optimizers.lookup import REPLACEMENT_IDS
-from zerofit.core.overrides import FLAGS
+from zerofit.core.overrides import FLAGS, Overrides, flag_of, overrides
 from zerofit.core.setting import Said
+from zerofit.core.strategy import Lora, show
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def situation_of_strategy(
             precision=Said(value=strategy.precision, text=text("precision")),
             optimizer=optimizer,
             force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
+            fields=said_fields(
+                overrides(
+                    **{name: getattr(strategy, name) for name in FLAGS if typed is None or name in typed}
+                )
+            ),
         ),
         strategy=strategy,
         typed=typed,
@@ -77,6 +83,21 @@ def situation_of_strategy(
         versions=versions,
         script=None if script is None else _as_launched(script),
     )
+
+
+def said_fields(said: Overrides) -> dict[str, Said[Any]]:
+    """Return fields of a strategy that the user set, each with its text: "--zero-stage 2"."""
+    return {name: replace(said.said[name], text=_text(name, said)) for name in said.strategy}
+
+
+def _text(name: str, said: Overrides) -> str:
+    value, where = said.get(name), said.where(name)
+    if said.is_in_file(name):
+        return f"{where}: {name} {show(value)}"
+    if where == "--qlora":  # which sets two fields
+        return where
+    flag = flag_of(name, value)
+    return flag if isinstance(value, bool | Lora) else f"{flag} {show(value)}"
 
 
 def _as_launched(script: ScriptFacts) -> ScriptFacts:

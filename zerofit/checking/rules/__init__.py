@@ -14,11 +14,12 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
-from zerofit.checking.rules.launch import files, flags, machines
+from zerofit.checking.rules.launch import files, flags, machines, ranks
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import generation as script_generation
 from zerofit.checking.rules.script import inference as script_inference
+from zerofit.checking.rules.script import limits as script_limits
 from zerofit.checking.rules.script import loop as script_loop
 from zerofit.checking.rules.script import order as script_order
 from zerofit.checking.rules.script import ranks as script_ranks
@@ -33,6 +34,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *switches.RULES,
     *flags.RULES,
     *machines.RULES,
+    *ranks.RULES,
     *offload.RULES,
     *tensor_parallel.RULES,
     *sequence_parallel.RULES,
@@ -43,13 +45,30 @@ ALL_RULES: tuple[Rule, ...] = (
     *script_arguments.RULES,
     *script_generation.RULES,
     *script_inference.RULES,
+    *script_limits.RULES,
     *script_loop.RULES,
     *script_order.RULES,
     *script_ranks.RULES,
     *trainer_arguments.RULES,
     *files.RULES,
 )
-"""All rules about combinations of settings; limits of a single script are in planning/constraints.py."""
+"""All rules about combinations of settings, and about what a script can't take."""
+
+_OF_CAPTURES = ("one-model-per-accelerator", "prefix-tuning-without-checkpointing")
+LIMITS: tuple[Rule, ...] = (
+    *script_limits.RULES,
+    *(rule for rule in ALL_RULES if rule.id in _OF_CAPTURES),
+)
+"""Those that a capture of the script decides."""
+_OF_RANKS = (
+    "num-processes-is-for-all-machines",
+    "tensor-parallel-groups-not-whole",
+    "sequence-parallel-groups-not-whole",
+    "pipeline-parallel-groups-not-whole",
+    "stages-per-rank-without-pipeline",
+)
+OF_RANKS: tuple[Rule, ...] = (*ranks.RULES, *(rule for rule in ALL_RULES if rule.id in _OF_RANKS))
+"""Those on the number of ranks."""
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     *deepspeed_section.RULES,
@@ -61,4 +80,4 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
 )
 """Those that only concern runs with DeepSpeed."""
 
-__all__ = ["ALL_RULES", "DEEPSPEED_RULES", "Rule"]
+__all__ = ["ALL_RULES", "DEEPSPEED_RULES", "LIMITS", "OF_RANKS", "Rule"]

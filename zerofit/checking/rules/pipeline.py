@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import HANGS, Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import EVALUATES, LANGUAGE, TWO_RANKS, changed, ending
+from zerofit.checking.rule import HANGS, REFUSED, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rules.launch.ranks import uneven_groups
 from zerofit.checking.rules.script.hits import OF_ENGINE, hit, hit_under_condition, unguarded_calls
 from zerofit.checking.situation import known, stage_of, text_of
-from zerofit.core.plan import Topology
 from zerofit.core.setting import Confidence
-from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, Precision
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -19,20 +18,6 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 _DOCS = "https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
-_PIPELINE = Topology(world_size=2, pipeline_parallel_size=2)
-_NATIVE = Strategy()
-_SAVES = 'accelerator.unwrap_model(model).save_pretrained("out")'
-_GENERATES = 'accelerator.unwrap_model(model).generate(batch["input_ids"], max_new_tokens=4, do_sample=False)'
-_LOADS = "AutoModelForCausalLM.from_config(config).load_state_dict({})"
-_TRAINER = changed(EVALUATES, 'deepspeed="ds_config.json", ', "")
-
-
-def _in_stages(script: str = LANGUAGE, strategy: Strategy = _NATIVE) -> Example:
-    return Example(strategy=strategy, topology=_PIPELINE, script=script)
-
-
-def _whole(script: str = LANGUAGE, strategy: Strategy = _NATIVE) -> Example:
-    return Example(strategy=strategy, topology=TWO_RANKS, script=script)
 
 
 def _with_stages(find: Callable[[Situation, str], Iterator[Hit]]) -> Callable[[Situation], Iterator[Hit]]:
@@ -53,8 +38,6 @@ def _with_stages(find: Callable[[Situation, str], Iterator[Hit]]) -> Callable[[S
     why="it would average gradients of ranks with different parameters",
     fix="leave out --pipeline-parallel-size, or the settings for DeepSpeed: {engine}, {zero_stage}, offload",
     see=_DOCS,
-    bad=_in_stages(strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)),
-    good=_whole(),
     evidence=ignored(("zero_stage", 2)),
 )
 @_with_stages
@@ -65,6 +48,35 @@ def _under_deepspeed(situation: Situation, flag: str) -> Iterator[Hit]:
         yield Hit(found=f"{flag} with {stage.text}", place=stage.place)
 
 
+_WHOLE_GROUPS = Rule(
+    id="pipeline-parallel-groups-not-whole",
+    severity=Severity.ERROR,
+    summary="the ranks make no whole pipeline-parallel groups",
+    why="each group holds one copy of the model, and every rank is in one",
+    fix="set --num-processes to a multiple of --pipeline-parallel-size",
+    see="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
+    evidence=REFUSED,
+    find=uneven_groups("pipeline"),
+)
+
+
+@Rule(
+    id="stages-per-rank-without-pipeline",
+    severity=Severity.ERROR,
+    summary="only ranks of a pipeline hold several stages",
+    why="without it each rank holds the whole model, or a shard of each layer",
+    fix="add --pipeline-parallel-size 2, or leave out --pipeline-stages-per-rank",
+    see="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
+    evidence=REFUSED,
+)
+def _stages_without_pipeline(situation: Situation) -> Iterator[Hit]:
+    ranks = situation.ranks
+    if ranks is not None and ranks.stages_per_rank > 1 and ranks.group_sizes.get("pipeline", 1) == 1:
+        yield Hit(
+            found=f"--pipeline-stages-per-rank {ranks.stages_per_rank} without --pipeline-parallel-size"
+        )
+
+
 @Rule(
     id="pipeline-with-adapters",
     severity=Severity.ERROR,
@@ -72,8 +84,6 @@ def _under_deepspeed(situation: Situation, flag: str) -> Iterator[Hit]:
     why="peft saves and loads adapters of a whole model, but a stage only has those of its own blocks",
     fix="leave out --pipeline-parallel-size or --lora",
     see=_DOCS,
-    bad=_in_stages(strategy=Strategy(lora=Lora())),
-    good=_whole(),
     evidence=fails("pipeline-adapters"),
 )
 @_with_stages
@@ -89,8 +99,6 @@ def _with_adapters(situation: Situation, flag: str) -> Iterator[Hit]:
     why="its backward pass runs before loss scaling, so small gradients underflow",
     fix="set {precision} to bf16 or no",
     see=_DOCS,
-    bad=_in_stages(strategy=Strategy(precision=Precision.FP16)),
-    good=_whole(strategy=Strategy(precision=Precision.FP16)),
     evidence=fails(not_reproduced="needs a GPU"),
 )
 @_with_stages
@@ -107,8 +115,6 @@ def _in_fp16(situation: Situation, flag: str) -> Iterator[Hit]:
     why="each rank holds the weights of its own blocks, and rank 0 waits for those of the others",
     fix="move it out of the condition, so that every rank calls it; rank 0 alone writes",
     see=_DOCS,
-    bad=_in_stages(ending(LANGUAGE, f"if accelerator.is_main_process:\n    {_SAVES}")),
-    good=_whole(ending(LANGUAGE, _SAVES)),
     evidence=HANGS,
 )
 @_with_stages
@@ -127,8 +133,6 @@ def _saves_on_one_rank(situation: Situation, flag: str) -> Iterator[Hit]:
     why="each rank has some of the blocks, and waits for the hidden states of the others",
     fix="move it out of the condition, so that every rank runs it; each rank gets the result",
     see=_DOCS,
-    bad=_in_stages(ending(LANGUAGE, f"if accelerator.is_main_process:\n    {_GENERATES}")),
-    good=_whole(ending(LANGUAGE, _GENERATES)),
     evidence=HANGS,
 )
 @_with_stages
@@ -145,10 +149,6 @@ def _runs_on_one_rank(situation: Situation, flag: str) -> Iterator[Hit]:
     why="each stage has a clock of its own: one would stop while the others wait for its hidden states",
     fix="leave out max_time; max_new_tokens ends generation on all ranks alike",
     see=_DOCS,
-    bad=_in_stages(
-        ending(LANGUAGE, changed(_GENERATES, "max_new_tokens=4", "max_new_tokens=4, max_time=9.0"))
-    ),
-    good=_whole(ending(LANGUAGE, _GENERATES)),
     evidence=fails("pipeline-generates-by-clock"),
 )
 @_with_stages
@@ -165,8 +165,6 @@ def _generates_by_clock(situation: Situation, flag: str) -> Iterator[Hit]:
     why="each rank holds its own blocks, so that a file of them lacks the others",
     fix="save accelerator.get_state_dict(model), which every rank calls, or use save_pretrained()",
     see=_DOCS,
-    bad=_in_stages(ending(LANGUAGE, _LOADS.format("accelerator.unwrap_model(model).state_dict()"))),
-    good=_whole(ending(LANGUAGE, _LOADS.format("accelerator.get_state_dict(model)"))),
     evidence=fails("Missing key"),
 )
 @_with_stages
@@ -183,8 +181,6 @@ def _state_dict_of_a_stage(situation: Situation, flag: str) -> Iterator[Hit]:
     why="Trainer removes the labels and computes a smoothed loss itself, but the last stage needs them",
     fix="set label_smoothing_factor to 0, or leave out --pipeline-parallel-size",
     see=_DOCS,
-    bad=_in_stages(changed(_TRAINER, "max_steps=4", "max_steps=4, label_smoothing_factor=0.1")),
-    good=_whole(_TRAINER),
     evidence=fails("pipeline-needs-labels"),
 )
 @_with_stages

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import launch_of
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import (
-    ACCELERATE,
-    LAUNCH,
-    NAMING_LAUNCH,
-    ON_CPU,
-    TWO_RANKS,
-    by_accelerate,
-    config,
-)
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
-from zerofit.core.facts import GpuSpec, Machine
-from zerofit.core.plan import Topology
+from zerofit.core.facts import GpuSpec
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
-from zerofit.core.units import GIB
+from zerofit.core.strategy import Precision, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,29 +20,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
-def _machine(name: str, capability: tuple[int, int]) -> Machine:
-    return Machine(
-        gpus=(GpuSpec(name=name, memory_bytes=32 * GIB, compute_capability=capability),),
-        num_cpu_cores=8,
-        host_memory_bytes=64 * GIB,
-        host_memory_available_bytes=60 * GIB,
-    )
-
-
-_V100 = _machine("Tesla V100-SXM2-32GB", (7, 0))
-_FP16 = {**config(2), "fp16": {"enabled": True}}
-_BF16 = {**config(2), "bf16": {"enabled": True}}
 _OTHER = {"bf16": "fp16", "fp16": "bf16"}
-_ONE_RANK: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 1,
-    "zero_optimization": {"stage": 2},
-}
-
-
-def _flag_and_file(**sections: Any) -> Example:
-    command = f"{LAUNCH} --mixed_precision bf16"
-    return by_accelerate({**_ONE_RANK, **sections}, accelerate=NAMING_LAUNCH, command=command)
 
 
 _NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
@@ -70,13 +37,6 @@ def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
     return find
 
 
-_NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
-
-
-def _sharded(stage: ZeroStage) -> Example:
-    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=TWO_RANKS)
-
-
 @Rule(
     id="bf16-needs-ampere",
     severity=Severity.ERROR,
@@ -84,8 +44,6 @@ def _sharded(stage: ZeroStage) -> Example:
     why="GPUs before Ampere have no bf16 arithmetic: it is refused, or emulated slowly",
     fix="set {precision} to fp16 or no",
     see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
-    bad=Example(deepspeed=_BF16, machine=_V100),
-    good=Example(deepspeed=_FP16, machine=_V100),
     evidence=fails(not_reproduced="needs a GPU older than Ampere"),
 )
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
@@ -121,8 +79,6 @@ def _first_gpu(situation: Situation, lacks: Callable[[GpuSpec, tuple[int, int]],
     why="DeepSpeed refuses fp16 on CPUs without AVX512-FP16, and accelerate ignores it on all of them",
     fix="set {precision} to no or bf16, or run on a GPU",
     see="https://huggingface.co/docs/accelerate/usage_guides/mixed_precision",
-    bad=Example(deepspeed=_FP16, topology=Topology(on_cpu=True)),
-    good=Example(deepspeed=_BF16, topology=Topology(on_cpu=True)),
     evidence=fails("fp16"),
 )
 def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
@@ -140,8 +96,6 @@ def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
     why="the DeepSpeed file takes precedence, and the run silently trains in fp32",
     fix='write "auto" or true for enabled in the DeepSpeed file',
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    bad=_flag_and_file(bf16={"enabled": False}),
-    good=_flag_and_file(bf16={"enabled": "auto"}),
     evidence=ignored(("parameter_dtype", "float32")),
 )
 def _turned_off(situation: Situation) -> Iterator[Hit]:
@@ -187,8 +141,6 @@ def _contradiction(situation: Situation, requested: Said[str], section: str) -> 
     why="a run has one precision for forward and backward",
     fix="choose one of bf16 and fp16 in both places",
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    bad=_flag_and_file(fp16={"enabled": True}),
-    good=_flag_and_file(bf16={"enabled": True}),
     evidence=fails("`--mixed_precision` arg cannot be set to `bf16`"),
 )
 def _opposite(situation: Situation) -> Iterator[Hit]:
@@ -204,8 +156,6 @@ def _opposite(situation: Situation) -> Iterator[Hit]:
     why="updates are smaller than the resolution of 4 bits, so adapters are trained instead",
     fix="add --lora, or leave out --quantize",
     see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
-    bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=TWO_RANKS),
-    good=Example(strategy=_NF4, topology=TWO_RANKS),
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )
 def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
@@ -222,8 +172,6 @@ def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
     "ZeRO-3 (device_map)",
     fix="set {zero_stage} to 2 or less, or leave out --quantize",
     see="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/accelerate.py",
-    bad=_sharded(ZeroStage.PARAMETERS),
-    good=_sharded(ZeroStage.GRADIENTS),
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )
 def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
@@ -242,8 +190,6 @@ _LIGER_NEEDS_GPU = Rule(
     fix="leave out --liger, or run on a GPU",
     see="https://github.com/linkedin/Liger-Kernel",
     find=_on_cpu("liger"),
-    bad=Example(strategy=Strategy(liger=True), topology=ON_CPU),
-    good=Example(strategy=Strategy(), topology=ON_CPU),
     evidence=fails("error[liger-"),
 )
 
@@ -256,8 +202,6 @@ _TF32_ON_CPU = Rule(
     fix="leave out --tf32",
     see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
     find=_on_cpu("tf32"),
-    bad=Example(strategy=Strategy(tf32=True), topology=ON_CPU),
-    good=Example(strategy=Strategy(), topology=ON_CPU),
     evidence=ignored(not_reproduced="the harness's observations have no format of products"),
 )
 
@@ -269,8 +213,6 @@ _TF32_ON_CPU = Rule(
     why="tensor cores before Ampere have no tf32, and torch silently uses fp32",
     fix="leave out --tf32, or set {precision} to fp16",
     see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
-    bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
-    good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
     evidence=ignored(not_reproduced="needs a GPU older than Ampere"),
 )
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:

@@ -10,9 +10,9 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.pages.rule_pages import fix_text, rule_page
 from zerofit.checking.report import unknown_lines
 from zerofit.checking.rule import Severity
+from zerofit.checking.rule_pages import fix_text, rule_page
 from zerofit.configs.text.edits import Uneditable, apply_edits
 
 if TYPE_CHECKING:

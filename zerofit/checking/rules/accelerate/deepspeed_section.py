@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
@@ -17,16 +16,7 @@ from zerofit.checking.inputs.accelerate import (
     uses_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
-from zerofit.checking.rules.examples import (
-    ACCELERATE,
-    NAMING_LAUNCH,
-    NVME,
-    SMALL,
-    ZERO2_LAUNCH,
-    config,
-    launching,
-)
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.setting import Said
@@ -45,22 +35,6 @@ _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _PRECISION = ("mixed_precision",)
 _STEPS = "gradient_accumulation_steps"
 _GATHER = "zero3_save_16bit_model"
-_ACCUMULATES_FOUR = """\
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator(gradient_accumulation_steps=4)
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-data = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=2)
-model, optimizer, data = accelerator.prepare(model, optimizer, data)
-for batch in data:
-    with accelerator.accumulate(model):
-        accelerator.backward(model(batch).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-_TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
 
 
 @Rule(
@@ -70,8 +44,6 @@ _TWO_SAMPLES = {**config(2), "train_micro_batch_size_per_gpu": 2}
     why="the DeepSpeed file decides them, and accelerate treats a second source as an error",
     fix="remove the keys, and set them in the DeepSpeed file",
     see=_PLUGIN,
-    bad=Example(deepspeed=config(2), accelerate={**NAMING_LAUNCH, "mixed_precision": "no"}),
-    good=Example(deepspeed=config(2), accelerate=NAMING_LAUNCH),
     evidence=fails("the following accelerate config variables will be ignored"),
 )
 def _keys_beside_file(situation: Situation) -> Iterator[Hit]:
@@ -123,8 +95,6 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
     why="only distributed_type enables DeepSpeed; the section alone has no effect",
     fix="write distributed_type: DEEPSPEED, or remove deepspeed_config",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=launching(distributed_type="MULTI_GPU"),
-    good=launching(),
     evidence=ignored(("zero_stage", None)),
 )
 def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -144,8 +114,6 @@ def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="the launcher does not pass it on with DeepSpeed: the ranks use GPUs if there are any",
     fix="test with `zerofit launch --cpu`, or remove use_cpu",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=launching(use_cpu=True),
-    good=launching(use_cpu=False),
     evidence=ignored(not_reproduced="needs a GPU"),
 )
 def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -161,8 +129,6 @@ def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
     why="the launcher drops the folder, and DeepSpeed writes to a folder named none in the current one",
     fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=launching({"zero_stage": 3, **{f"offload_optimizer_{key}": NVME[key] for key in NVME}}),
-    good=Example(accelerate=NAMING_LAUNCH, deepspeed=config(3, offload_optimizer=NVME)),
     evidence=ignored(("engine.zero_offload_optimizer.nvme_path", "none")),
 )
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
@@ -190,8 +156,6 @@ def _launch_without_file(situation: Situation) -> LaunchLayers | None:
     why="the plugin omits a clipping of 0 from DeepSpeed's configuration, where the default is 1.0",
     fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
     see=_PLUGIN,
-    bad=launching({"zero_stage": 2, "gradient_clipping": 0}),
-    good=Example(accelerate=NAMING_LAUNCH, deepspeed={**config(2), "gradient_clipping": 0.0}),
     evidence=ignored(("gradient_clipping", 1.0)),
 )
 def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
@@ -211,8 +175,6 @@ def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
     why="with DeepSpeed the launcher does not set ACCELERATE_DYNAMO_BACKEND, so nothing is compiled",
     fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=Example(accelerate={**ZERO2_LAUNCH, "dynamo_config": {"dynamo_backend": "EAGER"}}),
-    good=launching(),
     evidence=ignored(not_reproduced="the ranks' environment is not observed"),
 )
 def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
@@ -233,8 +195,6 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
     why="a file without gradient_accumulation_steps means 1, and accelerate uses the file's value",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
     see=_PLUGIN,
-    bad=Example(deepspeed=_TWO_SAMPLES, script=_ACCUMULATES_FOUR),
-    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 1)),
 )
 def _steps_missing(situation: Situation) -> Iterator[Hit]:
@@ -265,8 +225,6 @@ def _steps_beside(keyword: Keyword, other: str, *edits: Edit) -> Hit:
     why="accelerate uses the DeepSpeed file's number, with one line in its log",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_ACCUMULATES_FOUR),
-    good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 8)),
 )
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
@@ -285,8 +243,6 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
     why="with DeepSpeed accelerate silently uses the file's number",
     fix="write the same number in both",
     see=_PLUGIN,
-    bad=replace(launching({"zero_stage": 2, _STEPS: 2}), script=_ACCUMULATES_FOUR),
-    good=replace(launching({"zero_stage": 2, _STEPS: 4}), script=_ACCUMULATES_FOUR),
     evidence=ignored((_STEPS, 2)),
 )
 def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
@@ -305,8 +261,6 @@ def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
     why="each rank has a part of them: get_state_dict raises, and Trainer saves no weights file",
     fix="set zero3_save_16bit_model to true, or convert checkpoints with zero_to_fp32.py",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=replace(launching({"zero_stage": 3}), script=SMALL),
-    good=replace(launching({"zero_stage": 3, "zero3_save_16bit_model": True}), script=SMALL),
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:

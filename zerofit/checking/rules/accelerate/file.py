@@ -13,8 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     uses_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, hit_at, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LAUNCH, ZERO2_LAUNCH, launching, without
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
 _LEAST_SIMILARITY = 0.85
 """Minimum similarity of a misspelling. ASSUMPTION: 0.85 recognizes zero_stag as zero_stage and does not
 confuse two of accelerate's keys."""
-_PRECISION = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: DEEPSPEED
-num_machines: 1
-num_processes: 1
-mixed_precision: {}
-deepspeed_config:
-  zero_stage: 2
-"""
 
 
 def _in_file(
@@ -58,16 +48,6 @@ def _in_file(
     return of_situation
 
 
-_TWICE = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: DEEPSPEED
-num_processes: 2
-deepspeed_config:
-  zero_stage: 3
-  zero_stage: 1
-"""
-
-
 @Rule(
     id="accelerate-key-repeated",
     severity=Severity.ERROR,
@@ -75,8 +55,6 @@ deepspeed_config:
     why="the YAML parser silently uses the last one, and the first is lost",
     fix="keep one of them",
     see="https://yaml.org/spec/1.1/#id902561",
-    bad=Example(accelerate=_TWICE),
-    good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
     evidence=ignored(("zero_stage", 1)),
 )
 def _repeated_keys(situation: Situation) -> Iterator[Hit]:
@@ -94,8 +72,6 @@ def _repeated_keys(situation: Situation) -> Iterator[Hit]:
     why="accelerate refuses a file with unknown keys",
     fix="remove the key, or upgrade accelerate if the key is newer",
     see=f"{ACCELERATE}/commands/config/config_args.py#L154",
-    bad=Example(accelerate={**ZERO2_LAUNCH, "num_proceses": 1}),
-    good=launching(),
     evidence=fails("had unknown keys (['num_proceses'])"),
 )
 @_in_file
@@ -141,8 +117,6 @@ def _unknown(
     why="accelerate only checks the top level of its file; unknown keys below have no effect",
     fix="remove the key",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=launching({"zero_stag": 3}),
-    good=launching({"zero_stage": 3}),
     evidence=ignored(("zero_stage", 2)),
 )
 @_in_file
@@ -174,8 +148,6 @@ def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Itera
     why="the launcher uses values without conversion, and YAML parses no as false and 0 as a number",
     fix="give the key a value of the right type",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=Example(accelerate=_PRECISION.format("no")),
-    good=Example(accelerate=_PRECISION.format('"no"')),
     evidence=fails("'bool' object has no attribute 'lower'"),
 )
 @_in_file
@@ -236,8 +208,6 @@ def _known_entries(
     why="accelerate or DeepSpeed refuses the value when the run starts",
     fix="give the key one of its valid values",
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    bad=launching(distributed_type="deepspeed"),
-    good=launching(),
     evidence=fails("is not a valid DistributedType"),
 )
 @_in_file
@@ -257,8 +227,6 @@ def _wrong_choices(situation: Situation, file: Document, schema: Schema) -> Iter
     why="accelerate refuses a file that does not say how the run is distributed",
     fix="write distributed_type: DEEPSPEED, or another type",
     see=f"{ACCELERATE}/commands/config/config_args.py#L110",
-    bad=Example(accelerate=without(ZERO2_LAUNCH, "distributed_type")),
-    good=launching(),
     evidence=fails("A `distributed_type` must be specified"),
 )
 @_in_file
@@ -274,8 +242,6 @@ def _no_distributed_type(situation: Situation, file: Document, schema: Schema) -
     why="with a file accelerate does not count the GPUs",
     fix="write num_processes: the GPUs of all machines together",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=Example(accelerate=without(ZERO2_LAUNCH, "num_processes"), command=LAUNCH),
-    good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
     evidence=fails("You need to manually pass in `--num_processes`"),
 )
 @_in_file
@@ -301,8 +267,6 @@ def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> I
     why="the flag has its own default, so the launcher never uses the file's value",
     fix="set it on the command line",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "c10d"}),
-    good=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "static"}),
     evidence=ignored(not_reproduced="the launcher's state is not observed"),
 )
 @_in_file

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import DEEPSPEED, DEEPSPEED_DOCS, NVME, TWO_RANKS, config
+from zerofit.checking.rule import (
+    DEEPSPEED,
+    DEEPSPEED_DOCS,
+    Hit,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    ignored,
+)
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.facts import Checkpoint
-from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,14 +25,8 @@ if TYPE_CHECKING:
     from zerofit.core.setting import Said
 
 
-_CPU = {"device": "cpu"}
 _OFFLOADED = (OffloadDevice.CPU, OffloadDevice.NVME)
 _BELOW_3 = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
-_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
-
-
-def _zero(stage: int, **offload: dict[str, str]) -> Example:
-    return Example(deepspeed=config(stage, **offload))
 
 
 def _offload_at(
@@ -42,16 +43,6 @@ def _offload_at(
     return find
 
 
-def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = False) -> Example:
-    return Example(
-        deepspeed=config(stage),
-        topology=TWO_RANKS,
-        checkpoint=Checkpoint(
-            folder="checkpoint-2", num_ranks=num_ranks, partitions_parameters=partitions_parameters
-        ),
-    )
-
-
 @Rule(
     id="zero-needs-deepspeed",
     severity=Severity.ERROR,
@@ -59,8 +50,6 @@ def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = Fa
     why="PyTorch's data parallelism keeps whole parameters, gradients and states on every GPU",
     fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
     see=f"{DEEPSPEED_DOCS}#zero-optimizations-for-fp16-training",
-    bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=TWO_RANKS),
-    good=Example(strategy=_ZERO3, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -84,8 +73,6 @@ _OPTIMIZER_OFFLOAD_NEEDS_ZERO = Rule(
     fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
-    bad=_zero(0, offload_optimizer=_CPU),
-    good=_zero(1, offload_optimizer=_CPU),
     evidence=ignored(("partitions_optimizer_states", False)),
 )
 
@@ -98,8 +85,6 @@ _PARAM_OFFLOAD_NEEDS_ZERO3 = Rule(
     fix="set {zero_stage} to 3, or leave out {param_offload}",
     see=f"{DEEPSPEED_DOCS}#parameter-offloading",
     find=_offload_at("param_offload", (ZeroStage.NOTHING, *_BELOW_3)),
-    bad=_zero(2, offload_param=_CPU),
-    good=_zero(3, offload_param=_CPU),
     evidence=ignored(("offloads_parameters", False)),
 )
 
@@ -112,8 +97,6 @@ _NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
     fix="set {zero_stage} to 3, or offload to cpu",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
     find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
-    bad=_zero(2, offload_optimizer=NVME),
-    good=_zero(3, offload_optimizer=NVME),
     evidence=ignored(("optimizer_states_on", "cpu")),
 )
 
@@ -125,8 +108,6 @@ _NVME_OFFLOAD_NEEDS_ZERO3 = Rule(
     why="DeepSpeed has no default folder, and fails later with an unrelated error",
     fix="name a writable folder on that disk with {nvme_path}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-    bad=_zero(3, offload_optimizer={"device": "nvme"}),
-    good=_zero(3, offload_optimizer=NVME),
     evidence=fails("TypeError"),
 )
 def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
@@ -150,11 +131,6 @@ def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
     why="the folder would have no effect",
     fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
     see=f"{DEEPSPEED_DOCS}#optimizer-offloading",
-    bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=TWO_RANKS),
-    good=Example(
-        strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
-        topology=TWO_RANKS,
-    ),
     evidence=ignored(("optimizer_states_on", "gpu")),
 )
 def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
@@ -176,8 +152,6 @@ def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
     why="each rank saved its own shard of the optimizer states, and DeepSpeed does not reshard them",
     fix="run on the same number of ranks, or with `zerofit launch`, which converts a copy of the checkpoint",
     see=f"{DEEPSPEED}/runtime/engine.py",
-    bad=_resumed(2, num_ranks=4),
-    good=_resumed(2),
     evidence=fails("Automatic adjustment of ZeRO's optimizer state partitioning"),
 )
 def _other_number_of_ranks(situation: Situation) -> Iterator[Hit]:
@@ -208,8 +182,6 @@ def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
     fix="set {zero_stage} to the checkpoint's stage, or run with `zerofit launch`, which converts a copy "
     "of the checkpoint",
     see=f"{DEEPSPEED}/runtime/engine.py",
-    bad=_resumed(3),
-    good=_resumed(3, partitions_parameters=True),
     evidence=fails("AssertionError"),
 )
 def _other_layout(situation: Situation) -> Iterator[Hit]:

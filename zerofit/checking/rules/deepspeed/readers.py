@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_at, ignored
-from zerofit.checking.rules.examples import ACCELERATE, by_accelerate, config
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
 from zerofit.configs.document import Format, RemoveKey, RenameKey, say
 from zerofit.configs.text.json import why_not_json
@@ -23,16 +22,6 @@ if TYPE_CHECKING:
 
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
-_SAVES = """import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator()
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-model, optimizer = accelerator.prepare(model, optimizer)
-state = accelerator.get_state_dict(model)
-"""
-_TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
 
 
 @Rule(
@@ -42,8 +31,6 @@ _TEXT = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}
     why="comments and other extensions are HJSON, which only DeepSpeed itself reads",
     fix="remove what is not JSON",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=by_accelerate(_TEXT.replace("4,", "4, // samples\n")),
-    good=by_accelerate(_TEXT),
     evidence=fails("JSONDecodeError"),
 )
 def _only_hjson(situation: Situation) -> Iterator[Hit]:
@@ -61,8 +48,6 @@ def _only_hjson(situation: Situation) -> Iterator[Hit]:
     why="they require its keys, while DeepSpeed itself defaults to stage 0, or stage 1 for true",
     fix="set its stage",
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    bad=by_accelerate({"train_micro_batch_size_per_gpu": 4}),
-    good=by_accelerate(config(2)),
     evidence=fails("Please specify the ZeRO optimization config"),
 )
 def _without_zero_section(situation: Situation) -> Iterator[Hit]:
@@ -80,8 +65,6 @@ def _without_zero_section(situation: Situation) -> Iterator[Hit]:
     why="they add their own section bf16, and DeepSpeed then ignores bfloat16",
     fix="rename bfloat16 to bf16",
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    bad=by_accelerate({**config(2), "bfloat16": {"enabled": True}}),
-    good=by_accelerate({**config(2), "bf16": {"enabled": True}}),
     evidence=ignored(("parameter_dtype", "float32")),
 )
 def _old_bf16(situation: Situation) -> Iterator[Hit]:
@@ -99,8 +82,6 @@ def _old_bf16(situation: Situation) -> Iterator[Hit]:
     why="they keep the script's optimizer, and DeepSpeed refuses to offload it",
     fix='write "offload_optimizer": {"device": "cpu"} instead of cpu_offload',
     see=f"{ACCELERATE}/accelerator.py",
-    bad=by_accelerate(config(2, cpu_offload=True)),
-    good=by_accelerate(config(2, offload_optimizer={"device": "cpu"})),
     evidence=fails("ZeRO-Offload with a client provided optimizer"),
 )
 def _unseen_offload(situation: Situation) -> Iterator[Hit]:
@@ -127,8 +108,6 @@ def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
     why="they read its keys, while DeepSpeed itself treats null as a missing section",
     fix="remove it",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=by_accelerate(config(2, offload_optimizer=None)),
-    good=by_accelerate(config(2)),
     evidence=fails("'NoneType' object has no attribute 'get'"),
 )
 def _null_sections(situation: Situation) -> Iterator[Hit]:
@@ -146,8 +125,6 @@ def _null_sections(situation: Situation) -> Iterator[Hit]:
     why="each rank has a part of them: get_state_dict raises, and Trainer saves no weights file",
     fix=f"set zero_optimization.{_GATHER} to true, or convert checkpoints with zero_to_fp32.py",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=by_accelerate(config(3), script=_SAVES),
-    good=by_accelerate(config(3, **{_GATHER: True}), script=_SAVES),
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:

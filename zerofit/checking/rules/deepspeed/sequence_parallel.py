@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import (
+    ACCELERATE,
+    DEEPSPEED,
     DIFFERS,
     Effect,
-    Example,
     Hit,
     Reproduction,
     Rule,
@@ -18,18 +18,16 @@ from zerofit.checking.rule import (
     ignored,
 )
 from zerofit.checking.rules.deepspeed.tensor_parallel import (
-    ZERO2,
     groups_over_nodes,
     groups_without_deepspeed,
     parts_of_groups,
 )
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LANGUAGE, TWO_RANKS, at_zero, zero
+from zerofit.checking.rules.launch.ranks import uneven_groups
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
-from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, Strategy
+from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,53 +42,6 @@ _ULYSSES = f"{DEEPSPEED}/runtime/sequence_parallel/ulysses_sp.py"
 _MASKED = ("eager", "flex_attention")
 """Attention implementations whose masks cover only one rank's tokens
 (training/setup/deepspeed/sequence_shards.py)."""
-_GROUP = Topology(world_size=2, sequence_parallel_size=2)
-_TRAINED = """\
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments, set_seed
-
-set_seed(0)
-arguments = TrainingArguments(
-    "out",
-    max_steps=4,
-    per_device_train_batch_size=2,
-    learning_rate=0.01,
-    lr_scheduler_type="constant",
-    max_grad_norm=0.0,
-    train_sampling_strategy="sequential",
-    save_strategy="no",
-    report_to="none",
-    disable_tqdm=True,
-)
-config = LlamaConfig(
-    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-)
-model = AutoModelForCausalLM.from_config(config)
-tokens = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
-samples = [{"input_ids": row, "labels": row, "position_ids": torch.arange(8)} for row in tokens]
-Trainer(model=model, args=arguments, train_dataset=samples).train()
-"""
-
-
-def _file(**parallelism: Any) -> dict[str, Any]:
-    section = {"sp_size": 2, "sp_backend": "deepspeed", "sp_attn_implementation": "sdpa", **parallelism}
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {"deepspeed_config_file": "ds_config.json"},
-        "num_machines": 1,
-        "num_processes": 2,
-        "use_cpu": False,
-        _SECTION: {f"{_SECTION}_{name}": value for name, value in section.items() if value is not None},
-    }
-
-
-_CUT = zero(
-    2,
-    tensor_parallel={"autotp_size": 2},
-    zero_optimization={"stage": 2, "stage3_gather_16bit_weights_on_model_save": True},
-)
-_WITHOUT = {name: value for name, value in _file().items() if name != _SECTION}
 
 
 def _key(name: str) -> tuple[str, str]:
@@ -124,8 +75,6 @@ def _group(situation: Situation) -> Said[int] | None:
     why="PyTorch's data parallelism gives each rank different, whole samples",
     fix="leave out {engine} native, or --sequence-parallel-size",
     see=_PARALLELISM,
-    bad=Example(strategy=Strategy(), topology=_GROUP),
-    good=Example(strategy=ZERO2, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -135,15 +84,14 @@ def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
 @Rule(
     id="sequence-parallel-groups-not-whole",
     severity=Severity.ERROR,
-    summary="parallelism_config_sp_size does not divide the number of ranks",
+    summary="the ranks make no whole sequence-parallel groups",
     why="ranks are divided into groups of this size that share samples",
     fix="set parallelism_config_sp_size to a divisor of the number of ranks, or leave it out",
     see=_PARALLELISM,
-    bad=at_zero(2, LANGUAGE, accelerate=_file(sp_size=4), topology=TWO_RANKS),
-    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT, topology=TWO_RANKS),
     evidence=fails("less than sequence_parallel_size"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
+    yield from uneven_groups("sequence")(situation)
     yield from parts_of_groups(situation, _group(situation))
 
 
@@ -155,15 +103,6 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
     fix="set it in the section parallelism_config of accelerate's file, or use `zerofit launch "
     "--sequence-parallel-size`",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=at_zero(
-        2,
-        LANGUAGE,
-        command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json "
-        "--use_parallelism_config --parallelism_config_sp_size 2",
-    ),
-    good=at_zero(
-        2, LANGUAGE, command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json"
-    ),
     evidence=fails("You cannot use `--use_parallelism_config`"),
     is_fixed_by_launch=True,
 )
@@ -184,8 +123,6 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
     "view() on them",
     fix="set per_device_train_batch_size to 1, or use `zerofit launch --sequence-parallel-size`",
     see=_ULYSSES,
-    bad=at_zero(2, _TRAINED, accelerate=_file()),
-    good=at_zero(2, _TRAINED, accelerate=_WITHOUT),
     evidence=fails("view size is not compatible"),
     is_fixed_by_launch=True,
 )
@@ -206,8 +143,6 @@ def _micro_batch(situation: Situation) -> Iterator[Hit]:
     why="their masks only cover the tokens of one rank",
     fix="use sdpa or flash attention",
     see=_ULYSSES,
-    bad=Example(strategy=replace(ZERO2, attention="eager"), topology=_GROUP, script=LANGUAGE),
-    good=Example(strategy=replace(ZERO2, attention="eager"), topology=TWO_RANKS, script=LANGUAGE),
     evidence=fails("sequence-parallel-attention"),
 )
 def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
@@ -223,8 +158,6 @@ def _masks_of_one_rank(situation: Situation) -> Iterator[Hit]:
     why="both split samples along their tokens, and context parallelism belongs to FSDP",
     fix="leave out parallelism_config_cp_size",
     see=_PARALLELISM,
-    bad=at_zero(2, LANGUAGE, accelerate=_file(cp_size=2)),
-    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT),
     evidence=fails("mutually exclusive"),
 )
 def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
@@ -240,8 +173,6 @@ def _with_context_parallel(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed's tensor-parallel groups replace the sequence-parallel ones in its engine",
     fix="leave out one of the two",
     see=f"{DEEPSPEED}/runtime/engine.py",
-    bad=Example(deepspeed=_CUT, accelerate=_file(), script=LANGUAGE),
-    good=at_zero(2, LANGUAGE, accelerate=_WITHOUT),
     evidence=fails(not_reproduced="needs four ranks"),
 )
 def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
@@ -262,8 +193,6 @@ def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
     "data-parallel ranks, and the ranks of a group diverge",
     fix="remove both keys; `zerofit launch --sequence-parallel-size` creates working groups",
     see=f"{DEEPSPEED}/utils/groups.py",
-    bad=Example(deepspeed=zero(2, sequence_parallel_size=2, data_parallel_size=1), script=LANGUAGE),
-    good=at_zero(2, LANGUAGE),
     evidence=DIFFERS,
 )
 def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
@@ -280,8 +209,6 @@ def _groups_not_summed(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed divides the batch size by it, although no samples are shared",
     fix="remove it, and pass --sequence-parallel-size to `zerofit launch`",
     see=f"{DEEPSPEED}/runtime/config.py",
-    bad=Example(deepspeed=zero(2, sequence_parallel_size=2), script=LANGUAGE),
-    good=at_zero(2, LANGUAGE),
     evidence=ignored(("train_batch_size", 2)),
 )
 def _size_ignored(situation: Situation) -> Iterator[Hit]:
@@ -303,8 +230,6 @@ def _size_ignored(situation: Situation) -> Iterator[Hit]:
     "are many times slower than links inside a node",
     fix="make the ranks per node a multiple of the group size",
     see="https://arxiv.org/abs/2309.14509",
-    bad=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=8)),
-    good=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, sequence_parallel_size=4)),
     evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
 def _over_nodes(situation: Situation) -> Iterator[Hit]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Effect, Example, Hit, Reproduction, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, TWO_RANKS, at_zero, zero
+from zerofit.checking.rule import (
+    ACCELERATE,
+    Effect,
+    Hit,
+    Reproduction,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    ignored,
+)
+from zerofit.checking.rules.launch.ranks import uneven_groups
 from zerofit.checking.situation import is_read_by_others, known, stage_of, text_of
 from zerofit.configs.document import SetValue, say
-from zerofit.core.facts import Checkpoint
-from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, Lora, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.scripts.facts import ModelConstructor
 
 if TYPE_CHECKING:
@@ -20,23 +27,9 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
 
-
 _PATH = ("tensor_parallel", "autotp_size")
 _GATHERS = ("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
 _DOCS = "https://www.deepspeed.ai/tutorials/autotp-training/"
-ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
-_GROUP = Topology(world_size=2, tensor_parallel_size=2)
-_CUT = {"tensor_parallel": {"autotp_size": 2}}
-
-
-def _resumed(size: int) -> Example:
-    return Example(
-        deepspeed=zero(2),
-        topology=TWO_RANKS,
-        checkpoint=Checkpoint(
-            folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
-        ),
-    )
 
 
 @Rule(
@@ -46,8 +39,6 @@ def _resumed(size: int) -> Example:
     why="PyTorch's data parallelism keeps whole layers on every rank",
     fix="leave out {engine} native, or --tensor-parallel-size",
     see=_DOCS,
-    bad=Example(strategy=Strategy(), topology=_GROUP),
-    good=Example(strategy=ZERO2, topology=TWO_RANKS),
     evidence=ignored(("zero_stage", None)),
 )
 def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
@@ -79,15 +70,14 @@ def _group(situation: Situation) -> Said[int] | None:
 @Rule(
     id="tensor-parallel-groups-not-whole",
     severity=Severity.ERROR,
-    summary="autotp_size does not divide the number of ranks",
+    summary="the ranks make no whole tensor-parallel groups",
     why="ranks are divided into groups of this size that each have one copy of the model",
     fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
     see=_DOCS,
-    bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=TWO_RANKS),
-    good=Example(deepspeed=zero(2), topology=TWO_RANKS),
     evidence=fails("RuntimeError"),
 )
 def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
+    yield from uneven_groups("tensor")(situation)
     yield from parts_of_groups(situation, _group(situation))
 
 
@@ -107,8 +97,6 @@ def parts_of_groups(situation: Situation, group: Said[int] | None) -> Iterator[H
     "Trainer saves shards instead",
     fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed=zero(2, **_CUT), script=LANGUAGE),
-    good=at_zero(2, LANGUAGE),
     evidence=fails("Cannot get 16bit model weights"),
 )
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
@@ -127,12 +115,6 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     why="its engine asserts that the stage is at most 2",
     fix="set {zero_stage} to 2 or less, or install deepspeed 0.19.4 or newer",
     see="https://github.com/deepspeedai/DeepSpeed/pull/8168",
-    bad=Example(
-        deepspeed=zero(3, **_CUT),
-        script=LANGUAGE,
-        versions={"deepspeed": "0.19.3"},
-    ),
-    good=at_zero(3, LANGUAGE, versions={"deepspeed": "0.19.3"}),
     evidence=fails(not_reproduced="needs deepspeed before 0.19.4"),
     holds_for=("deepspeed<0.19.4",),
 )
@@ -149,8 +131,6 @@ def _at_stage_3(situation: Situation) -> Iterator[Hit]:
     why="it assumes that layers are already sharded, which DeepSpeed does later",
     fix="set {zero_stage} to 2 or less, or run with `zerofit launch`, which makes it load",
     see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
-    bad=Example(deepspeed=zero(3, **_CUT), script=LOADED),
-    good=at_zero(3, LOADED),
     evidence=fails("Weight conversions"),
     holds_for=("transformers>=5.23",),
     is_fixed_by_launch=True,
@@ -173,8 +153,6 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed shards the layers around the adapters and then misses their parameters: KeyError",
     fix="leave out --tensor-parallel-size or --lora",
     see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
-    bad=Example(strategy=replace(ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
-    good=Example(strategy=ZERO2, topology=TWO_RANKS, script=LANGUAGE),
     evidence=fails("tensor-parallel-adapters"),
 )
 def _with_adapters(situation: Situation) -> Iterator[Hit]:
@@ -190,8 +168,6 @@ def _with_adapters(situation: Situation) -> Iterator[Hit]:
     why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter reshards them",
     fix="resume with the same size, or start a new run from the saved weights",
     see=_DOCS,
-    bad=_resumed(2),
-    good=_resumed(1),
     evidence=fails(not_reproduced="the harness saves no tensor-parallel checkpoint"),
 )
 def _other_groups(situation: Situation) -> Iterator[Hit]:
@@ -213,8 +189,6 @@ def _other_groups(situation: Situation) -> Iterator[Hit]:
     "than links inside a node",
     fix="make the ranks per node a multiple of the group size, and use ZeRO between the nodes",
     see="https://arxiv.org/abs/2104.04473",
-    bad=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
-    good=Example(strategy=ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
     evidence=Reproduction(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
 )
 def _over_nodes(situation: Situation) -> Iterator[Hit]:

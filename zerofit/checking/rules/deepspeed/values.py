@@ -6,14 +6,17 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_at, ignored
-from zerofit.checking.rules.examples import (
+from zerofit.checking.rule import (
     ACCELERATE,
     DEEPSPEED,
     DEEPSPEED_DOCS,
-    by_accelerate,
-    config,
-    native,
+    Hit,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    hit_at,
+    ignored,
 )
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import SetValue, say
@@ -37,7 +40,6 @@ _NATIVE_ONLY = ("steps_per_print",)
 _TRAIN = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
-_ZERO2 = {"zero_optimization": {"stage": 2}}
 # accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin
 _BY_ACCELERATE = frozenset(
     {
@@ -88,8 +90,6 @@ _SWITCHES = ("stage", "enabled", "device")
     why="it has the wrong type for the key, or is out of range",
     fix="use a valid value for the key",
     see=DEEPSPEED_DOCS,
-    bad=native(config(4)),
-    good=native(config(3)),
     evidence=fails("Input should be 0, 1, 2"),
 )
 def _refused(situation: Situation) -> Iterator[Hit]:
@@ -155,8 +155,6 @@ def _number(text: str) -> int | float | None:
     why="DeepSpeed does not check the type of this key, and in Python any nonempty string is true",
     fix="write false without quotes",
     see=f"{DEEPSPEED}/runtime/config_utils.py",
-    bad=native({**config(2), "prescale_gradients": "false"}),
-    good=native({**config(2), "prescale_gradients": False}),
     evidence=fails("pre-scale gradients is not yet supported"),
 )
 def _text_for_bool(situation: Situation) -> Iterator[Hit]:
@@ -176,8 +174,6 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed computes a missing one of the three, and refuses to start if they contradict each other",
     fix="leave out train_batch_size, or set it to the product",
     see=f"{DEEPSPEED}/runtime/config.py",
-    bad=native({_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}),
-    good=native({_MICRO: 4, _STEPS: 2, **_ZERO2}),
     evidence=fails("Check batch related parameters"),
 )
 def _disagreeing(situation: Situation) -> Iterator[Hit]:
@@ -240,8 +236,6 @@ def _size(document: Document, name: str) -> int | None:
     why="train_micro_batch_size_per_gpu has no default, and nothing else sets it",
     fix="set train_micro_batch_size_per_gpu",
     see=f"{DEEPSPEED}/runtime/config.py",
-    bad=by_accelerate(_ZERO2),
-    good=by_accelerate({_MICRO: 4, **_ZERO2}),
     evidence=fails("Either train_batch_size or train_micro_batch_size_per_gpu"),
 )
 def _missing(situation: Situation) -> Iterator[Hit]:
@@ -263,8 +257,6 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     why="accelerate and Trainer fill in a few keys each; DeepSpeed itself uses the string as the value",
     fix="write the value",
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    bad=by_accelerate(config(2, overlap_comm="auto")),
-    good=by_accelerate(config(2, overlap_comm=True)),
     evidence=fails("not found in kwargs"),
 )
 def _unresolved(situation: Situation) -> Iterator[Hit]:
@@ -301,8 +293,6 @@ def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
     why="DeepSpeed itself treats the key as missing: stage 0, enabled false, device none",
     fix="write the value",
     see=f"{DEEPSPEED}/runtime/config_utils.py",
-    bad=native(config("auto")),
-    good=native(config(2)),
     evidence=ignored(("zero_stage", 0)),
 )
 def _natively_default(situation: Situation) -> Iterator[Hit]:

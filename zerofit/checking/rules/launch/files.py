@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, config, native
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails
 from zerofit.configs.document import FileKind
 from zerofit.core.setting import Place
 
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
-_CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
-_LAUNCH = (
-    "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
-)
 _FIX = "fix the text at this position"
 
 
@@ -33,11 +28,6 @@ def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
     return find
 
 
-def _naming(name: str) -> Example:
-    launch = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": name}}
-    return Example(deepspeed=config(2), accelerate={**launch, "num_processes": 2})
-
-
 _DEEPSPEED_SYNTAX = Rule(
     id="deepspeed-syntax",
     severity=Severity.ERROR,
@@ -46,8 +36,6 @@ _DEEPSPEED_SYNTAX = Rule(
     fix=_FIX,
     see="https://www.json.org/json-en.html",
     find=_broken(FileKind.DEEPSPEED),
-    bad=native(_CONFIG[:-1]),
-    good=native(_CONFIG),
     evidence=fails("Error"),
 )
 
@@ -60,8 +48,6 @@ _ACCELERATE_SYNTAX = Rule(
     fix=_FIX,
     see="https://yaml.org/spec/1.1/",
     find=_broken(FileKind.ACCELERATE),
-    bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
-    good=Example(accelerate=_LAUNCH),
     evidence=fails("while parsing"),
 )
 
@@ -74,8 +60,6 @@ _SCRIPT_SYNTAX = Rule(
     fix=_FIX,
     see="https://docs.python.org/3/reference/",
     find=_broken(FileKind.SCRIPT),
-    bad=Example(script='print("weights"\n'),
-    good=Example(script='print("weights")\n'),
     evidence=fails("SyntaxError"),
 )
 
@@ -87,8 +71,6 @@ _SCRIPT_SYNTAX = Rule(
     why="accelerate, Trainer and zerofit look for it in the folder in which the command runs",
     fix="write the path relative to the folder in which the command runs, and run zerofit there",
     see=f"{ACCELERATE}/utils/deepspeed.py#L154-L156",
-    bad=_naming("ds_zero2.json"),
-    good=_naming("ds_config.json"),
     evidence=fails("Expected a string path to an existing deepspeed config"),
 )
 def _missing(situation: Situation) -> Iterator[Hit]:

@@ -13,8 +13,17 @@ from zerofit.checking.inputs.accelerate import (
     launch_value,
     whole_number,
 )
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, LAUNCH_FILE, ON_CPU, config
+from zerofit.checking.rule import (
+    ACCELERATE,
+    DEEPSPEED,
+    Hit,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    ignored,
+)
+from zerofit.checking.rules.launch.ranks import uneven_nodes
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
 from zerofit.core.setting import Said
@@ -28,26 +37,19 @@ if TYPE_CHECKING:
 
 _GPU_IDS = re.compile(r"\d+(,\d+)*")
 _STANDARD = "standard"
-_NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
-
-
-def _file(*, num_machines: int = 2, num_processes: int = 2, **section: Any) -> dict[str, Any]:
-    counts = {"num_machines": num_machines, "num_processes": num_processes}
-    return {**LAUNCH_FILE, **counts, **_NODE_0, "deepspeed_config": {"zero_stage": 2, **section}}
 
 
 @Rule(
     id="num-processes-is-for-all-machines",
     severity=Severity.ERROR,
-    summary="num_processes is not divisible by the number of machines",
+    summary="the ranks do not divide over the nodes",
     why="num_processes counts the ranks of all machines, and accelerate drops the remainder",
     fix="set num_processes to the ranks per machine times the machines",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=Example(accelerate=_file(num_processes=3, deepspeed_multinode_launcher=_STANDARD)),
-    good=Example(accelerate=_file(num_processes=4, deepspeed_multinode_launcher=_STANDARD)),
     evidence=ignored(not_reproduced="needs two machines"),
 )
 def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
+    yield from uneven_nodes(situation)
     launch = launch_of(situation)
     if launch is None:
         return
@@ -72,8 +74,6 @@ def _count(launch: LaunchLayers, name: str) -> Said[int] | None:
     why="the ranks see no other GPUs, and those without one fail with an invalid device ordinal",
     fix="name a GPU for each rank, or lower num_processes",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
-    good=Example(accelerate={**_file(num_machines=1), "gpu_ids": "0,1"}),
     evidence=fails(not_reproduced="needs GPUs"),
 )
 def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
@@ -98,8 +98,6 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
     why="with one of these flags the launcher removes the variable, and counts all GPUs of the machine",
     fix="name the GPUs in --include localhost:IDS, or leave the flag out",
     see=f"{DEEPSPEED}/launcher/runner.py",
-    bad=Example(deepspeed=config(2), command="CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2"),
-    good=Example(deepspeed=config(2), command="CUDA_VISIBLE_DEVICES=2,3 deepspeed"),
     evidence=ignored(not_reproduced="needs GPUs"),
 )
 def _ignored_devices(situation: Situation) -> Iterator[Hit]:
@@ -128,8 +126,6 @@ def _ignored_devices(situation: Situation) -> Iterator[Hit]:
     fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
     "deepspeed_hostfile",
     see=f"{ACCELERATE}/utils/launch.py",
-    bad=Example(accelerate=_file()),
-    good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
     evidence=ignored(("world_size", 1)),
 )
 def _no_hostfile(situation: Situation) -> Iterator[Hit]:
@@ -163,8 +159,6 @@ def _several_through_deepspeed(
     fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or delete "
     ".deepspeed_env before and after each launch",
     see=f"{ACCELERATE}/commands/launch.py",
-    bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
-    good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
     evidence=ignored(("left .deepspeed_env", True)),
 )
 def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
@@ -180,8 +174,6 @@ def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
     why="it treats each of them as rank 0 of 1, and every rank would read all the data",
     fix="test with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
     see=f"{ACCELERATE}/state.py",
-    bad=Example(deepspeed=config(2), command="accelerate launch", topology=ON_CPU),
-    good=Example(deepspeed=config(2), command="zerofit launch", topology=ON_CPU),
     evidence=ignored(("accelerate_world_size", 1)),
 )
 def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import (
+    ACCELERATE,
+    DEEPSPEED,
+    DEEPSPEED_DOCS,
     DIFFERS,
     Effect,
-    Example,
     Hit,
     Reproduction,
     Rule,
@@ -17,7 +19,6 @@ from zerofit.checking.rule import (
     fails,
     hit_at,
 )
-from zerofit.checking.rules.examples import ACCELERATE, DEEPSPEED, DEEPSPEED_DOCS, one_step, optimizer_script
 from zerofit.checking.rules.optimizer.table import (
     CONFIG_WITH_MUP,
     EIGHT_BIT,
@@ -140,56 +141,11 @@ def hit(placed: PlacedOptimizer, *, fix: str | None = None) -> Hit:
 _MAP = f"{ACCELERATE}/utils/deepspeed.py"
 _ENGINE = f"{DEEPSPEED}/runtime/engine.py"
 _BNB = "https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/backends/cpu/ops.py"
-_OFFLOADED = one_step(2, offload_optimizer={"device": "cpu"})
-_UNFORCED = {**_OFFLOADED, FORCE_KEY: False}
-_ADAMW = optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
-_SGD = optimizer_script("torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)")
-_ADAFACTOR = optimizer_script("torch.optim.Adafactor(model.parameters(), lr=1e-2)")
-_ADAGRAD = optimizer_script("torch.optim.Adagrad(model.parameters(), lr=1e-2)")
-_ADAMW_8BIT = optimizer_script(
-    "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=1e-2)", imports="bitsandbytes"
-)
-_CPU_ADAM_SCRIPT = optimizer_script(
-    "deepspeed.ops.adam.DeepSpeedCPUAdam(model.parameters(), lr=1e-2)", imports="deepspeed.ops.adam"
-)
-_FUSED_ADAM_SCRIPT = _CPU_ADAM_SCRIPT.replace("DeepSpeedCPUAdam", "FusedAdam")
-
-
-def _native(optimizer: str) -> str:
-    return (
-        "import deepspeed\n"
-        "import torch\n"
-        "from deepspeed.ops.adam import DeepSpeedCPUAdam\n"
-        "\n"
-        "deepspeed.init_distributed()\n"
-        "torch.manual_seed(0)\n"
-        "model = torch.nn.Linear(32, 32)\n"
-        f"optimizer = {optimizer}(model.parameters(), lr=1e-2)\n"
-        'engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")\n'
-        "for step in range(4):\n"
-        "    engine.backward(engine(torch.ones(4, 32)).square().mean())\n"
-        "    engine.step()\n"
-    )
 
 
 _ZERO_UTILS = f"{DEEPSPEED}/runtime/zero/stage_1_and_2.py"
-_MUON_SCRIPT = optimizer_script("torch.optim.Muon([model.weight], lr=1e-2)")
-_LBFGS = optimizer_script("torch.optim.LBFGS(model.parameters(), lr=1e-2)")
-_ADAGRAD_DECAYING = optimizer_script(
-    'torch.optim.Adagrad([{"params": model.parameters(), "weight_decay": 0.1}], lr=1e-2)'
-)
 _REDUCE_SCATTER = ("zero_optimization", "reduce_scatter")
 _TYPE = ("optimizer", "type")
-
-
-def _with_section(kind: str, *, zero: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
-    section = {"type": kind, "params": {"lr": 1e-2, **params}}
-    return {**one_step(2), **(zero or {}), "optimizer": section}
-
-
-_ZERO3 = one_step(3, stage3_gather_16bit_weights_on_model_save=True)
-_DUMMY = optimizer_script("accelerate.utils.DummyOptim(model.parameters())", imports="accelerate.utils")
-_ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)")
 
 
 @Rule(
@@ -199,8 +155,6 @@ _ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2,
     why="accelerate silently replaces it by DeepSpeed's CPU Adam",
     fix="use AdamW, or leave out {optimizer_offload}",
     see=_MAP,
-    bad=Example(deepspeed=_OFFLOADED, script=_SGD),
-    good=Example(deepspeed=_UNFORCED, script=_SGD),
     evidence=Reproduction(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
 )
 def _swapped(situation: Situation) -> Iterator[Hit]:
@@ -221,8 +175,6 @@ _OFFLOAD_SWAP_FAILS_IN_STEP = Rule(
     fix="use AdamW, or leave out {optimizer_offload}",
     see=_MAP,
     find=because_of(Cause.SWAP_KEEPS_GROUPS),
-    bad=Example(deepspeed=_OFFLOADED, script=_ADAFACTOR),
-    good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
     evidence=fails("adam_update(): incompatible function arguments"),
 )
 
@@ -235,8 +187,6 @@ _OFFLOAD_SWAP_FAILS_IN_PREPARE = Rule(
     fix=f"write {FORCE_KEY}: false, or name the optimizer in DeepSpeed's own optimizer section",
     see=_MAP,
     find=because_of(Cause.SWAP_ARGUMENT),
-    bad=Example(deepspeed=_OFFLOADED, script=_ADAGRAD),
-    good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
     evidence=fails("got an unexpected keyword argument 'adamw_mode'"),
 )
 
@@ -249,8 +199,6 @@ _NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
     fix=f"use deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
     see=_ENGINE,
     find=because_of(Cause.REFUSED_CLIENT),
-    bad=Example(deepspeed=_OFFLOADED, script=_native("torch.optim.AdamW")),
-    good=Example(deepspeed=_OFFLOADED, script=_native("DeepSpeedCPUAdam")),
     evidence=fails("ZeRO-Offload with a client provided optimizer"),
 )
 
@@ -262,8 +210,6 @@ _NATIVE_OFFLOAD_NEEDS_CPU_ADAM = Rule(
     why="bitsandbytes has no 8-bit kernels there: it converts each tensor's states to fp32 and back",
     fix="leave out {optimizer_offload}, or use AdamW, which becomes DeepSpeed's CPU Adam",
     see=_BNB,
-    bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
-    good=Example(deepspeed=one_step(2), script=_ADAMW_8BIT),
     evidence=Reproduction(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
 )
 def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
@@ -282,8 +228,6 @@ _CPU_OPTIMIZER_NEEDS_OFFLOAD = Rule(
     fix="use torch.optim.AdamW, which accelerate replaces by the CPU optimizer with offload",
     see=f"{DEEPSPEED}/ops/adam/cpu_adam.py",
     find=because_of(Cause.ON_GPU, on_gpus=True),
-    bad=Example(deepspeed=one_step(2), script=_CPU_ADAM_SCRIPT),
-    good=Example(deepspeed=one_step(2), script=_ADAMW),
     evidence=fails(not_reproduced="needs a GPU"),
 )
 
@@ -296,8 +240,6 @@ _GPU_OPTIMIZER_ON_CPU = Rule(
     fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
     see=f"{DEEPSPEED}/ops/adam/fused_adam.py",
     find=because_of(Cause.ON_CPU, on_gpus=True),
-    bad=Example(deepspeed=_UNFORCED, script=_FUSED_ADAM_SCRIPT),
-    good=Example(deepspeed=one_step(2), script=_FUSED_ADAM_SCRIPT),
     evidence=fails(not_reproduced="needs a GPU"),
 )
 
@@ -310,8 +252,6 @@ _ZERO_FLATTENS_TENSORS = Rule(
     fix="use AdamW, or its 8-bit form to save memory, or set {zero_stage} to 0",
     see=_ZERO_UTILS,
     find=because_of(Cause.WHOLE_TENSORS, Cause.TWO_WEIGHTS),
-    bad=Example(deepspeed=one_step(2), script=_ADAFACTOR),
-    good=Example(deepspeed=one_step(0), script=_ADAFACTOR),
     evidence=DIFFERS,
 )
 
@@ -324,8 +264,6 @@ _MUON_NEEDS_MATRICES = Rule(
     fix="set {zero_stage} to 0, or use AdamW; Muon can be named in DeepSpeed's own optimizer section",
     see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py",
     find=because_of(Cause.NEEDS_MATRICES),
-    bad=Example(deepspeed=one_step(2), script=_MUON_SCRIPT),
-    good=Example(deepspeed=one_step(2), script=_ADAMW),
     evidence=fails("Param gradient must be a 2D matrix"),
 )
 
@@ -338,8 +276,6 @@ _ZERO_REBUILDS_ADAGRAD = Rule(
     fix="use AdamW, or set {zero_stage} to 0",
     see=_ZERO_UTILS,
     find=because_of(Cause.REBUILT),
-    bad=Example(deepspeed=one_step(2), script=_ADAGRAD_DECAYING),
-    good=Example(deepspeed=one_step(0), script=_ADAGRAD_DECAYING),
     evidence=DIFFERS,
 )
 
@@ -352,8 +288,6 @@ _ENGINE_PASSES_NO_CLOSURE = Rule(
     fix="use AdamW",
     see=_ENGINE,
     find=because_of(Cause.NEEDS_CLOSURE),
-    bad=Example(deepspeed=one_step(2), script=_LBFGS),
-    good=Example(deepspeed=one_step(2), script=_ADAMW),
     evidence=fails("missing 1 required positional argument: 'closure'"),
 )
 
@@ -365,8 +299,6 @@ _ENGINE_PASSES_NO_CLOSURE = Rule(
     why="optimizer.type must be one of DeepSpeed's own, or the exact name of a class in torch.optim",
     fix="use AdamW",
     see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
-    bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
-    good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
     evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
 )
 def _unknown_type(situation: Situation) -> Iterator[Hit]:
@@ -383,8 +315,6 @@ def _unknown_type(situation: Situation) -> Iterator[Hit]:
     why="it has tested few with ZeRO, and accelerate only allows untested optimizers of the script",
     fix=f"write {UNTESTED_KEY}: true",
     see=_ENGINE,
-    bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
-    good=Example(deepspeed={**_with_section("SGD"), UNTESTED_KEY: True}, script=_DUMMY),
     evidence=fails("You are using an untested ZeRO Optimizer"),
 )
 def _untested(situation: Situation) -> Iterator[Hit]:
@@ -412,8 +342,6 @@ def _untested(situation: Situation) -> Iterator[Hit]:
     why="adam_w_mode is true by default, whatever the type",
     fix="set optimizer.type to AdamW, or optimizer.params.adam_w_mode to false",
     see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
-    bad=Example(deepspeed=_with_section("Adam", weight_decay=0.1), script=_DUMMY),
-    good=Example(deepspeed=one_step(2), script=_ADAM_DECAYING),
     evidence=DIFFERS,
 )
 def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
@@ -433,8 +361,6 @@ def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
     why="it orthogonalises whole gradients, and reduce-scatter splits them before its step",
     fix="write reduce_scatter: false in zero_optimization",
     see=f"{DEEPSPEED}/runtime/zero/stage3.py",
-    bad=Example(deepspeed=_with_section("Muon", zero=_ZERO3), script=_DUMMY),
-    good=Example(deepspeed=_with_section("AdamW", zero=_ZERO3), script=_DUMMY),
     evidence=fails("Muon and reduce scatter cannot be used together"),
 )
 def _muon_scatters(situation: Situation) -> Iterator[Hit]:
@@ -453,8 +379,6 @@ def _muon_scatters(situation: Situation) -> Iterator[Hit]:
     why="prepare() accepts only one of them",
     fix="use accelerate.utils.DummyOptim in the script, or remove the optimizer section",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
-    good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
     evidence=fails("You cannot specify an optimizer in the config file and in the code"),
 )
 def _section_and_script(situation: Situation) -> Iterator[Hit]:
@@ -475,8 +399,6 @@ _DUMMY_OPTIMIZER_NEEDS_SECTION = Rule(
     fix="create a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
     see=f"{ACCELERATE}/accelerator.py",
     find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
-    bad=Example(deepspeed=one_step(2), script=_DUMMY),
-    good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
     evidence=fails("You cannot create a `DummyOptim` without specifying"),
 )
 

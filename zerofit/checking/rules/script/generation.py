@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import HANGS, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import INFERENCE, at_zero, changed
 from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, uneven_share_text, unguarded_calls
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -18,33 +17,8 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptCall
 
 
-_ONE_CALL = "model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)\n"
-_EACH = """\
-with accelerator.split_between_processes(list(prompts)) as own:
-    for prompt in own:
-        model.module.generate(prompt[None], max_new_tokens=4, do_sample=False)
-"""
-_ASSISTED = """\
-assistant = LlamaForCausalLM(config)
-length = 16 if accelerator.is_main_process else 4
-model.module.generate(prompts[:1], max_new_tokens=length, do_sample=False, assistant_model=assistant)
-"""
-_IN_CHUNKS = """\
-length = 8 if accelerator.is_main_process else 4
-model.module.generate(prompts[:1, :length], max_new_tokens=4, do_sample=False, prefill_chunk_size=2)
-"""
-_GATHERED = """\
-length = 12 if accelerator.is_main_process else 4
-tokens = model.module.generate(prompts[:2], max_new_tokens=length, do_sample=False)
-tokens = accelerator.gather(tokens)
-"""
-_WITH_LLAMA = changed(INFERENCE, "LlamaConfig, set_seed", "LlamaConfig, LlamaForCausalLM, set_seed")
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
 _GENERATION = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/generation"
-
-
-def _generating(lines: str, script: str = INFERENCE) -> str:
-    return changed(script, _ONE_CALL, lines)
 
 
 @Rule(
@@ -55,8 +29,6 @@ def _generating(lines: str, script: str = INFERENCE) -> str:
     fix="call zerofit.generate(model, prompts) on every rank, or pad each rank's part to one length: "
     "split_between_processes(prompts, apply_padding=True)",
     see=f"{_DOCS}/usage_guides/distributed_inference",
-    bad=at_zero(3, _generating(_EACH)),
-    good=at_zero(3, _generating(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True"))),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -80,8 +52,6 @@ def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     why="it generates in each round, as often as the rank's prompt needs, and waits for all ranks",
     fix="leave the assistant out; prompt_lookup_num_tokens runs no second model and stays in step",
     see=f"{_GENERATION}/candidate_generator.py",
-    bad=at_zero(3, _generating(_ASSISTED, _WITH_LLAMA)),
-    good=at_zero(3, _generating(changed(_ASSISTED, ", assistant_model=assistant", ""), _WITH_LLAMA)),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -103,8 +73,6 @@ def _sets(call: ScriptCall, name: str) -> bool:
     why="each chunk of a prompt is a forward pass, and a longer prompt has more of them",
     fix="leave prefill_chunk_size out, or pad the prompts of all ranks to one length",
     see=f"{_GENERATION}/utils.py",
-    bad=at_zero(3, _generating(_IN_CHUNKS)),
-    good=at_zero(3, _generating(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
     evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -121,13 +89,6 @@ def _prefills_in_chunks(situation: Situation) -> Iterator[Hit]:
     why="the longest completion differs between ranks, and gather() needs tensors of the same shape",
     fix="gather accelerator.pad_across_processes(tokens, dim=1), or call zerofit.generate()",
     see=f"{_DOCS}/package_reference/accelerator#accelerate.Accelerator.pad_across_processes",
-    bad=at_zero(3, _generating(_GATHERED)),
-    good=at_zero(
-        3,
-        _generating(
-            changed(_GATHERED, "gather(tokens)", "gather(accelerator.pad_across_processes(tokens, dim=1))")
-        ),
-    ),
     evidence=fails("Received data size doesn't match expected size"),
 )
 def _gathers_ragged(situation: Situation) -> Iterator[Hit]:

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Example, Hit, Rule, Severity, declared, fails, ignored
-from zerofit.checking.rules.examples import (
-    EVALUATES,
-    INFERENCE,
-    LANGUAGE,
-    WHOLE_WEIGHTS,
-    at_zero,
-    changed,
-    zero,
-)
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
@@ -30,37 +21,6 @@ if TYPE_CHECKING:
 
 _BELOW_ZERO3 = tuple(stage for stage in EVERY_STAGE if stage is not ZeroStage.PARAMETERS)
 _RUNS = (Action.FORWARD, Action.GENERATE)
-_PREPARES = "model = accelerator.prepare(AutoModelForCausalLM.from_config(config))"
-_UNPREPARED = changed(
-    changed(INFERENCE, _PREPARES, "model = AutoModelForCausalLM.from_config(config)"),
-    "model.module.generate",
-    "model.generate",
-)
-_MADE = "teacher = AutoModelForCausalLM.from_config(config)\n"
-_FIRST = "accelerator = Accelerator()\nset_seed(0)\n"
-_ASKS_TEACHER = changed(
-    LANGUAGE,
-    "    loss = model(**batch).loss\n",
-    "    with torch.no_grad():\n        hints = teacher(**batch).logits\n    loss = model(**batch).loss\n",
-)
-_CONFIG = _ASKS_TEACHER[_ASKS_TEACHER.index("config = LlamaConfig(") : _ASKS_TEACHER.index("model = Auto")]
-_LATE_TEACHER = changed(_ASKS_TEACHER, _CONFIG, f"{_CONFIG}{_MADE}")
-_EARLY_TEACHER = changed(_ASKS_TEACHER, _CONFIG, "")
-_EARLY_TEACHER = changed(_EARLY_TEACHER, _FIRST, f"set_seed(0)\n{_CONFIG}{_MADE}{_FIRST}")
-_INFERS_IN_LOOP = changed(
-    LANGUAGE,
-    "    optimizer.zero_grad()\n",
-    "    optimizer.zero_grad()\n    with torch.inference_mode():\n        model(**batch)\n",
-)
-_KEEPS_WEIGHTS = {
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_clipping": 0.0,
-    "zero_optimization": {"stage": 3, **WHOLE_WEIGHTS},
-}
-"""DeepSpeed's default limits of live parameters: small models stay gathered between passes."""
-_AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
-_TWICE = changed(EVALUATES, "trainer.train()\n", "trainer.evaluate()\ntrainer.train()\n")
-_ONLY = changed(EVALUATES, "trainer.train()\n", "")
 _TRAINER = "https://github.com/huggingface/transformers/issues/30205"
 
 
@@ -71,8 +31,6 @@ _TRAINER = "https://github.com/huggingface/transformers/issues/30205"
     why="each rank runs its own whole model; only prepare() creates a DeepSpeed engine",
     fix="run without DeepSpeed; if the model is too large for one GPU, prepare it with {zero_stage} 3",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
-    bad=at_zero(2, _UNPREPARED),
-    good=at_zero(3, INFERENCE),
     evidence=ignored(("zero_stage", None)),
 )
 @at_stages(*_BELOW_ZERO3)
@@ -94,8 +52,6 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
     why="from_pretrained() and from_config() partition it at construction, and only an engine gathers it",
     fix="prepare it, or create it before the Accelerator or the TrainingArguments, whole on every rank",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-    bad=at_zero(3, _LATE_TEACHER),
-    good=at_zero(3, _EARLY_TEACHER),
     evidence=fails("'weight' must be 2-D"),
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -112,10 +68,6 @@ def _runs_outside_engine(situation: Situation) -> Iterator[Hit]:
     why="weights gathered in it stay gathered, and autograd refuses them in the next step",
     fix="use torch.no_grad()",
     see="https://github.com/snowflakedb/ArcticTraining/pull/265",
-    bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_INFERS_IN_LOOP),
-    good=Example(
-        deepspeed=_KEEPS_WEIGHTS, script=changed(_INFERS_IN_LOOP, "torch.inference_mode()", "torch.no_grad()")
-    ),
     evidence=fails("Inference tensors cannot be saved for backward"),
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -132,8 +84,6 @@ def _inference_mode(situation: Situation) -> Iterator[Hit]:
     why="the other stages have nothing to partition without an optimizer, so transformers refuses them",
     fix="run without DeepSpeed, set {zero_stage} to 3, or evaluate after train()",
     see=_TRAINER,
-    bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
-    good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
     evidence=fails("ZeRO inference only makes sense with ZeRO Stage 3"),
 )
 @at_stages(*_BELOW_ZERO3)
@@ -154,8 +104,6 @@ def _confidence(call: ScriptCall) -> Confidence:
     why="evaluate() creates an engine without an optimizer, and train() reuses it",
     fix="evaluate after train(), or set eval_on_start=True in the TrainingArguments",
     see="https://github.com/huggingface/transformers/pull/44889",
-    bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
-    good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
     evidence=fails("'NoneType' object has no attribute 'backward'"),
 )
 @at_stages(ZeroStage.PARAMETERS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import DIFFERS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import ACCELERATE, LANGUAGE, LOADED, SMALL, at_zero, changed, zero
+from zerofit.checking.rule import ACCELERATE, DIFFERS, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
+from zerofit.checking.rules.script.limits import beyond_limit
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -19,106 +19,11 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
 
+_CHECKPOINTS_CAPTURED = beyond_limit("prefix-tuning-without-checkpointing", ("gradient_checkpointing",))
 _CHECKPOINTING_FIELDS = ("gradient_checkpointing", "activation_checkpointing")
 """Of TrainingArguments; the latter since transformers 5.23."""
 _DEFAULT_CLIPPING = 1.0
 """accelerate's default for "auto", and DeepSpeed's own (deepspeed/runtime/constants.py)."""
-_AUTO = zero(1, gradient_accumulation_steps=2)
-_ACCUMULATES = changed(SMALL, "Accelerator()\n", "Accelerator(gradient_accumulation_steps=2)\n")
-_LOOP = """\
-for batch in loader:
-    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-_PENALIZES = changed(
-    SMALL,
-    "    accelerator.backward(loss)\n",
-    """\
-    batch.requires_grad_(True)
-    (slope,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
-    accelerator.backward(loss + 0.1 * (slope.norm(dim=1) - 1).square().mean())
-""",
-)
-"""With a gradient penalty, as of WGAN-GP."""
-_WITH_ACCUMULATE = changed(
-    _ACCUMULATES,
-    _LOOP,
-    """\
-for batch in loader:
-    with accelerator.accumulate(model):
-        loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-)
-_MANUAL = changed(
-    SMALL,
-    _LOOP,
-    """\
-for step, batch in enumerate(loader, 1):
-    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-    accelerator.backward(loss / 2)
-    if step % 2 == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-)
-_BYPASSES = changed(SMALL, "accelerator.backward(loss)", "loss.backward()")
-_CLIPS = changed(
-    SMALL,
-    "    optimizer.step()\n",
-    "    accelerator.clip_grad_norm_(model.parameters(), 0.1)\n    optimizer.step()\n",
-)
-_TWO_FORWARDS = changed(
-    changed(
-        LANGUAGE,
-        "    loss = model(**batch).loss\n",
-        "    chosen = model(**batch).loss\n"
-        '    rejected = model(input_ids=batch["input_ids"].flip(1), labels=batch["labels"]).loss\n'
-        "    loss = chosen - 0.1 * rejected\n",
-    ),
-    "optimizer = torch",
-    'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})\n'
-    "optimizer = torch",
-)
-_PREFIX = changed(
-    changed(
-        LANGUAGE,
-        "from transformers import",
-        "from peft import PrefixTuningConfig, get_peft_model\nfrom transformers import",
-    ),
-    "optimizer = torch",
-    'prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)\n'
-    "model = get_peft_model(model, prefix)\n"
-    "optimizer = torch",
-)
-_CHECKPOINTS_PREFIX = changed(
-    _PREFIX, "optimizer = torch", "model.gradient_checkpointing_enable()\noptimizer = torch"
-)
-_ADAPTED = changed(
-    changed(
-        LOADED,
-        "import torch\n",
-        "import torch\nfrom peft import LoraConfig, PeftModel, get_peft_model\n",
-    ),
-    """\
-    LlamaForCausalLM(config).save_pretrained("model")
-accelerator = Accelerator()
-model = AutoModelForCausalLM.from_pretrained("model")
-""",
-    """\
-    base = LlamaForCausalLM(config)
-    base.save_pretrained("model")
-    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained("adapter")
-accelerator = Accelerator()
-model = AutoModelForCausalLM.from_pretrained("model")
-model = PeftModel.from_pretrained(model, "adapter", is_trainable=True)
-""",
-)
-_FROZEN = changed(_ADAPTED, ", is_trainable=True", "")
 _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/gradient_accumulation"
 
 
@@ -129,8 +34,6 @@ _ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guide
     why="outside it every micro-batch is a separate step, with gradients divided by the steps",
     fix="put the step into `with accelerator.accumulate(model):`, or set the steps to 1",
     see=_ACCUMULATION_DOCS,
-    bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
-    good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
     evidence=DIFFERS,
 )
 @at_stages(*EVERY_STAGE)
@@ -181,8 +84,6 @@ def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
     why="accelerator.backward() also runs DeepSpeed's step, so each micro-batch is a separate step",
     fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=at_zero(1, _MANUAL),
-    good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
     evidence=DIFFERS,
     is_fixed_by_launch=True,
 )
@@ -201,8 +102,6 @@ def _accumulates_manually(situation: Situation) -> Iterator[Hit]:
     why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
     fix="write accelerator.backward(loss)",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    bad=at_zero(2, _BYPASSES),
-    good=at_zero(2, SMALL),
     evidence=DIFFERS,
 )
 @at_stages(*EVERY_STAGE)
@@ -226,8 +125,6 @@ def _bypasses_accelerator(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed has already clipped and stepped inside backward(), with its own gradient_clipping",
     fix="set {gradient_clipping} to the script's value",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=at_zero(1, _CLIPS),
-    good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
     evidence=DIFFERS,
     is_fixed_by_launch=True,
 )
@@ -256,8 +153,6 @@ def _clipping_is_ignored(situation: Situation) -> Iterator[Hit]:
     why="reentrant checkpointing runs a nested backward in each, and reduces the same gradient twice",
     fix="set use_reentrant to False, or join both batches into one forward pass",
     see="https://github.com/deepspeedai/DeepSpeed/issues/988",
-    bad=at_zero(2, _TWO_FORWARDS),
-    good=at_zero(2, changed(_TWO_FORWARDS, '"use_reentrant": True', '"use_reentrant": False')),
     evidence=fails("has already been reduced"),
 )
 @at_stages(ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
@@ -284,12 +179,12 @@ def _is_reentrant(call: ScriptCall) -> bool:
     why="the prefix is in the cache of keys and values, which gradient checkpointing drops",
     fix="leave gradient checkpointing off, or train other adapters, such as LoRA",
     see="https://github.com/huggingface/peft/blob/v0.21.2/src/peft/peft_model.py",
-    bad=at_zero(2, _CHECKPOINTS_PREFIX),
-    good=at_zero(2, _PREFIX),
     evidence=fails("The size of tensor a"),
 )
 def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
-    """Find both in one script; Trainer's option counts like the model's."""
+    """Find both in one script; Trainer's option and zerofit's flag count like the model's."""
+    if situation.capture is not None:
+        yield from _CHECKPOINTS_CAPTURED(situation)
     script = situation.script
     for prefix in script.find(Action.TUNE_PREFIX) if script else ():
         for said in map(situation.arguments.find, _CHECKPOINTING_FIELDS):
@@ -306,8 +201,6 @@ def _checkpoints_prefix(situation: Situation) -> Iterator[Hit]:
     why="peft loads them for inference, so that no parameter of the model has a gradient",
     fix="pass is_trainable=True to from_pretrained()",
     see="https://github.com/huggingface/peft/blob/v0.21.2/src/peft/peft_model.py",
-    bad=at_zero(2, _FROZEN),
-    good=at_zero(2, _ADAPTED),
     evidence=fails("list index out of range"),
 )
 def _trains_frozen(situation: Situation) -> Iterator[Hit]:
@@ -332,8 +225,6 @@ def _confidence(*calls: ScriptCall) -> Confidence:
     why="a parameter then gets its gradient twice in one backward pass, and ZeRO reduces the first at once",
     fix="train without ZeRO: {engine} native, or {zero_stage} 0",
     see="https://github.com/deepspeedai/DeepSpeed/issues/1312",
-    bad=at_zero(2, _PENALIZES),
-    good=at_zero(2, SMALL),
     evidence=fails("IndexError"),
 )
 @at_stages(ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)

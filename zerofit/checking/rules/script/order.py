@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import launch_of_deepspeed, named_deepspeed_file
-from zerofit.checking.rule import COSTS, Example, Hit, Rule, Severity, declared, fails
-from zerofit.checking.rules.examples import (
-    ACCELERATE,
-    DEEPSPEED,
-    LANGUAGE,
-    LOADED,
-    SMALL,
-    at_zero,
-    changed,
-    zero,
-)
+from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
+from zerofit.checking.rules.script.limits import SHARDED, beyond_limit
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
@@ -32,42 +23,9 @@ if TYPE_CHECKING:
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Values of device_map that spread the layers over all GPUs of the machine."""
 _LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
-_LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
-_MADE_WHOLE = changed(
-    LOADED,
-    f"""\
-with PartialState().main_process_first():
-    LlamaForCausalLM(config).save_pretrained("model")
-accelerator = Accelerator()
-{_LOADS}""",
-    "accelerator = Accelerator()\nmodel = LlamaForCausalLM(config)\n",
-)
-_EARLY = changed(LOADED, f"accelerator = Accelerator()\n{_LOADS}", f"{_LOADS}accelerator = Accelerator()\n")
-_ON_TWO_DEVICES = 'device_map={"model": "cpu", "lm_head": "disk"}'
-_FIRST_STEP = "for batch in loader:\n"
-_RESIZE = "model.resize_token_embeddings(72)\n"
-_PREPARES = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
-_STUDENT = changed(SMALL, _PREPARES, f"teacher = torch.nn.Linear(8, 1)\n{_PREPARES}")
-_TWO = changed(_STUDENT, _PREPARES, _PREPARES.replace("model, ", "model, teacher, "))
+_SEVERAL_CAPTURED = beyond_limit("one-model-per-accelerator", SHARDED, is_of_zerofit=False)
 _BATCH = "train_micro_batch_size_per_gpu"
-_AUTO = zero(2, train_micro_batch_size_per_gpu="auto")
-_LOADER_APART = (
-    "model, optimizer = accelerator.prepare(model, optimizer)\nloader = accelerator.prepare(loader)"
-)
 _OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
-_EVALUATION = """\
-import torch
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
-
-accelerator = Accelerator()
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 1)
-model, loader = accelerator.prepare(model, DataLoader(torch.randn(32, 8), batch_size=2))
-with torch.no_grad():
-    outputs = torch.cat([accelerator.gather(model(batch)) for batch in loader])
-print("weights", f"{outputs.abs().sum().item():.6f}")
-"""
 
 
 @Rule(
@@ -77,8 +35,6 @@ print("weights", f"{outputs.abs().sum().item():.6f}")
     why="ZeRO-3 places each part of a weight itself, so transformers refuses both together",
     fix="leave device_map out of from_pretrained()",
     see="https://huggingface.co/docs/transformers/deepspeed#zero",
-    bad=at_zero(3, changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")')),
-    good=at_zero(3, LOADED),
     evidence=fails("not compatible with passing a `device_map`"),
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -109,15 +65,6 @@ def _device_map_of(model: Model) -> list[Keyword]:
     why="each rank trains on one device, and accelerate refuses a model on several",
     fix="leave device_map out of from_pretrained()",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=at_zero(
-        2,
-        changed(
-            LOADED,
-            'from_pretrained("model")',
-            f'from_pretrained("model", {_ON_TWO_DEVICES}, offload_folder="offload")',
-        ),
-    ),
-    good=at_zero(2, LOADED),
     evidence=fails("loaded with `device_map='auto'` in any distributed"),
 )
 def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
@@ -156,8 +103,6 @@ def _refused_by_zero3(situation: Situation, model: Model) -> bool:
     why="only then does transformers know about ZeRO-3; before, every rank loads the whole model",
     fix="create the Accelerator or the TrainingArguments first",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-    bad=at_zero(3, _EARLY),
-    good=at_zero(3, LOADED),
     evidence=COSTS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -174,8 +119,6 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
     why="only from_pretrained() and from_config() partition each layer at construction",
     fix="use from_pretrained() or from_config(), or create it inside `with deepspeed.zero.Init():`",
     see="https://deepspeed.readthedocs.io/en/latest/zero3.html#constructing-massive-models",
-    bad=at_zero(3, _MADE_WHOLE),
-    good=at_zero(3, LOADED),
     evidence=COSTS,
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -191,8 +134,6 @@ def _made_whole(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed keeps the original parameters, and does not know the new ones",
     fix="call resize_token_embeddings() before prepare()",
     see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/deepspeed",
-    bad=at_zero(3, changed(LANGUAGE, _FIRST_STEP, f"{_RESIZE}{_FIRST_STEP}")),
-    good=at_zero(3, changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")),
     evidence=fails("'Parameter' object has no attribute 'ds_status'"),
 )
 @at_stages(*EVERY_STAGE)
@@ -210,8 +151,6 @@ def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
     why="DeepSpeed sets attributes on modules, which the compiled wrapper lacks",
     fix="leave torch.compile() out, or call engine.compile() after prepare()",
     see="https://github.com/deepspeedai/DeepSpeed/issues/6961",
-    bad=at_zero(3, changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch")),
-    good=at_zero(3, SMALL),
     evidence=fails("_in_forward"),
 )
 @at_stages(ZeroStage.PARAMETERS)
@@ -228,12 +167,15 @@ def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
     why="prepare() creates one DeepSpeed engine, and accelerate refuses a second model",
     fix="prepare the trained model, and move the others to accelerator.device",
     see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
-    bad=at_zero(1, _TWO),
-    good=at_zero(1, _STUDENT),
     evidence=fails("multiple models when using DeepSpeed"),
 )
-@at_stages(*EVERY_STAGE)
 def _several_models(situation: Situation) -> Iterator[Hit]:
+    find = _several_in_source if situation.capture is None else _SEVERAL_CAPTURED
+    yield from find(situation)
+
+
+@at_stages(*EVERY_STAGE)
+def _several_in_source(situation: Situation) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")
@@ -246,8 +188,6 @@ def _several_models(situation: Situation) -> Iterator[Hit]:
     why='accelerate takes a micro batch size of "auto", the default without a DeepSpeed file, from it',
     fix=f"prepare model, optimizer and DataLoader in one call, or set {_BATCH} in a DeepSpeed file",
     see=f"{ACCELERATE}/accelerator.py",
-    bad=Example(deepspeed=_AUTO, script=changed(SMALL, _PREPARES, _LOADER_APART)),
-    good=Example(deepspeed=_AUTO, script=SMALL),
     evidence=fails("requires you to pass at least one of training or evaluation dataloaders"),
 )
 @at_stages(*EVERY_STAGE)
@@ -283,8 +223,6 @@ def _takes_loaders_size(situation: Situation) -> bool:
     why="they partition optimizer states and gradients, which evaluation lacks",
     fix="run without DeepSpeed, or set {zero_stage} to 3 if the model is too large for one GPU",
     see=f"{DEEPSPEED}/runtime/engine.py",
-    bad=at_zero(2, _EVALUATION),
-    good=at_zero(3, _EVALUATION),
     evidence=fails("requires an optimizer"),
 )
 @at_stages(ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)

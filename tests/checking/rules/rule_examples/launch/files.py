@@ -1,0 +1,35 @@
+"""Examples of the rules of zerofit/checking/rules/launch/files.py."""
+
+from __future__ import annotations
+
+from rule_examples.example import Example, Examples, config, native
+
+_CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
+_LAUNCH = (
+    "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
+)
+
+
+def _naming(name: str) -> Example:
+    launch = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": name}}
+    return Example(deepspeed=config(2), accelerate={**launch, "num_processes": 2})
+
+
+EXAMPLES = {
+    "deepspeed-syntax": Examples(
+        bad=native(_CONFIG[:-1]),
+        good=native(_CONFIG),
+    ),
+    "accelerate-syntax": Examples(
+        bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
+        good=Example(accelerate=_LAUNCH),
+    ),
+    "script-syntax": Examples(
+        bad=Example(script='print("weights"\n'),
+        good=Example(script='print("weights")\n'),
+    ),
+    "named-file-missing": Examples(
+        bad=_naming("ds_zero2.json"),
+        good=_naming("ds_config.json"),
+    ),
+}

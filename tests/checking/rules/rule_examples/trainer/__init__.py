@@ -1,0 +1,1 @@
+"""Examples of the rules of zerofit/checking/rules/trainer/."""

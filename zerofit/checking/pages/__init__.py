@@ -1,1 +1,0 @@
-"""Renders the pages of docs/reference from rules and measurements."""
