@@ -59,7 +59,6 @@ _AT_FIRST = (
     "generation",
     "measuring",
     "benchmarks",
-    "planning/inference",
 )
 """Folders whose files take longest: begun first, so that no core waits for another one's last file."""
 _SHARE_FIXTURES = (

@@ -21,7 +21,7 @@ from zerofit.generation.preserve_state import untouched
 from zerofit.generation.ranks.meeting import arranged, meet
 from zerofit.generation.ranks.ranks import Progress, Ranks, all_ranks
 from zerofit.generation.request import GenerationOptions, GenerationRequest, read_request
-from zerofit.generation.results.results import Results, open_results
+from zerofit.generation.results import Results, open_results
 from zerofit.generation.script_line import script_line
 
 

@@ -1,1 +1,0 @@
-"""Planning of inference: which layout holds a model, its cache and its activations, with the numbers why."""
