@@ -117,6 +117,13 @@ class _Replication:
             tail -= 1  # events after the last layer
         return [*backs, tail]
 
+    def _find(self, code: int, argument: int, start: int, end: int) -> int:
+        log = self._log
+        for place in range(start, end):
+            if log.codes[place] == code and log.arguments[place] == argument:
+                return place
+        raise NotPeriodicError(f"no event {code} of {self._skeleton.modules[argument]}")
+
     def _find_owners(self) -> dict[int, tuple[int, int, int]]:
         """Return the run, the layer and the rank within the layer of each storage allocated in a layer.
 
