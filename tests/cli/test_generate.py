@@ -59,7 +59,7 @@ def test_a_decoder_has_a_position_for_its_start(generate_folder: Path) -> None:
     refused = _error(line, "--max-new-tokens", "96")
     assert (refused.rule, refused.found) == (
         "generate-prompt-too-long",
-        "the decoder's start has 1 token, and max_new_tokens=96: 97 together, the model has 96 positions",
+        "the decoder's start has 1 token, and --max-new-tokens 96: 97 together, the model has 96 positions",
     )
 
 

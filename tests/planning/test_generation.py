@@ -186,30 +186,25 @@ def test_where_nothing_fits_the_last_layout_says_what_it_lacks(
     assert found.chosen.batch_size == 1
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base"])
 @pytest.mark.parametrize("stage", [ZeroStage.NOTHING, ZeroStage.PARAMETERS])
-def test_more_is_never_less(name: str, stage: ZeroStage) -> None:
+def test_more_is_never_less(stage: ZeroStage) -> None:
     def peak(**changes: Any) -> int:
         asked = {"micro_batch_size": 4, "zero_stage": stage, "num_processes": 8, **changes}
         call = {"prompt_length": 64, "max_new_tokens": 32, **asked.pop("call", {})}
-        device = _plan(name, _EIGHT_80, call=call, **asked).chosen.device
+        device = _plan("gpt2", _EIGHT_80, call=call, **asked).chosen.device
         assert device is not None
         return device.peak_bytes
 
     batches = [peak(micro_batch_size=size) for size in sorted(BATCH_SIZES)]
     assert batches == sorted(batches)
-    for field, numbers in (
-        ("prompt_length", (16, 64, 128)),
-        ("max_new_tokens", (1, 8, 64)),
-        ("num_beams", (1, 2, 4)),
-    ):
+    for field, numbers in {"prompt_length": (16, 64), "max_new_tokens": (1, 32), "num_beams": (1, 2)}.items():
         grown = [peak(call={field: number}) for number in numbers]
         assert grown == sorted(grown)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b"])
 def test_a_whole_model_is_its_parameters(name: str) -> None:
-    trace = _trace(name, Precision.BF16, GenerateCall(prompt_length=64, max_new_tokens=8))
+    trace = _trace(name, Precision.BF16, GenerateCall(**_CALL))
     parameters = trace.prefill.logs[0].parameters
     assert sum(parameter.num_elements for parameter in parameters) == _facts(name).num_parameters
 

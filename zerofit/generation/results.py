@@ -86,6 +86,8 @@ def check_results(out: Path, *, run: str, resume: bool) -> None:
         OSError: they can't be read.
     """
     check_free(out)
+    with contextlib.suppress(FileNotFoundError):
+        _rank_file(out, 0).lstat()  # fails for a name that is too long
     for path in _rank_files(out):
         _check(_read(path), run=run, resume=resume)
         with path.open("rb") as file:
@@ -101,7 +103,7 @@ class RankFile:
 
     def __init__(self, out: Path, *, run: str, rank: int, resume: bool, batch_size: int) -> None:
         check_free(out)
-        self.path = out.parent / f"{out.name}.rank{rank}.jsonl"
+        self.path = _rank_file(out, rank)
         try:
             number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._file = OwnDescriptor(number)
@@ -281,7 +283,7 @@ def _checked(out: Path, run: str, *, resume: bool) -> KeptResults:
 def _check_shared(out: Path, num_ranks: int) -> None:
     """Check that this rank sees the files of all ranks."""
     for rank in range(num_ranks):
-        path = out.parent / f"{out.name}.rank{rank}.jsonl"
+        path = _rank_file(out, rank)
         if not path.exists():
             raise _not_shared(f"{path}: rank {rank} made it, rank 0 does not see it")
 
@@ -420,6 +422,10 @@ def _not_shared(found: str, exit_code: int = EXIT_USAGE) -> UserError:
         "command resumes",
         exit_code=exit_code,
     )
+
+
+def _rank_file(out: Path, rank: int) -> Path:
+    return out.parent / f"{out.name}.rank{rank}.jsonl"
 
 
 def _rank_files(out: Path) -> list[Path]:

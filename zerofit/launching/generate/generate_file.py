@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.configs.write.command import Rendezvous
     from zerofit.core.facts import Machine
     from zerofit.core.plan import Plan
@@ -167,16 +170,17 @@ def generate_file(
         tokenizer_folder, chat_template=chat_template, trust_remote_code=trust_remote_code
     )
     whole = whole_settings(given, folder=folder, config=config, tokenizer=loaded)
-    check_assistant(whole.call, batch_size=batch_size or len(lines))
+    with _in_flags():
+        check_assistant(whole.call, batch_size=batch_size or len(lines))
     tokens = prompt_files.tokenized(lines, loaded, as_chat=chat)
-    check_lengths(
-        tokens,
-        [whole.max_new_tokens] * len(tokens),
-        models.positions_for_generation(source.facts, config).less(
-            whole.call.config.prompt_lookup_num_tokens or 0
-        ),
-        is_encoder_decoder=bool(config.is_encoder_decoder),
-    )
+    positions = models.positions_for_generation(source.facts, config)
+    with _in_flags():
+        check_lengths(
+            tokens,
+            [whole.max_new_tokens] * len(tokens),
+            positions.less(whole.call.config.prompt_lookup_num_tokens or 0),
+            is_encoder_decoder=bool(config.is_encoder_decoder),
+        )
     machine = _machine(nodes, request, gpus)
     # Each batch has its own seed: resumed sampling must use the original batches.
     earlier = output.kept_batch_size(out) if whole.samples and batch_size is None else None
@@ -235,6 +239,17 @@ def _check_nodes(request: Request, out: str) -> None:
             why="each node plans separately, and nodes with different plans wait for each other forever",
             fix=f"set {missing} on every node; `--dry-run` on one of them shows what fits",
         )
+
+
+@contextmanager
+def _in_flags() -> Iterator[None]:
+    """Name flags in errors of zerofit.generate(), in place of its arguments."""
+    try:
+        yield
+    except UserError as error:
+        for argument, flag in (("max_new_tokens=", "--max-new-tokens "), ("batch_size=", "--batch-size ")):
+            error.found, error.fix = (text.replace(argument, flag) for text in (error.found, error.fix))
+        raise
 
 
 def _check_gpus(gpus: str | None, *, cpu: bool, dry_run: bool) -> None:

@@ -66,7 +66,8 @@ class GenerationRun:
     def fingerprint(self) -> str:
         """Of everything that affects the results, unlike their place and the number of ranks."""
         settings = self.settings
-        values = {name: str(value) for name, value in settings.call.config.to_dict().items()}
+        config = settings.call.config.to_dict().items()
+        values = {name: str(value) for name, value in config if value not in (None, False)}
         # Batches affect sampling, since each has its own seed.
         drawn = [self.seed, self.batch_size] if settings.samples else None
         folders = [_stamp(self.model), _stamp(self.tokenizer)]
